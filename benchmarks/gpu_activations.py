@@ -1,8 +1,8 @@
 """The GPU kernels for activations against separate torch operations, on one NVIDIA GPU: python
 benchmarks/gpu_activations.py [--out results.json]
 
-As gpu.py, whose clocks and counters these are: correct first, then timed, rivals alternating within one loop. Nothing
-has been measured yet. --dry-run goes through everything once with tiny tensors; its figures mean nothing.
+As gpu.py, whose clocks and counters these are: correct first, then timed, rivals alternating within one loop. --dry-run
+goes through everything once with tiny tensors; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ def measure_case(case: Case, dtype: torch.dtype, device: torch.device, is_dry_ru
         "separate operations": lambda: separately(x),
         "separate operations with .item()": lambda: [t.item() for t in separately(x)],
         "separate operations, and by channel": lambda: [*separately(x), *by_channel(x, case.dim)],
+        "the reference backend, and by channel": lambda: reference.figures(x, case.dim, LIMITS),
     }
     times = alternate(rivals, device, rounds)
     num_bytes = x.numel() * x.element_size()

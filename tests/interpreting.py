@@ -11,7 +11,6 @@ def mend() -> None:
     """Before the first launch; needs TRITON_INTERPRET=1."""
     _mend_bfloat16()
     _patch_once_a_launch()
-    _run_assembly()
 
 
 def _mend_bfloat16() -> None:
@@ -61,37 +60,3 @@ def _patch_once_a_launch() -> None:
         return scope
 
     interpreter._patch_lang = patch
-
-
-def _run_assembly() -> None:
-    """The few instructions of PTX that the kernels hold, run by their text; the interpreter refuses inline assembly."""
-    from triton.runtime import interpreter
-
-    def halves(x: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(x).astype(np.uint32).view(np.uint16).reshape(*x.shape, 2)
-
-    def words(x: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(x, np.uint16).view(np.uint32).reshape(x.shape[:-1])
-
-    operations: dict[str, Any] = {
-        "mov.b32": lambda a: a,
-        "max.u16x2": lambda a, b: words(np.maximum(halves(a), halves(b))),
-        "min.u16x2": lambda a, b: words(np.minimum(halves(a), halves(b))),
-        "add.u16x2": lambda a, b: words(halves(a) + halves(b)),
-    }
-
-    def run(self: Any, assembly: str, constraints: str, values: list[Any], types: list[Any], *_: Any) -> Any:
-        outputs = constraints.count("=")
-        shape = values[0].data.shape
-        registers = {f"${outputs + i}": value.data.view(np.uint32) for i, value in enumerate(values)}
-        for line in assembly.strip().strip("{}").split(";"):
-            name, _, rest = line.strip().partition(" ")
-            if name and name != ".reg":
-                target, *operands = (each.strip() for each in rest.split(","))
-                given = [registers[o] if o in registers else np.full(shape, int(o, 16), np.uint32) for o in operands]
-                registers[target] = operations[name](*given)
-        results = [registers[f"${i}"].astype(np.uint32).view(np.int32) for i in range(outputs)]
-        handles = [interpreter.TensorHandle(data, type.scalar) for data, type in zip(results, types)]
-        return type("Results", (), {"get_result": lambda self, i: handles[i]})()
-
-    interpreter.InterpreterBuilder.create_inline_asm = run

@@ -9,18 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..records.columns import COLUMNS, ROW_BYTES
-from ..records.slot import (
-    BROUGHT,
-    FACTOR,
-    HEADER_BYTES,
-    HEADER_WORDS,
-    LOSS_SCALE,
-    NARROW,
-    NORM,
-    NORM_SQ,
-    NOTES,
-    STEP,
-)
+from ..records.slot import BROUGHT, FACTOR, HEADER_BYTES, HEADER_WORDS, NARROW, NORM, NORM_SQ, NOTES, STEP
 
 ROW_WORDS = len(COLUMNS)
 
@@ -70,7 +59,7 @@ def copy_slot(words: torch.Tensor, num_rows: int, headers: bytearray, offset: in
     """Copies the header of a slot into `headers`, from `offset` on; returns its rows and the skip flag.
 
     Args:
-        words: as for `read_slot`.
+        words: float64 or float32, contiguous, on the CPU; it may have room for more rows.
     """
     if words.dtype is torch.float64:
         address = words.data_ptr()
@@ -108,41 +97,3 @@ class StepOptions(NamedTuple):
 
 
 DEFAULT_OPTIONS = StepOptions()
-
-
-class SlotContents(NamedTuple):
-    """What a device left in a slot.
-
-    Attributes:
-        norm_sq, norm, clip_coef, factor, loss_scale: words of the header.
-        skipped: the skip flag.
-        step: the number that the engine was given.
-        notes: by name, whatever stands there.
-        rows: float64 bytes, as `TensorStats` takes them.
-    """
-
-    norm_sq: float
-    norm: float
-    clip_coef: float
-    factor: float
-    loss_scale: float
-    skipped: bool
-    step: int
-    notes: dict[str, float]
-    rows: bytearray
-
-
-def read_slot(words: torch.Tensor, num_rows: int) -> SlotContents:
-    """What is in a slot that was copied to the host, of its first `num_rows` rows.
-
-    Args:
-        words: float64 or float32, contiguous, on the CPU; it may have room for more rows.
-
-    Cost: 2 us, and a copy of 80 bytes a tensor.
-    """
-    data = bytearray(HEADER_BYTES)
-    rows, skipped = copy_slot(words, num_rows, data, 0)
-    header = memoryview(data).cast("d")
-    notes = {name: header[word] for name, (word, _) in NOTES.items()}
-    norm_sq, norm, clip_coef, factor, loss_scale = header[NORM_SQ : LOSS_SCALE + 1]
-    return SlotContents(norm_sq, norm, clip_coef, factor, loss_scale, skipped, int(header[STEP]), notes, rows)

@@ -45,9 +45,9 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def image(dtype: torch.dtype) -> torch.Tensor:
+def image(dtype: torch.dtype, shape: tuple[int, ...] = (8, 23, 14, 15)) -> torch.Tensor:
     """A 4-dimensional tensor of 38 640 elements for the layouts to act on."""
-    return torch.randn(8, 23, 14, 15, dtype=torch.complex128 if dtype.is_complex else torch.float64).to(dtype)
+    return torch.randn(shape, dtype=torch.complex128 if dtype.is_complex else torch.float64).to(dtype)
 
 
 def nasty(value: float, dtype: torch.dtype, size: int = 20_000) -> torch.Tensor:

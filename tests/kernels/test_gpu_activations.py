@@ -1,11 +1,8 @@
-"""Activations by the GPU kernels: every way through them, small enough for the interpreter, and figures that stay on
-the device. On a GPU the tests of all backends run too, with tensors of every size."""
+"""What only the GPU kernels for activations promise. The figures that they give are tested in test_activations.py."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,104 +11,17 @@ from activation_truth import assert_stats, expected, expected_table
 
 import fastguard
 from fastguard import ActivationStats, BackendUnavailableError, UnsupportedTensorError
-from fastguard.kernels import reference, registry
 from fastguard.kernels.activations import run_activation_into
-from fastguard.kernels.registry import BACKENDS
-from fastguard.kernels.triton import activations, trial
+from fastguard.kernels.triton import activations
 from fastguard.kernels.triton.activations import ActivationWorkspace
 from fastguard.records.samples import EMPTY_ACTIVATION_ROW
 
 import tolerances
-from cases import DTYPES, NASTY
+from cases import DTYPES
 
 LIMITS = (-0.99, 0.99, 1e-6)
 
 pytestmark = pytest.mark.usefixtures("device")
-
-
-def check_row(tensor: torch.Tensor, what: str = "", limits: tuple[float, float, float] = LIMITS) -> None:
-    assert_stats(
-        ActivationStats.from_row(activations.activation(tensor, None, limits)[0]), expected(tensor, *limits), what
-    )
-
-
-def check_table(tensor: torch.Tensor, dim: int, what: str = "") -> None:
-    row, found = activations.activation(tensor, dim % tensor.dim(), LIMITS)
-    assert_stats(ActivationStats.from_row(row), expected(tensor), what)
-    truth, table = expected_table(tensor, dim), np.frombuffer(found).reshape(-1, 4)
-    assert table.shape == truth.shape, what
-    np.testing.assert_array_equal(table[:, :3], truth[:, :3], what)
-    np.testing.assert_allclose(table[:, 3], truth[:, 3], rtol=tolerances.SUM_ABS, atol=0, err_msg=what)
-
-
-@pytest.mark.long_interpreted
-# Around a thread's 16 bytes, a load's 2048, four of them, the least chunk of 16384.
-@pytest.mark.thinned(interpreted=9)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sizes(dtype: torch.dtype) -> None:
-    load = 2048 // dtype.itemsize
-    for size in (1, 2, 9, load - 1, load, load + 1, 4 * load, 4 * load + 3, 8 * load, 8 * load + 1, 20 * load + 5):
-        check_row(torch.randn(size, dtype=torch.float64).to(dtype), f"{size} elements")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_nasty_values(dtype: torch.dtype) -> None:
-    for name, value in NASTY.items():
-        tensor = torch.randn(900).to(dtype)
-        for where in (0, 300, slice(500, 509), -1):
-            tensor[where] = value
-        check_row(tensor, f"{name} among normal ones")
-        check_table(tensor.view(18, 50), 1, f"{name} among normal ones")
-        if dtype == torch.float32:
-            check_table(tensor.view(3, 300), 0, f"{name} among normal ones")
-        check_row(torch.full((600,), value, dtype=torch.float64).to(dtype), f"all {name}")
-
-
-@pytest.mark.thinned(interpreted=9)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("ratio", [3.0, 1000.0, 1e5])
-def test_std_where_the_mean_dominates(ratio: float, dtype: torch.dtype) -> None:
-    tensor = (torch.randn(4200, dtype=torch.float64) * 1e-3 + ratio * 1e-3).to(dtype)
-    check_row(tensor)
-    check_table(tensor.view(70, 60), 1)
-    check_table(tensor.view(7, 600), 0)
-
-
-@pytest.mark.long_interpreted
-def test_std_where_the_first_elements_say_nothing_of_the_rest() -> None:
-    check_row(torch.arange(0.0, 9000.0), "a ramp")
-    check_row(torch.cat([torch.zeros(4000), torch.full((96,), 1e4), torch.randn(4096)]), "a jump")
-    outliers = torch.randn(5000) + 5
-    outliers[:600] = -1e6
-    check_row(outliers, "outliers first")
-    levels = torch.randn(60) * 1000
-    check_table(torch.randn(90, 60) + levels, 1, "channels of different means")
-    check_table(torch.randn(60, 90) + levels[:, None], 0, "channels of different means")
-
-
-@pytest.mark.thinned(interpreted=9)
-@pytest.mark.parametrize("value", [0.1, -1e30, 1e-40, 3.3e38])
-def test_std_of_a_constant_is_nothing(value: float) -> None:
-    for size in (1, 100, 9000):
-        stats = ActivationStats.from_row(activations.activation(torch.full((size,), value), None, LIMITS)[0])
-        assert stats.std <= 1e-15 * abs(value)
-        assert stats.mean == float(np.float32(value))
-
-
-@pytest.mark.thinned(interpreted=9)
-@pytest.mark.parametrize("scale", [1e-45, 1e-38, 2e-22, 1e-14, 1e18, 1e30, 1e38])
-def test_no_overflow_and_no_underflow(scale: float) -> None:
-    tensor = ((torch.rand(1200, dtype=torch.float64) * 3 - 1) * scale).float()
-    check_row(tensor, f"scale {scale}")
-    check_table(tensor.view(30, 40), 1, f"scale {scale}")
-    check_table(tensor.view(2, 600), 0, f"scale {scale}")
-
-
-def test_magnitudes_whose_sum_alone_overflows() -> None:
-    """Deviations are 0 and the mean of the first elements is theirs, so that nothing else would tell."""
-    check_table(torch.full((2, 1024), 6e35), 0)
-    check_table(torch.full((40, 30), 3e38), 1)
 
 
 def test_float64_beyond_the_squares() -> None:
@@ -120,76 +30,6 @@ def test_float64_beyond_the_squares() -> None:
     row = activations.activation(tensor, None, LIMITS)[0]
     assert row[1] == pytest.approx(math.fsum([1.7e308 / 4, -1.7e308 / 4, 1.6e308 / 4, 1.5e308 / 4]), rel=1e-12)
     assert (row[2], row[3:]) == (math.inf, (-1.7e308, 1.7e308, 0.0, 0.0, 4.0, 1.0, 0.0))
-
-
-# [rows, channels] and images: channels side by side, few and many of them, in runs shorter and longer than 128 bytes,
-# in pieces of a run; whole blocks of columns, and rests of them; rows that begin at multiples of 16 bytes, and not.
-SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
-    "few channels": ((37, 3), 1),
-    "whole blocks of columns": ((20, 256), 1),
-    "a rest of columns": ((37, 140), 1),
-    "no multiple of 16 bytes": ((33, 131), 1),
-    "one row": ((1, 300), 1),
-    "one column": ((900, 1), 1),
-    "many rows": ((1500, 4), 1),
-    "channels first": ((5, 300), 0),
-    "short runs": ((3, 6, 2, 2), 1),
-    "runs of 16 side by side": ((3, 7, 8, 9), 1),
-    "runs of 4 side by side": ((2, 9, 20, 20), 1),
-    "long runs": ((1, 3, 33, 32), 1),
-    "runs in pieces": ((1, 2, 4600), 1),
-    "the middle one": ((4, 30, 5), 1),
-    "one channel": ((4, 1, 50), 1),
-}
-
-
-# One of columns, one whose rows begin anywhere, one of runs: the other dtypes differ from float32 in how they are
-# loaded and counted, not in where. The rest of them is slow.
-_IN_ALL_DTYPES = ("whole blocks of columns", "no multiple of 16 bytes", "runs of 4 side by side")
-
-
-@pytest.mark.thinned(interpreted=10)
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        pytest.param(
-            shape,
-            dtype,
-            id=f"{shape}-{dtype}",
-            marks=[] if dtype == torch.float32 or shape in _IN_ALL_DTYPES else pytest.mark.slow,
-        )
-        for shape in SHAPES
-        for dtype in (torch.float32, torch.float64, torch.bfloat16)
-    ],
-)
-def test_channels(shape: str, dtype: torch.dtype) -> None:
-    sizes, dim = SHAPES[shape]
-    tensor = torch.randn(sizes, dtype=torch.float64).to(dtype)
-    check_table(tensor, dim, shape)
-    if dtype == torch.float32:
-        tensor.view(-1)[:: tensor.numel() // 3] = math.nan
-        tensor.view(-1)[-1] = math.inf
-        check_table(tensor, dim, f"{shape}, not finite")
-
-
-LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "channels_last": lambda x: x.to(memory_format=torch.channels_last),
-    "permuted": lambda x: x.permute(2, 0, 3, 1),
-    "a part of the channels": lambda x: x[:, 1:4],
-    "every second": lambda x: x[..., ::2],
-    "expanded": lambda x: x[:1].expand(3, -1, -1, -1),
-    "off by an element": lambda x: x.reshape(-1)[1:-2].view(3, -1, 1, 1),
-    "one of size-1 dimensions": lambda x: x[1:2, 2:3, 1:2, 3:4],
-}
-
-
-@pytest.mark.thinned(interpreted=9)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(layout: str) -> None:
-    tensor = LAYOUTS[layout](torch.randn(4, 9, 7, 5))
-    check_row(tensor, layout)
-    for dim in range(4):
-        check_table(tensor if dim % 2 else tensor.half(), dim, f"{layout}, dim {dim}")
 
 
 def test_every_layout_finds_its_channels() -> None:
@@ -208,13 +48,10 @@ def test_every_layout_finds_its_channels() -> None:
                 assert sorted(found[:, c].flatten().tolist()) == sorted(tensor.select(dim, c).flatten().tolist())
 
 
-def test_chunks_are_of_bounded_size_and_a_program_s_counts_have_room() -> None:
+def test_a_program_s_counts_have_room() -> None:
     """What lang/activations.py relies on."""
     cpu = torch.device("cpu")
     for dtype in DTYPES:
-        for numel in (1, 10**4, 10**6, 10**9):
-            chunk = activations.chunk_of(numel, dtype.itemsize)
-            assert 2**14 <= chunk * dtype.itemsize <= 2**17 and chunk & (chunk - 1) == 0
         for shape in ((100, 7, 33), (3, 1000, 65), (9, 5, 400), (1, 2, 10**6), (7, 12345), (10**6, 3)):
             strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
             for dim in (None, 0, 1):
@@ -225,18 +62,6 @@ def test_chunks_are_of_bounded_size_and_a_program_s_counts_have_room() -> None:
                 assert rows * columns < 2**20
                 tiles_down = -(-rows // constants["ROWS"]) if constants["BY_COLUMN"] else 1
                 assert tiles_down * -(-columns // constants["COLS"]) < 2**10
-
-
-@pytest.mark.long_interpreted
-def test_thresholds_are_compared_by_value() -> None:
-    for dtype in DTYPES:
-        for low, high, near in ((0.1, 0.1, 0.1), (-1e-320, 1e-320, 5e-324), (-1e100, 1e100, 1e100), (-3.3, 0.7, 1e-45)):
-            edges = torch.tensor([low, high, near, -near, 0.0, 1.0, 65504.0, 1e-45], dtype=torch.float64).to(dtype)
-            up = torch.nextafter(edges.float(), torch.full_like(edges.float(), math.inf)).to(dtype)
-            down = torch.nextafter(edges.float(), torch.full_like(edges.float(), -math.inf)).to(dtype)
-            tensor = torch.cat([edges, up, down])
-            check_row(tensor, f"{dtype} {low} {high} {near}", (low, high, near))
-            check_row(tensor[tensor.isfinite()], f"{dtype} {low} {high} {near}, finite", (low, high, near))
 
 
 def test_figures_land_in_their_place_and_nowhere_else(device: torch.device) -> None:
@@ -329,59 +154,3 @@ def test_figures_stay_on_the_device_whatever_the_backend(backend: str, device: t
     run_activation_into(x, *LIMITS, 1, backend, row, table)
     assert_stats(ActivationStats.from_row(row.tolist()), expected(x))
     np.testing.assert_allclose(table.cpu().numpy(), expected_table(x, 1), rtol=tolerances.SUM_ABS)
-
-
-@pytest.mark.slow
-def test_a_trial_passes_where_the_kernels_are_right(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
-    assert trial.problem_on(device, "activation") is None
-    assert registry.choose(device, "auto", "activation") is BACKENDS["triton"]
-
-
-def _wrong_for_channels(x: torch.Tensor, dim: int | None, limits: tuple[float, float, float]) -> object:
-    return reference.activation(x, dim, limits) if dim is None else ((0.0,) * 10, bytes(32 * 140))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "result", "message"),
-    [
-        (
-            "activation",
-            ((0.0,) * 10, None),
-            "gave wrong figures for torch.float32 .*: numel is 0.0 where torch says 9001.0",
-        ),
-        ("activation", _wrong_for_channels, "num_near_zero of channel 0 is 0.0 where torch says"),
-        ("activation", RuntimeError("no\nkernel image"), "raised RuntimeError: no$"),
-    ],
-)
-def test_auto_passes_over_kernels_that_are_wrong_and_says_so(
-    device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-    result: object,
-    message: str,
-) -> None:
-    def wrong(*arguments: object) -> object:
-        if isinstance(result, Exception):
-            raise result
-        return result(*arguments) if callable(result) else result
-
-    monkeypatch.setattr(activations, name, wrong)
-    monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
-    trial._verdicts.clear()
-    registry.say_once.cache_clear()
-    with caplog.at_level("WARNING", "fastguard"):
-        for _ in range(2):
-            assert registry.choose(device, "auto", name) is BACKENDS["reference"]
-            assert registry.choose(device, "auto", "tensor_stats") is BACKENDS["triton"]
-    trial._verdicts.clear()
-    assert len(caplog.records) == 1
-    assert re.search(message, trial_message(caplog))
-    assert registry.choose(device, "triton", name) is BACKENDS["triton"]  # by name: as asked
-
-
-def trial_message(caplog: pytest.LogCaptureFixture) -> str:
-    """The reason that was logged, without what follows from it."""
-    return caplog.records[0].getMessage().removesuffix(". Falling back; the results are the same, only slower.")

@@ -73,10 +73,10 @@ def driver(compiles: None) -> Iterator[FakeDriver]:
         maker.cache_clear()
     yield fake
     from fastguard.kernels.triton.lang import activations as activation_kernels
-    from fastguard.kernels.triton.lang import finalise, packed
+    from fastguard.kernels.triton.lang import finalise
     from fastguard.kernels.triton.lang import stats as kernels
 
-    for module in (activation_kernels, finalise, kernels, packed):
+    for module in (activation_kernels, finalise, kernels):
         for function in vars(module).values():
             getattr(function, "device_caches", {}).clear()  # binaries of a device that is no more
     for maker in makers:
@@ -92,7 +92,7 @@ def test_a_kernel_is_compiled_once_and_then_called_directly(driver: FakeDriver, 
     monkeypatch.setattr(launcher, "function", None)  # from here on, not even looked at
     launcher(1, 1, 16, 32, 64, 1, 0, -5, 8, 2**62, 4, 3, 2)
     assert driver.num_loaded == 1
-    constants = 32768, 4096, 512
+    constants = launch.CHUNK, launch.FOLD_BLOCK, launch.ROW_BLOCK
     assert [note[1:] for note in NotedLaunch.notes] == [
         ((1, 1, 1), 1234, (16, 1, 2**40, 0, 0, 3, 7, 6, 1, 2, 3, 4, *constants)),
         ((1, 1, 1), 1234, (1, 16, 32, 64, 1, 0, -5, 8, 2**62, 4, 3, 2, *constants)),
@@ -103,8 +103,8 @@ def test_constants_follow_the_arguments(driver: FakeDriver) -> None:
     launch.stats_launcher(torch.bfloat16, CPU)(12, 1, 2, 3, 4, 5, 6)
     ((name, grid, _, arguments),) = NotedLaunch.notes
     assert (name, grid, arguments[:6]) == ("stats_kernel", (12, 1, 1), (1, 2, 3, 4, 5, 6))
-    assert len(arguments) == 6 + 4 and str(arguments[6]) == "bf16"
-    assert arguments[7:] == (launch.CHUNK, launch.LANES, False)
+    assert len(arguments) == 6 + 3 and str(arguments[6]) == "bf16"
+    assert arguments[7:] == (launch.CHUNK, launch.LANES)
 
 
 def test_no_value_of_an_argument_makes_another_kernel(driver: FakeDriver) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 
-from fastguard.kernels import registry
+from fastguard.kernels import reference, registry
 from fastguard.kernels.registry import BACKENDS
 from fastguard.kernels.slots import DEFAULT_OPTIONS, StepOptions
-from fastguard.kernels.triton import Workspace, trial
-from fastguard.records.columns import COLUMNS, INDEX
+from fastguard.kernels.triton import Workspace, activations, trial
+from fastguard.records.columns import INDEX
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -23,22 +24,21 @@ def anew(workspace: Workspace) -> Any:
     trial._verdicts.clear()
 
 
-def test_right_kernels_pass() -> None:
-    assert trial.problem_on(DEVICE) is None
+@pytest.mark.parametrize("operation", ["tensor_stats", pytest.param("activation", marks=pytest.mark.slow)])
+def test_right_kernels_pass(operation: str) -> None:
+    assert trial.problem_on(DEVICE, operation) is None
 
 
 @pytest.mark.thinned(interpreted=6)
 @pytest.mark.parametrize("column", ["sum_sq", "abs_max", "num_nans"])
 def test_a_wrong_statistic_is_caught(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, place = trial.read_slot, INDEX[column]
+    original = Workspace.measure
 
-    def off(slot: torch.Tensor, num_rows: int) -> Any:
-        found = original(slot, num_rows)
-        table = memoryview(found.rows).cast("d")
-        table[3 * len(COLUMNS) + place] = table[3 * len(COLUMNS) + place] * (1 + 2e-6) + (column == "num_nans")
-        return found
+    def off(self: Workspace, plan: Any, slot: Any, *arguments: Any, **others: Any) -> None:
+        original(self, plan, slot, *arguments, **others)
+        slot.rows[3, INDEX[column]] = slot.rows[3, INDEX[column]] * (1 + 2e-6) + (column == "num_nans")
 
-    monkeypatch.setattr(trial, "read_slot", off)
+    monkeypatch.setattr(Workspace, "measure", off)
     problem = trial.problem_on(DEVICE)
     assert problem is not None and f"wrong statistics: {column} of tensor 3 is" in problem
 
@@ -91,3 +91,29 @@ def test_a_trial_that_fails_leaves_the_work_to_torch(monkeypatch: pytest.MonkeyP
     assert registry.choose(DEVICE, "auto") is BACKENDS["reference"]
     monkeypatch.setattr(BACKENDS["triton"], "problem_on", lambda device, operation: None)
     assert registry.choose(DEVICE, "auto") is BACKENDS["triton"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda x, dim, limits: ((0.0,) * 10, None), "float32 .*: numel is 0.0 where torch says 9001.0"),
+        (
+            lambda x, dim, limits: reference.activation(x, dim, limits) if dim is None else ((0.0,) * 10, bytes(4480)),
+            "num_near_zero of channel 0 is 0.0 where torch says",
+        ),
+    ],
+)
+def test_wrong_activations_leave_statistics_to_triton(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, result: Any, message: str
+) -> None:
+    monkeypatch.setattr(activations, "activation", result)
+    monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
+    registry.say_once.cache_clear()
+    with caplog.at_level("WARNING", "fastguard"):
+        for _ in range(2):
+            assert registry.choose(DEVICE, "auto", "activation") is BACKENDS["reference"]
+            assert registry.choose(DEVICE, "auto", "tensor_stats") is BACKENDS["triton"]
+    (said,) = caplog.records
+    assert re.search(message, said.getMessage())
+    assert registry.choose(DEVICE, "triton", "activation") is BACKENDS["triton"]  # by name: as asked

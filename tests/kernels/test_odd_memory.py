@@ -108,7 +108,7 @@ def test_more_elements_than_can_be_counted_are_refused(backend: str, make: Calla
 
 
 def sparse(values: list[float], indices: list[int], size: int = 5) -> torch.Tensor:
-    return torch.sparse_coo_tensor(torch.tensor([indices]), torch.tensor(values), (size,), check_invariants=False)
+    return torch.sparse_coo_tensor(torch.tensor([indices]), torch.tensor(values), (size,))
 
 
 class TestSparseSteps:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
@@ -37,16 +35,6 @@ def test_any_float32_bits_in_a_full_block(backend: str, values: np.ndarray) -> N
 
 
 @pytest.mark.long_interpreted
-@given(values=_float32, seed=st.integers(0, 2**32 - 1))
-def test_permutation_keeps_counts_and_extremes(backend: str, values: np.ndarray, seed: int) -> None:
-    shuffled = np.random.default_rng(seed).permutation(values)
-    a, b = tensor_stats([torch.as_tensor(values), torch.as_tensor(shuffled)], backend=backend)
-    for column, in_a, in_b in zip(TABLE, a, b, strict=True):
-        assert in_a == in_b or not column.is_exact, column.name
-    assert math.sqrt(a.sum_sq) == pytest.approx(math.sqrt(b.sum_sq), rel=tolerances.NORM, abs=0)
-
-
-@pytest.mark.long_interpreted
 @given(values=_float32, data=st.data())
 def test_splitting_and_merging_is_the_whole(backend: str, values: np.ndarray, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
@@ -65,7 +53,5 @@ def test_scaling_by_a_power_of_two_scales_the_row(backend: str, values: np.ndarr
     tensor = torch.as_tensor(values)
     scaled = tensor.double() * factor
     row, other = tensor_stats([tensor.double(), scaled], backend=backend)
-    assert other.sum == row.sum * factor
-    assert other.sum_sq == row.sum_sq * factor * factor
-    assert (other.abs_max, other.abs_min_nonzero) == (row.abs_max * factor, row.abs_min_nonzero * factor)
-    assert (other.num_zeros, other.numel) == (row.num_zeros, row.numel)
+    for column, before, after in zip(TABLE, row, other, strict=True):
+        assert after == before * factor**column.power, column.name

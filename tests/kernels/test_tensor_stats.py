@@ -88,25 +88,6 @@ def test_no_overflow_and_no_underflow_across_the_fast_range(backend: str, scale:
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor, f"scale {scale}")
 
 
-@pytest.mark.long_interpreted
-def test_huge_values_do_not_overflow(backend: str) -> None:
-    row = tensor_stats([torch.full((100_000,), 3e38)], backend=backend)[0]
-    assert row.norm == pytest.approx(float(np.float32(3e38)) * math.sqrt(100_000), rel=tolerances.NORM)
-
-
-@pytest.mark.long_interpreted
-def test_tiny_values_do_not_underflow(backend: str) -> None:
-    row = tensor_stats([torch.full((100_000,), 1e-30)], backend=backend)[0]
-    assert row.norm == pytest.approx(float(np.float32(1e-30)) * math.sqrt(100_000), rel=tolerances.NORM, abs=0)
-
-
-def test_a_float16_norm_beyond_float16(backend: str) -> None:
-    gradients = torch.full((1000,), 6e4, dtype=torch.float16)
-    row = tensor_stats([gradients], backend=backend)[0]
-    assert row.norm == pytest.approx(float(gradients[0]) * math.sqrt(1000), rel=tolerances.NORM)
-    assert row.num_infs == 0
-
-
 def test_tiny_values_beside_a_large_one_in_the_same_block(backend: str) -> None:
     tensor = torch.full((4096,), 1e-16)
     tensor[77] = 1e-12
@@ -181,16 +162,9 @@ def test_mixed_dtypes_in_one_list(backend: str) -> None:
 
 def test_sparse_tensors_are_read_as_their_coalesced_values(backend: str) -> None:
     indices = torch.tensor([[0, 3, 3, 3], [1, 2, 2, 0]])
-    uncoalesced = torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0, -2.0, 5.0]), (4, 4), check_invariants=False)
+    uncoalesced = torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0, -2.0, 5.0]), (4, 4))
     row = tensor_stats([uncoalesced], backend=backend)[0]
     assert (row.numel, row.norm, row.num_zeros) == (3, math.sqrt(26), 1)
-    embedding = torch.nn.Embedding(50, 8, sparse=True)
-    embedding(torch.tensor([1, 1, 7])).sum().backward()
-    assert embedding.weight.grad is not None
-    assert_row(tensor_stats([embedding.weight.grad], backend=backend)[0], embedding.weight.grad.coalesce().values())
-
-
-def test_compressed_sparse_tensors(backend: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says once a process that these layouts are in beta
         compressed = torch.tensor([[0.0, 2.0], [3.0, 0.0]]).to_sparse_csr()
@@ -215,24 +189,13 @@ def test_float8_is_read_exactly(backend: str) -> None:
         assert_row(tensor_stats([tensor], backend=backend)[0], tensor.float())
 
 
-def test_parameters_and_tensors_that_require_grad(backend: str) -> None:
-    p = torch.nn.Parameter(torch.randn(10))
-    assert_row(tensor_stats([p], backend=backend)[0], p)
-    product = p * 2
-    assert_row(tensor_stats([product], backend=backend)[0], product)
-
-
-def test_harmless_subclasses(backend: str) -> None:
+def test_kinds_of_tensors(backend: str) -> None:
     class Labelled(torch.Tensor):
         pass
 
-    tensor = torch.randn(100).as_subclass(Labelled)
-    assert tensor_stats([tensor], backend=backend)[0].norm == pytest.approx(
-        float(torch.Tensor(tensor).norm()), rel=1e-6
-    )
-
-
-def test_inference_tensors(backend: str) -> None:
+    p = torch.nn.Parameter(torch.randn(10))
+    for tensor in (p, p * 2, torch.randn(100).as_subclass(Labelled)):
+        assert_row(tensor_stats([tensor], backend=backend)[0], torch.Tensor(tensor.detach()))
     with torch.inference_mode():
         tensor = torch.ones(4)
         assert tensor_stats([tensor], backend=backend)[0].norm == 2.0
@@ -277,18 +240,15 @@ def test_what_cannot_be_read_is_named(backend: str, make, message: str) -> None:
         tensor_stats([make()], backend=backend)
 
 
-def test_a_tensor_inside_vmap_is_refused(backend: str) -> None:
+def test_a_tensor_inside_vmap_and_a_fake_one_are_refused(backend: str) -> None:
+    from torch._subclasses import FakeTensorMode
+
     def inside(x: torch.Tensor) -> torch.Tensor:
         with pytest.raises(UnsupportedTensorError, match="functorch"):
             tensor_stats([x], backend=backend)
         return x
 
     torch.vmap(inside)(torch.randn(3, 4))
-
-
-def test_a_fake_tensor_is_refused(backend: str) -> None:
-    from torch._subclasses import FakeTensorMode
-
     with FakeTensorMode():
         fake = torch.randn(3)
     with pytest.raises(UnsupportedTensorError, match="fake"):
@@ -296,6 +256,7 @@ def test_a_fake_tensor_is_refused(backend: str) -> None:
 
 
 def test_arguments(backend: str) -> None:
+    assert fastguard.tensor_stats is tensor_stats
     assert len(tensor_stats([], backend=backend)) == 0
     assert tensor_stats([], backend=backend).total().norm == 0.0
     assert len(tensor_stats(torch.zeros(3), backend=backend)) == 1  # type: ignore[arg-type]
@@ -323,15 +284,3 @@ def test_from_gradients_takes_arrays_of_any_kind() -> None:
     assert GradientStats.from_gradients([backwards]).max_val == 4.0
     with pytest.raises(UnsupportedTensorError, match="int64"):
         GradientStats.from_gradients([np.arange(3)])
-
-
-def test_the_mean_and_std_are_those_of_numpy(backend: str) -> None:
-    tensors = [torch.randn(999), torch.rand(5000) - 0.2]
-    stats = tensor_stats(tensors, backend=backend).total()
-    values = torch.cat(tensors).double().cpu().numpy()
-    assert stats.mean == pytest.approx(values.mean(), rel=1e-6, abs=1e-8)
-    assert stats.std == pytest.approx(values.std(), rel=1e-6)
-
-
-def test_the_public_door_gives_the_same_function() -> None:
-    assert fastguard.tensor_stats is tensor_stats

@@ -14,8 +14,10 @@ from collections.abc import Sequence
 import torch
 
 from ... import _env
+from ..._device import is_capturing
 from ..backend import Backend
-from ..slots import make_slots, read_slot
+from ..slots import make_slots
+from ..tensors import float64_bytes
 from . import activations, trial
 from .locate import accepts, device_for
 from .tables import Plan
@@ -80,7 +82,7 @@ class TritonBackend(Backend):
             plan = workspace.plan(tensors)
             slot = make_slots(workspace.device, len(tensors))[0]
             workspace.measure(plan, slot, unscale=unscale)
-            return read_slot(slot.words.cpu(), len(tensors)).rows, None
+            return bytearray(float64_bytes(slot.rows.cpu())), None
 
     def scale_(self, tensors: Sequence[torch.Tensor], factor: float) -> None:
         """Cost: one read and one write of each; no sync."""
@@ -88,6 +90,8 @@ class TritonBackend(Backend):
             return
         with _lock:
             workspace = _workspace(device_for(tensors))
+            if is_capturing(workspace.device):
+                raise RuntimeError("`scale_` cannot be captured in a CUDA graph. Call it after the replay")
             plan = workspace.plan(tensors, writable=True)
             held = torch.full((), factor, dtype=torch.float64, device=workspace.device)
             workspace.scale_by(plan, held.data_ptr())

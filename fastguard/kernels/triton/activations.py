@@ -20,12 +20,11 @@ from ..backend import Limits, Row
 from ..tensors import float64_bytes, plain
 from .launch import CHUNK_BYTES, Launcher, activation_launcher, activation_tile, fold_launcher
 from .locate import accepts, is_dense
-from .workspace import Workspace, bits_of
+from .workspace import Workspace
 
 _NUM_PARTIALS = 10  # of a program, for the row; see lang/activations.py
 _ROW = len(ACTIVATION_COLUMNS)
 _CHANNEL = len(CHANNEL_COLUMNS)
-_PROGRAMS = 1024  # that there should be at least, before chunks get larger
 _WIDEST = 4096  # columns, of which a few channels are made to fill whole blocks
 _FEWEST_ROWS = 32  # that they must leave
 _lock = threading.Lock()
@@ -57,12 +56,6 @@ class Division(NamedTuple):
     repeat: int
 
 
-def chunk_of(numel: int, itemsize: int) -> int:
-    """Elements that a program reads: fewer of a small tensor, so that there are programs enough. A power of two."""
-    wanted = 1 << max(0, numel * itemsize // _PROGRAMS - 1).bit_length()
-    return min(max(wanted, CHUNK_BYTES // 8), CHUNK_BYTES) // itemsize
-
-
 def layout_of(shape: Sequence[int], strides: Sequence[int], dim: int) -> ChannelLayout:
     """Of a dense tensor that is not empty: what lies around the indices of dimension `dim`."""
     if not shape:
@@ -89,7 +82,7 @@ def divide(
     """
     numel, size = math.prod(shape), dtype.itemsize
     outer, channels, inner = (1, 1, numel) if dim is None else layout_of(shape, strides, dim)
-    chunk, run_bytes = chunk_of(numel, size), inner * size
+    chunk, run_bytes = CHUNK_BYTES // size, inner * size
     if channels > 1 and run_bytes < 128:
         columns, group = 512 // size, channels * inner
         filled = math.lcm(group, columns)
@@ -104,6 +97,18 @@ def divide(
     rows = max(1, chunk // inner // side_by_side) * side_by_side if across == 1 else 1
     programs = -(-outer * channels // rows) * across
     return Division(launcher, (numel, inner, rows, chunk), programs, outer, 0 if dim is None else channels, across)
+
+
+@functools.lru_cache(maxsize=64)
+def _limit_bits(low: float, high: float, near_zero: float, is_double: bool) -> tuple[int, ...]:
+    """The bits of the limits as the kernel takes them: rounded to float32 such that no float32 compares differently."""
+    limits = torch.tensor([low, high, near_zero], dtype=torch.float64, device="cpu")
+    if not is_double:
+        narrow = limits.float()
+        beyond = torch.tensor([math.inf, -math.inf, math.inf], device="cpu")
+        is_short = torch.stack([narrow[0] < limits[0], narrow[1] > limits[1], narrow[2] < limits[2]])
+        limits = torch.where(is_short, torch.nextafter(narrow, beyond), narrow).double()
+    return tuple(limits.view(torch.int64).tolist())
 
 
 class ActivationWorkspace(Workspace):
@@ -154,7 +159,7 @@ class ActivationWorkspace(Workspace):
             made = divide(x.shape, x.stride(), x.dtype, dim, self.device)
             num_words = _NUM_PARTIALS * made.num_programs
             partials = self._room(num_words + 2 * made.spread * made.channels * made.repeat)
-            entries, bits = partials + 8 * num_words, map(bits_of, (low, high, near_zero))
+            entries, bits = partials + 8 * num_words, _limit_bits(low, high, near_zero, x.dtype is torch.float64)
             made.launcher(made.num_programs, x.data_ptr(), *made.sizes, partials, made.num_programs, entries, *bits)
             fold = fold_launcher(made.channels, self.device)
             to = (

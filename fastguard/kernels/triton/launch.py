@@ -19,10 +19,10 @@ _log = logging.getLogger("fastguard")
 CHUNK = 32768  # elements a program of the statistics; the finest part of a sum that another tensor cannot change
 THREADS = 128
 LANES = 4 * THREADS
-FOLD_THREADS = 256
+FOLD_THREADS = 128
 FOLD_BLOCK = 4096
-ROW_BLOCK = 512
-CHUNK_BYTES = 1 << 17  # of an activation, at most, that a program reads
+ROW_BLOCK = 256
+CHUNK_BYTES = 1 << 15  # of an activation that a program reads; more would leave too few programs to hide its waits
 FOLD_TILE = 1024
 
 
@@ -102,20 +102,12 @@ def _dtype(dtype: torch.dtype) -> Any:
     return {torch.float32: tl.float32, torch.float64: tl.float64, torch.float16: tl.float16}.get(dtype, tl.bfloat16)
 
 
-def has_packed_integers(device: torch.device) -> bool:
-    """Whether one instruction compares two 16-bit integers: NVIDIA's, from compute capability 9.0 on."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 @functools.cache
-def stats_launcher(dtype: torch.dtype, device: torch.device, is_packed: bool | None = None) -> Launcher:
-    packed = dtype.itemsize == 2 and (has_packed_integers(device) if is_packed is None else is_packed)
-    constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": LANES, "PACKED": packed}
+def stats_launcher(dtype: torch.dtype, device: torch.device) -> Launcher:
+    constants = {"DTYPE": _dtype(dtype), "CHUNK": CHUNK, "LANES": LANES}
     launcher = _launcher("stats.stats_kernel", constants, device, fp_fusion=True)
-    if not packed and torch.version.hip is None and device.type != "xpu":
-        launcher.options["maxnreg"] = (
-            72 if dtype == torch.float64 else 64
-        )  # for seven or eight programs, without a spill
+    if torch.version.hip is None and device.type != "xpu":
+        launcher.options["maxnreg"] = 72 if dtype == torch.float64 else 64  # for 7 or 8 programs, without a spill
     return launcher
 
 
@@ -159,4 +151,4 @@ def fold_launcher(num_channels: int, device: torch.device) -> Launcher:
 @functools.cache
 def _fold_launcher(columns: int, device: torch.device) -> Launcher:
     constants = {"BLOCK": FOLD_TILE, "ROWS": FOLD_TILE // columns, "COLS": columns}
-    return _launcher("activations.fold_kernel", constants, device, threads=FOLD_THREADS)
+    return _launcher("activations.fold_kernel", constants, device, threads=2 * FOLD_THREADS)

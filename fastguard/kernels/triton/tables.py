@@ -25,26 +25,21 @@ class Staging:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._pieces: list[tuple[torch.Tensor, Any]] = []
-        self.kept: list[torch.Tensor] = []  # what a graph reads again whenever it is replayed
 
     def upload(self, data: bytes) -> torch.Tensor:
         """A new int64 tensor on the device with `data`, a multiple of 8 bytes. Does not wait for anything."""
         num_words = len(data) // 8
         out = torch.empty(num_words, dtype=torch.int64, device=self._device.device)
-        capturing = self._device.is_capturing()
-        piece = None if capturing else self._take(num_words)
+        piece = self._take(num_words)
         if piece is None:
             # Room for a few more tensors next time; a page is the least that gets pinned anyway.
             piece = self._device.pinned(max(512, num_words + num_words // 4)), self._device.event()
         memory, event = piece
         ctypes.memmove(memory.data_ptr(), data, len(data))
         out.copy_(memory[:num_words], non_blocking=True)
-        if capturing:
-            self.kept.append(memory)
-        else:
-            if event is not None:
-                event.record()
-            self._pieces.append(piece)
+        if event is not None:
+            event.record()
+        self._pieces.append(piece)
         return out
 
     def _take(self, num_words: int) -> tuple[torch.Tensor, Any] | None:
@@ -136,7 +131,6 @@ class Tables:
         self._staging = Staging(device)
         self._plans: OrderedDict[tuple[bytes, bytes], Plan] = OrderedDict()
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
-        self._captured: dict[int, Plan] = {}  # a graph goes on reading these
         self._last: tuple[bytes, bytes] | None = None
         self._last_plan: Plan | None = None
         self.num_misses = 0
@@ -151,14 +145,12 @@ class Tables:
             plan = self._make(key) if found is None else found
             self._plans.move_to_end(key)
             self._last, self._last_plan = key, plan
-        if self._device.is_capturing():
-            self._captured[id(plan)] = plan
         return plan
 
     def live(self) -> list[torch.Tensor]:
         """All device memory in use."""
-        plans = [*self._plans.values(), *self._captured.values()]
-        return [*(t for plan in plans for t in plan.tensors()), *(layout.table for layout in self._layouts.values())]
+        tables = [t for plan in self._plans.values() for t in plan.tensors()]
+        return [*tables, *(layout.table for layout in self._layouts.values())]
 
     def _make(self, key: tuple[bytes, bytes]) -> Plan:
         self.num_misses += 1

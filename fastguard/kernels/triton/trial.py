@@ -17,7 +17,8 @@ import torch
 from ...records.columns import COLUMNS, INDEX, TABLE
 from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from .. import reference
-from ..slots import StepOptions, make_slots, read_slot
+from ..slots import StepOptions, make_slots
+from ..tensors import float64_bytes
 from . import activations
 from .workspace import Workspace
 
@@ -52,19 +53,15 @@ _verdicts: dict[tuple[Callable[[torch.device], str | None], torch.device], str |
 def _problem_on(attempt: Callable[[torch.device], str | None], device: torch.device) -> str | None:
     if (key := (attempt, device)) in _verdicts:
         return _verdicts[key]
-    _log.info(
-        "compiling and trying GPU kernels on %s: some 15 seconds the first time, then from Triton's cache", device
-    )
+    _log.info("compiling GPU kernels on %s: a few seconds the first time, then from Triton's cache", device)
     try:
-        _verdicts[key] = attempt(device)
+        problem = attempt(device)
     except Exception as error:  # whatever a compiler, a driver or a launch may raise: the reason is passed on
-        problem = (
-            f"a trial on {device} raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        )
+        problem = f"a trial on {device} raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         if isinstance(error, torch.OutOfMemoryError):
             return problem  # the device was full just now; the kernels may be right
-        _verdicts[key] = problem
-    return _verdicts[key]
+    _verdicts[key] = problem
+    return problem
 
 
 def _try_statistics(device: torch.device) -> str | None:
@@ -74,12 +71,11 @@ def _try_statistics(device: torch.device) -> str | None:
     found_inf = torch.zeros((), dtype=torch.float32, device=device)
     plan = workspace.plan(tensors, writable=True)
     workspace.measure(plan, slot, StepOptions(max_norm=1.0, found_inf=found_inf))
-    found = read_slot(slot.words.cpu(), len(tensors))
     expected, _ = reference.ReferenceBackend().tensor_stats(tensors)
-    wrong = _difference(found.rows, expected, COLUMNS, " of tensor {}", _tolerance)
+    wrong = _difference(float64_bytes(slot.rows.cpu()), expected, COLUMNS, " of tensor {}", _tolerance)
     if wrong is not None:
         return f"a trial on {device} gave wrong statistics: {wrong}"
-    if not found.skipped:
+    if not slot.skip_flag:
         return f"a trial on {device} did not see NaN and Inf"
     finite = [torch.nan_to_num(t, 1.0, 2.0, 3.0) for t in tensors]
     plan = workspace.plan(finite, writable=True)

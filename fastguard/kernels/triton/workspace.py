@@ -27,7 +27,8 @@ class Workspace:
     """What the launches on one device need: tables, partial results, compiled kernels.
 
     A step is `plan`, `measure`, and `scale`. All of them queue work on the current stream and return; a step on another
-    stream than the last one waits, on the device, for that one. Not for two threads at once.
+    stream than the last one waits, on the device, for that one. Not for two threads at once, and not in a CUDA graph,
+    which would go on reading tables that are gone.
 
     Attributes:
         device: with its index.
@@ -44,7 +45,6 @@ class Workspace:
         self.device = self._side.device
         self.tables = Tables(self._side)
         self._partials = torch.empty(0, dtype=torch.float64, device=self.device)
-        self._captured_partials: list[torch.Tensor] = []  # a graph goes on writing to these
         self._stream_id: int | None = None
         self._stream = None
 
@@ -135,8 +135,6 @@ class Workspace:
     def _room(self, num_words: int) -> int:
         if self._partials.numel() < num_words:
             self._partials = torch.empty(num_words, dtype=torch.float64, device=self.device)
-        if self._side.is_capturing() and not any(p is self._partials for p in self._captured_partials):
-            self._captured_partials.append(self._partials)
         return self._partials.data_ptr()
 
     def _follow_stream(self) -> None:
@@ -146,8 +144,7 @@ class Workspace:
             return
         stream = self._side.stream()
         if self._stream is not None:
-            if not self._side.is_capturing():  # before a capture everything has been waited for
-                stream.wait_stream(self._stream)
+            stream.wait_stream(self._stream)
             for tensor in [self._partials, *self.tables.live()]:
                 tensor.record_stream(stream)
         self._stream_id, self._stream = stream_id, stream

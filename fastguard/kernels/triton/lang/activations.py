@@ -33,13 +33,16 @@ FIELD_MASK = tl.constexpr((1 << 20) - 1)
 
 
 @triton.jit
-def _load(address, r, last, begin, j, n, width, numel, DTYPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Rows from `r` on, columns from `begin + j` on: the elements, and which of them are inside the block."""
-    rows = r + tl.arange(0, ROWS)
+def _load(
+    address, first, r, last, begin, j, n, width, numel, DTYPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+):
+    """Rows from `first + r` on, columns from `begin + j` on: the elements, and which of them are inside the block."""
+    rows = first + r + tl.arange(0, ROWS)
     cols = j + tl.arange(0, COLS)
-    at = rows[:, None] * width + (begin + cols)[None, :]
-    inside = (rows < last)[:, None] & (cols < n)[None, :] & (at < numel)
-    x = tl.load(pointer(address, DTYPE) + at, mask=inside, other=0.0)
+    starts = rows * width + begin
+    sizes = tl.where(rows < last, tl.minimum(tl.maximum(numel - starts, 0), n), 0).to(tl.int32)
+    inside = cols[None, :] < sizes[:, None]
+    x = tl.load((pointer(address, DTYPE) + starts)[:, None] + cols[None, :], mask=inside, other=0.0)
     return x.to(tl.float64 if DTYPE.is_fp64() else tl.float32), inside
 
 
@@ -82,30 +85,32 @@ def activation_kernel(
     program = tl.program_id(0).to(tl.int64)
     block = program // across
     begin = program % across * block_columns
-    n = tl.minimum(width - begin, block_columns)
+    n = tl.minimum(width - begin, block_columns).to(tl.int32)
     num_rows = (numel + width - 1) // width
     first = block * block_rows
     last = tl.minimum(first + block_rows, num_rows)
+    height = (last - first).to(tl.int32)
 
     total = tl.zeros([ROWS, COLS], tl.float64)
     num = tl.zeros([ROWS, COLS], tl.int32)
-    for r in range(first, last, ROWS):
+    for r in range(0, height, ROWS):
         for j in range(0, n, COLS):
-            x, inside = _load(address, r, last, begin, j, n, width, numel, DTYPE, ROWS, COLS)
-            finite = is_finite(x) & inside
-            total += tl.where(finite, x.to(tl.float64) * 2.0**-20, 0.0)  # lest the sum overflow
-            num += finite.to(tl.int32)
+            x, inside = _load(address, first, r, last, begin, j, n, width, numel, DTYPE, ROWS, COLS)
+            finite = is_finite(x)
+            total += tl.where(finite, x, 0.0).to(tl.float64) * 2.0**-20  # lest the sum overflow
+            num += (finite & inside).to(tl.int32)
     count = tl.sum(num).to(tl.float64)
     centre = tl.sum(total) / tl.maximum(count, 1.0) * 2.0**20
 
     inf: tl.constexpr = INF64 if DTYPE.is_fp64() else INF32
-    low = double(low_bits)
-    high = double(high_bits)
-    near = double(near_bits)
+    COMPUTE: tl.constexpr = tl.float64 if DTYPE.is_fp64() else tl.float32
+    low = double(low_bits).to(COMPUTE)
+    high = double(high_bits).to(COMPUTE)
+    near = double(near_bits).to(COMPUTE)
     total = tl.zeros([ROWS, COLS], tl.float64)
     square = tl.zeros([ROWS, COLS], tl.float64)
-    least = tl.full([ROWS, COLS], float("inf"), tl.float64)
-    most = tl.full([ROWS, COLS], float("-inf"), tl.float64)
+    least = tl.full([ROWS, COLS], float("inf"), COMPUTE)
+    most = tl.full([ROWS, COLS], float("-inf"), COMPUTE)
     size = tl.zeros([ROWS, COLS], tl.float64)
     # Fields of ten bits: zero, near zero, saturated; of sixteen bits: NaN, Inf.
     counts = tl.zeros([ROWS, COLS], tl.int32)
@@ -113,34 +118,34 @@ def activation_kernel(
     zeros = tl.zeros([ROWS, COLS], tl.int32)
     all_bad = tl.zeros([ROWS, COLS], tl.int32)
     kinds = tl.zeros([COLS if BY_COLUMN else ROWS], tl.int64)
-    for r in range(first, last, ROWS):
+    for r in range(0, height, ROWS):
         if not BY_COLUMN:
             counts = tl.zeros([ROWS, COLS], tl.int32)
             bad = tl.zeros([ROWS, COLS], tl.int32)
             size = tl.zeros([ROWS, COLS], tl.float64)
         for j in range(0, n, COLS):
-            x, inside = _load(address, r, last, begin, j, n, width, numel, DTYPE, ROWS, COLS)
+            x, inside = _load(address, first, r, last, begin, j, n, width, numel, DTYPE, ROWS, COLS)
             bits = magnitude_bits(x)
             finite = (bits < inf) & inside
-            is_inf = (bits == inf) & inside
-            wide = x.to(tl.float64)
-            away = tl.where(finite, wide - centre, 0.0)
+            is_inf = bits == inf
+            away = tl.where(finite, x.to(tl.float64) - centre, 0.0)
             total += away
             square += away * away
-            least = tl.minimum(least, tl.where(finite, wide, float("inf")))
-            most = tl.maximum(most, tl.where(finite, wide, float("-inf")))
-            out = (finite & ((wide < low) | (wide > high))) | is_inf
-            close = finite & (tl.abs(wide) < near)
-            counts += (finite & (bits == 0)).to(tl.int32) + (close.to(tl.int32) << 10) + (out.to(tl.int32) << 20)
-            bad += ((bits > inf) & inside).to(tl.int32) + (is_inf.to(tl.int32) << 16)
-            size += tl.where(finite, tl.abs(wide), 0.0)
+            least = tl.minimum(least, tl.where(finite, x, float("inf")))
+            most = tl.maximum(most, tl.where(finite, x, float("-inf")))
+            magnitude = tl.abs(x)
+            out = (finite & ((x < low) | (x > high))) | is_inf
+            counts += tl.where(finite & (bits == 0), 1, 0) + tl.where(finite & (magnitude < near), 1 << 10, 0)
+            counts += tl.where(out, 1 << 20, 0)
+            bad += tl.where(bits > inf, 1, tl.where(is_inf, 1 << 16, 0))
+            size += tl.where(finite, magnitude, 0.0).to(tl.float64)
         if not BY_COLUMN:
             zeros += counts & 1023
             all_bad += bad
             found = tl.sum(_packed(counts, bad), axis=1)
             kinds += found
             if TABLE:
-                rows = r + tl.arange(0, ROWS)
+                rows = first + r + tl.arange(0, ROWS)
                 entries = rows * across + program % across
                 _store_entries(table, num_rows * across, entries, rows < last, tl.sum(size, axis=1), found)
     if BY_COLUMN:
@@ -151,8 +156,8 @@ def activation_kernel(
         entries = block * width + begin + cols
         _store_entries(table, num_programs // across * width, entries, cols < n, tl.sum(size, axis=0), kinds)
 
-    lowest = tl.min(least)
-    highest = tl.max(most)
+    lowest = tl.min(least).to(tl.float64)
+    highest = tl.max(most).to(tl.float64)
     all_kinds = tl.sum(kinds)
     correction = tl.sum(total) / tl.maximum(count, 1.0)  # what the rounding of the mean left over
     cancelled = tl.sum(total) * correction

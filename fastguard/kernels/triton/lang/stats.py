@@ -24,8 +24,6 @@ The last bits of a sum depend on where a tensor begins within 16 bytes, and on n
 import triton
 import triton.language as tl
 
-from .packed import NO_MIN, four_loads, packed
-
 # The columns of `fastguard.records.columns`, in rows and partials. In partials ABS_MIN_NONZERO is Inf where no element
 # is finite and not zero; and the place of NUMEL, which needs no pass, holds NORM_SQ: it is SUM_SQ, or NaN or Inf where
 # an element is, so that a plain sum of it is what decides.
@@ -47,6 +45,7 @@ INF64 = tl.constexpr(0x7FF0000000000000)
 FAST_MIN = tl.constexpr(0x2A000000)  # 2^-43: smaller squares would lose bits to underflow
 LEAST_SQUARES = tl.constexpr(2.0**-960)  # a sum of squares of float64 below it has lost bits to underflow
 LOW_HALF = tl.constexpr(0xFFFFFFFF)
+NO_MIN = tl.constexpr(2.0**100)  # above any magnitude whose square is a finite float32
 
 
 # Below, `do_not_specialize`: a number must not choose among kernels. Triton would compile anew for a multiple of 16.
@@ -55,6 +54,16 @@ LOW_HALF = tl.constexpr(0xFFFFFFFF)
 @triton.jit
 def pointer(address, DTYPE: tl.constexpr):
     return address.to(tl.int64).to(tl.pointer_type(DTYPE))
+
+
+@triton.jit
+def _four_loads(p, step):
+    """All are under way before the first is used."""
+    a = tl.load(p, eviction_policy="evict_first")
+    b = tl.load(p + step, eviction_policy="evict_first")
+    c = tl.load(p + 2 * step, eviction_policy="evict_first")
+    d = tl.load(p + 3 * step, eviction_policy="evict_first")
+    return a, b, c, d
 
 
 @triton.jit
@@ -262,33 +271,29 @@ def _halves(x, LANES: tl.constexpr):
 
 
 @triton.jit
-def _fast(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr, PACKED: tl.constexpr):
+def _fast(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr):
     """Sum of squares, sum, largest and smallest magnitude and zeros of a chunk, and whether to believe them."""
     BLOCK: tl.constexpr = LANES * 4 // (DTYPE.primitive_bitwidth // 8)  # 16 bytes a thread
     full = (n - head) // (4 * BLOCK) * (4 * BLOCK)
-    if PACKED:
-        words = _aligned(address, head, DTYPE).to(tl.pointer_type(tl.int32), bitcast=True)
-        sum_sq, total, high, low, zeros = packed(tl.multiple_of(words, 16), full, DTYPE, LANES)
-    else:
-        places = tl.arange(0, BLOCK)
-        sum_sq = tl.zeros([LANES], tl.float32)
-        total = tl.zeros([LANES], tl.float32)
-        high = tl.zeros([LANES], tl.float32)
-        low = tl.full([LANES], NO_MIN, tl.float32)
-        zeros = tl.zeros([LANES], tl.float32)
-        vector = _aligned(address, head, DTYPE)
-        for j in range(0, full, 4 * BLOCK):
-            p = vector + j + places
-            a, b, c, d = four_loads(p, BLOCK)
-            if BLOCK == LANES:
-                sum_sq, total, high, low, zeros = _fast_step(a, b, c, d, sum_sq, total, high, low, zeros)
-            else:
-                a, e = _halves(a, LANES)
-                b, f = _halves(b, LANES)
-                c, g = _halves(c, LANES)
-                d, h = _halves(d, LANES)
-                sum_sq, total, high, low, zeros = _fast_step(a, e, b, f, sum_sq, total, high, low, zeros)
-                sum_sq, total, high, low, zeros = _fast_step(c, g, d, h, sum_sq, total, high, low, zeros)
+    places = tl.arange(0, BLOCK)
+    sum_sq = tl.zeros([LANES], tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    high = tl.zeros([LANES], tl.float32)
+    low = tl.full([LANES], NO_MIN, tl.float32)
+    zeros = tl.zeros([LANES], tl.float32)
+    vector = _aligned(address, head, DTYPE)
+    for j in range(0, full, 4 * BLOCK):
+        p = vector + j + places
+        a, b, c, d = _four_loads(p, BLOCK)
+        if BLOCK == LANES:
+            sum_sq, total, high, low, zeros = _fast_step(a, b, c, d, sum_sq, total, high, low, zeros)
+        else:
+            a, e = _halves(a, LANES)
+            b, f = _halves(b, LANES)
+            c, g = _halves(c, LANES)
+            d, h = _halves(d, LANES)
+            sum_sq, total, high, low, zeros = _fast_step(a, e, b, f, sum_sq, total, high, low, zeros)
+            sum_sq, total, high, low, zeros = _fast_step(c, g, d, h, sum_sq, total, high, low, zeros)
 
     lanes = tl.arange(0, LANES)
     single = pointer(address, DTYPE)
@@ -328,18 +333,15 @@ def stats_kernel(
     DTYPE: tl.constexpr,
     CHUNK: tl.constexpr,
     LANES: tl.constexpr,
-    PACKED: tl.constexpr,
 ):
-    """One program a chunk, from number `first` on: its columns of partial results. No atomics.
-
-    LANES is four times the number of threads. PACKED compares two 16-bit elements at once, which takes sm_90.
-    """
+    """One program a chunk, from number `first` on: its columns of partial results. No atomics. LANES is four times the
+    number of threads."""
     chunk = first + tl.program_id(0)
     address, n, head = _chunk_of(chunks, addresses, numels, chunk, DTYPE, CHUNK)
     if DTYPE.is_fp64():
         sum_sq, total, high, low, zeros, nans, infs = _exact(address, n, head, DTYPE, LANES)
     else:
-        sum_sq, total, high, low, zeros, believe = _fast(address, n, head, DTYPE, LANES, PACKED)
+        sum_sq, total, high, low, zeros, believe = _fast(address, n, head, DTYPE, LANES)
         nans = zeros * 0.0
         infs = zeros * 0.0
         if not believe:
@@ -393,7 +395,7 @@ def scale_kernel(
             vector = _aligned(address, head, DTYPE)
             for j in range(0, full, 4 * BLOCK):
                 p = vector + j + lanes
-                a, b, c, d = four_loads(p, BLOCK)
+                a, b, c, d = _four_loads(p, BLOCK)
                 tl.store(p, _product(a, factor, DTYPE))
                 tl.store(p + BLOCK, _product(b, factor, DTYPE))
                 tl.store(p + 2 * BLOCK, _product(c, factor, DTYPE))
