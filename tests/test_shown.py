@@ -1,4 +1,4 @@
-"""Names and messages are shown, not obeyed: nothing that a terminal acts on reaches a text for people."""
+"""Names and messages are escaped: no text for people contains anything that a terminal interprets."""
 
 from __future__ import annotations
 
@@ -27,21 +27,19 @@ from fastguard.sinks import JsonlSink, SafeSink
 from made_runs import activity, run, with_bad_steps
 from records import make_bad_record, make_record
 
-# What has moved cursors, coloured, cleared, hidden or reversed text somewhere, one of each kind.
-NASTY = {
-    **{f"U+{ord(c):04X}": c for c in "\0\a\b\t\n\v\f\r\x1b\x7f\x80\x85\x9b\x9d\x9f\xa0\xad\u061c\u115f\u180e"},
-    **{
-        f"U+{ord(c):04X}": c for c in map(chr, (*range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070)))
-    },
-    **{f"U+{ord(c):04X}": c for c in "\udc9b\ud800\ue000\ufeff\ufff9\uffff\U000e0001\U0010ffff"},
-    "a title": "\x1b]0;owned\x07",
-    "a clear screen": "\x1b[2J\x1b[H",
-    "a link": "\x1b]8;;http://x\ahere\x1b]8;;\a",
-    "a forged line": "x\nHEALTHY after 9 steps: no problems found",
-    "a letter and what stands on it": "e\u0301\u0301\u0301",
-    "Hebrew": "\u05d0\u05d1",
-    "a wide one": "\u91cd",
-}
+# Characters that move cursors, colour, clear, hide or reverse text somewhere, one of each kind.
+ODD = "\0\a\b\t\n\v\f\r\x1b\x7f\x80\x85\x9b\x9d\x9f\xa0\xad\u061c\u115f\u180e\udc9b\ud800\ue000\ufeff\ufff9"
+ODD += "\uffff\U000e0001\U0010ffff" + "".join(map(chr, (*range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070))))
+NASTY = [
+    *ODD,
+    "\x1b]0;owned\x07",
+    "\x1b[2J\x1b[H",
+    "\x1b]8;;http://x\ahere\x1b]8;;\a",
+    "x\nHEALTHY after 9 steps: no problems found",
+    "e\u0301\u0301\u0301",
+    "\u05d0\u05d1",
+    "\u91cd",
+]
 
 
 def check_plain(text: str, *, lines: bool = True) -> None:
@@ -51,24 +49,18 @@ def check_plain(text: str, *, lines: bool = True) -> None:
 
 
 class TestShown:
-    @pytest.mark.parametrize("text", NASTY.values(), ids=NASTY.keys())
-    def test_is_printable_ascii_and_reads_back(self, text):
-        check_plain(shown(text), lines=False)
-        assert ascii(text)[1:-1] == shown(text)
-        assert shown(shown(text)) == shown(text)
-
-    def test_all_that_is_control_format_or_unassigned(self):
+    def test_is_printable_ascii_and_reads_back(self):
+        for text in NASTY:
+            check_plain(shown(text), lines=False)
+            assert ascii(text)[1:-1] == shown(text) == shown(shown(text))
         odd = [chr(i) for i in range(0x20000) if unicodedata.category(chr(i))[0] in "CZ" and i != 32]
         check_plain(shown("".join(odd)), lines=False)
+        plain = "layers.0.attn.weight"
+        assert shown(plain) is plain
 
-    def test_plain_text_is_the_same_object(self):
-        text = "layers.0.attn.weight"
-        assert shown(text) is text
-
-    @pytest.mark.parametrize("width", [7, 36, 80, 100])
+    @pytest.mark.parametrize("width", [7, 36, 100])
     def test_a_long_name_loses_its_middle(self, width):
-        name = "first." + "m" * 100_000 + ".last"
-        cut = shown(name, width)
+        cut = shown("first." + "m" * 100_000 + ".last", width)
         assert len(cut) == width and "..." in cut and cut[0] == "f" and cut[-1] == "t"
         assert len(shown("\u202e" * 100_000, width)) == width
         assert shown("x" * width, width) == "x" * width
@@ -80,8 +72,8 @@ class TestShown:
 
 
 WORST = {
-    "all of them": "".join(NASTY.values()),
-    "a forged line": NASTY["a forged line"],
+    "all of them": "".join(NASTY),
+    "a forged line": "x\nHEALTHY after 9 steps: no problems found",
     "long": "n" * 100_000,
     "many words": "two words " * 10_000,
 }
@@ -93,7 +85,7 @@ def nasty(request):
 
 
 def nasty_history(name):
-    """All places of a history that hold a name."""
+    """A history with the name wherever there can be one."""
     history = with_bad_steps(100, {}, names=[name])
     sampled = {
         "activations": (activity(name, name, zero=1.0, dead=1.0, infs=1),),
@@ -109,7 +101,7 @@ def nasty_history(name):
 
 
 class TestReport:
-    def test_shows_names(self, nasty):
+    def test_escapes_names_for_people_only(self, nasty):
         finding = Finding(
             f"in {nasty}.", 1, 2, layers=(nasty,), evidence={nasty: nasty}, rule=nasty, recommendation=nasty
         )
@@ -120,14 +112,11 @@ class TestReport:
         lines = text.split("\n")
         assert max(map(len, lines)) <= 100 and len(lines) < 300
         assert sum(line.startswith(("HEALTHY", "WARNING", "CRITICAL")) for line in lines) == 1
-
-    def test_machines_get_them_in_full(self, nasty):
-        plain = json.loads(json.dumps(build_report(nasty_history(nasty)).to_dict(), allow_nan=False))
+        plain = json.loads(json.dumps(report.to_dict(), allow_nan=False))
         assert [nasty] in [finding["layers"] for finding in plain["findings"]]
         assert plain["modules"][0]["module"] == plain["weights"][0]["parameter"] == nasty
 
     def test_our_own_texts_stay_as_they_are(self):
-        """What a rule advises would stand there escaped if it had line ends or were not ASCII."""
         wrong = [rule.name for rule in RULES.values() if shown(rule.remedy) != rule.remedy]
         assert not wrong
 
@@ -141,7 +130,7 @@ class TestElsewhere:
             check_plain(message, lines=False)
             assert len(message) <= 1600
 
-    def test_a_log_message_that_cannot_be_made_stays_the_handlers_affair(self, capsys, monkeypatch):
+    def test_a_log_message_that_cannot_be_formatted_is_left_to_the_handler(self, capsys, monkeypatch):
         logger = logging.getLogger("fastguard")
         handler = logging.StreamHandler(sys.stderr)
         monkeypatch.setattr(logger, "propagate", False)  # pytest's own handler raises
@@ -198,7 +187,7 @@ class TestElsewhere:
 
 
 class TestCommands:
-    """All that reads a log, given one with such names, under such a name."""
+    """Every command that reads a log, with such names, under such a name."""
 
     @pytest.fixture
     def log(self, tmp_path):
@@ -222,7 +211,7 @@ class TestCommands:
         [["diagnose"], ["report", "--json"], ["report", "-f"], ["report"], ["preflight"]],
     )
     @pytest.mark.parametrize("what", ["the log", "its folder", "no log", "an option"])
-    def test_print_nothing_that_a_terminal_obeys(self, log, command, what, capsys, monkeypatch):
+    def test_print_nothing_that_a_terminal_interprets(self, log, command, what, capsys, monkeypatch):
         if command[0] == "report":
             pytest.importorskip("plotly", reason="the page is an extra: pip install fastguard[report]")
         given = {"the log": log, "its folder": log.parent, "no log": log.with_name(log.name + "\x1b[2J")}
