@@ -29,7 +29,8 @@ from records import make_bad_record, make_record
 
 # Characters that move cursors, colour, clear, hide or reverse text somewhere, one of each kind.
 ODD = "\0\a\b\t\n\v\f\r\x1b\x7f\x80\x85\x9b\x9d\x9f\xa0\xad\u061c\u115f\u180e\udc9b\ud800\ue000\ufeff\ufff9"
-ODD += "\uffff\U000e0001\U0010ffff" + "".join(map(chr, (*range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070))))
+ODD += "\uffff\U000e0001\U0010ffff"
+ODD += "".join(map(chr, (*range(0x200B, 0x2010), *range(0x2028, 0x202F), *range(0x2060, 0x2070))))
 NASTY = [
     *ODD,
     "\x1b]0;owned\x07",

@@ -176,8 +176,8 @@ class TestMlflow:
         write_some(sink)
         names = [*HOSTILE, "a_", "a#", "a<", ".", "./..", "..x", "x" * 401]  # some of which it rejects
         sink.write(make_bad_record(5, names, names=names))
-        for step in (*range(6, 90), *range(60, 70)):  # more than a batch, and some steps again
-            sink.write(make_record(step))
+        for number, step in enumerate((*range(6, 90), *range(60, 70))):  # more than a batch, and some steps again
+            sink.write(make_record(step, 1.0 + number))
         sink.close()
         assert sink.num_lost == 0, sink.last_error
         points = client.get_metric_history(self.run_id, "train/grad/norm")
