@@ -12,6 +12,8 @@ import torch
 
 from ..records import values
 from ..step.wrappers import innermost
+from .batches import is_pair
+from .bench import Bench
 from .restoring import everything_restored, set_rate, without_guard
 
 _DIVERGED = 10.0
@@ -181,51 +183,32 @@ class LearningRateFinder:
                 "used up. Pass the loader itself, or a list of batches."
             )
         inner = innermost(optimizer)
-        evaluate = compute_loss or (lambda batch: _loss_of_pair(model, batch, loss_fn))
+        whole = None if compute_loss is None else lambda _, batch: compute_loss(batch)
+        bench = Bench(model, inner, whole or loss_fn, "whole" if whole else "pair")
         groups = inner.param_groups
         if not per_group:
             first = float(groups[0]["lr"])
             if not first > 0:
                 raise ValueError(f"`optimizer` must have a learning rate > 0 in its first group, got {first}")
-            return self._test(model, inner, loader, evaluate, [float(group["lr"]) / first for group in groups])
+            return self._test(bench, loader, [float(group["lr"]) / first for group in groups])
         names = [str(group.get("name", f"group{i}")) for i, group in enumerate(groups)]
         if len(set(names)) != len(names):
             raise ValueError(f"`optimizer` must have groups of different names for per_group, got {names}")
         alone = [[float(group is one) for group in groups] for one in groups]
-        return {n: self._test(model, inner, loader, evaluate, ratios) for n, ratios in zip(names, alone)}
+        return {name: self._test(bench, loader, ratios) for name, ratios in zip(names, alone)}
 
-    def _test(
-        self,
-        model: torch.nn.Module,
-        inner: torch.optim.Optimizer,
-        loader: Iterable[Any],
-        evaluate: Callable[[Any], Any],
-        ratios: list[float],
-    ) -> RangeTest:
-        """One test, after which all is as before; each group's rate is the rate times its ratio."""
-        with everything_restored(model, inner, loader), without_guard(inner) as clip:
-            batches = _again_and_again(loader)
+    def _test(self, bench: Bench, loader: Iterable[Any], ratios: list[float]) -> RangeTest:
+        """One test, after which everything is restored; each group's rate is the rate times its ratio."""
+        optimizer = bench.optimizer
+        with everything_restored(bench.model, optimizer, loader), without_guard(optimizer) as clip:
+            batches = _again_and_again(loader, bench.form == "pair")
 
             def train(lr: float) -> float:
-                for group, ratio in zip(inner.param_groups, ratios, strict=True):
+                for group, ratio in zip(optimizer.param_groups, ratios, strict=True):
                     set_rate(group, lr * ratio)
-                batch = next(batches)
+                return bench.step(next(batches), clip)
 
-                def closure() -> Any:
-                    inner.zero_grad()
-                    loss = evaluate(batch)
-                    loss.backward()
-                    clip()
-                    return loss.detach()
-
-                if isinstance(inner, torch.optim.LBFGS):
-                    return _number(inner.step(closure))
-                loss = _number(closure())
-                if math.isfinite(loss):
-                    inner.step()
-                return loss
-
-            with torch.enable_grad(), contextlib.closing(batches):
+            with contextlib.closing(batches):
                 return self.range_test(train)
 
 
@@ -255,25 +238,19 @@ def _smoothed(losses: list[float], weight: float) -> list[float]:
     return result
 
 
-def _again_and_again(loader: Iterable[Any]) -> Generator[Any, None, None]:
+def _again_and_again(loader: Iterable[Any], are_pairs: bool) -> Generator[Any, None, None]:
     while True:
         count = 0
         for batch in loader:
+            if are_pairs and not is_pair(batch):
+                raise ValueError(
+                    f"`loader` must give pairs (inputs, targets) for `loss_fn`, got {type(batch).__name__}. "
+                    "Pass compute_loss=lambda batch: ... for others."
+                )
             count += 1
             yield batch
         if not count:
             raise ValueError("`loader` must give at least one batch, got none")
-
-
-def _loss_of_pair(model: torch.nn.Module, batch: Any, loss_fn: Callable[..., Any] | None) -> Any:
-    assert loss_fn is not None
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise ValueError(
-            f"`loader` must give pairs (inputs, targets) for `loss_fn`, got {type(batch).__name__}. "
-            "Pass compute_loss=lambda batch: ... for others."
-        )
-    inputs, targets = batch
-    return loss_fn(model(inputs), targets)
 
 
 def suggest(lrs: Sequence[float], losses: Sequence[float], min_lr: float) -> tuple[float, str]:

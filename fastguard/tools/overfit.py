@@ -12,7 +12,7 @@ import torch
 
 from ..records import values
 from .batches import take
-from .preflight.bench import set_up
+from .bench import set_up
 from .preflight.evidence import Evidence
 from .preflight.fitting import Attempt, Fitting, has_learnt
 from .restoring import randomness_restored

@@ -15,8 +15,8 @@ from ...records import values
 from ...records.failures import Failures
 from ...report import Report, Status
 from ..batches import take
+from ..bench import set_up
 from ..restoring import randomness_restored
-from .bench import set_up
 from .evidence import Evidence
 from .losses import chance
 from .registry import CHECKS, Rule, find_causes

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...experiments.loss import Answer
 from ...names import named_parameters, strip_wrappers
 from ..batches import first_tensor
-from .bench import Bench
+from ..bench import Bench
 from .fitting import Fit, Fitting
 from .flow import Flow, follow
 from .freeing import ask

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batches import first_tensor, mapped, tensors_in
-from .bench import Bench
+from ..bench import Bench
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...experiments.loss import MAX_ELEMENTS, Answer, Problem, ask_loss
 from ..batches import mapped, tensors_in
-from .bench import Bench
+from ..bench import Bench
 from .losses import YES_OR_NO, has_indices
 from .watcher import LossCall, Watcher
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...step.wrappers import innermost, refuse_sharding_model
-from ..batches import is_pair, mapped
-from ..restoring import everything_restored, without_guard
+from ..step.wrappers import innermost, refuse_sharding_model
+from .batches import is_pair, mapped
+from .restoring import everything_restored, without_guard
 
 _WHOLE_NAMES = ("model", "net", "network", "module", "self_model")
 
@@ -61,8 +61,8 @@ class Bench:
         inputs, targets = mapped(lambda t: t if device is None else t.to(device), batch)
         return inputs, targets
 
-    def step(self, batch: Any) -> float:
-        """Takes one training step and returns the loss before it."""
+    def step(self, batch: Any, clip: Callable[[], None] | None = None) -> float:
+        """Takes one training step, with `clip` after the backward pass, and returns the loss before it."""
         seen: list[float] = []
 
         @torch.enable_grad()
@@ -70,6 +70,8 @@ class Bench:
             self.optimizer.zero_grad()
             _, loss = self.run(batch)
             loss.backward()
+            if clip is not None:
+                clip()
             seen.append(float(loss.detach()))
             return loss
 
