@@ -243,15 +243,6 @@ def test_a_second_fit_goes_on(tmp_path):
     assert [record.step for record in sink.records][16:] == list(range(8))  # another trainer
 
 
-def test_a_checkpoint_without_a_guard_is_told_of(tmp_path, caplog):
-    trainer = fit(tmp_path, Regression(), [])
-    trainer.save_checkpoint(tmp_path / "plain.ckpt")
-    guarding, _ = callback()
-    with caplog.at_level(logging.WARNING, "fastguard"):
-        fit(tmp_path, Regression(), [guarding], max_epochs=2, resume=tmp_path / "plain.ckpt")
-    assert any("contains no state of the guard" in record.getMessage() for record in caplog.records)
-
-
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", None])
 def test_half_precision(tmp_path, precision):
     model = Regression()

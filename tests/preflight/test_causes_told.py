@@ -65,52 +65,46 @@ def test_a_zero_last_layer_is_no_poor_initialisation():
     assert report.status == "healthy"
 
 
-class TestForms:
-    """Which of the two forms a loss function has is found out."""
+def named(model, batch):
+    return model(batch[0]).square().mean()
 
-    def made(self):
-        model = nn.Linear(6, 3)
-        return model, torch.optim.SGD(model.parameters(), 0.1), (torch.randn(32, 6), torch.randint(3, (32,)))
 
-    def loss(self, loss_fn, batch=None):
-        model, optimizer, given = self.made()
-        report = fastguard.preflight(model, optimizer, loss_fn, given if batch is None else batch, checks=[])
-        return report.numbers.get("loss")
+def annotated(m: nn.Module, batch):
+    return m(batch[0]).square().mean()
 
-    def test_of_output_and_target(self):
-        for loss_fn in (nn.CrossEntropyLoss(), nn.functional.cross_entropy, lambda o, t: o.square().mean()):
-            assert self.loss(loss_fn) is not None
 
-    def test_of_model_and_batch(self):
-        def by_name(model, batch):
-            return model(batch[0]).square().mean()
+X, Y = torch.randn(32, 6), torch.randint(3, (32,))
 
-        def by_annotation(m: nn.Module, batch):
-            return m(batch[0]).square().mean()
 
-        def by_trial(m, b):
-            return m(b[0]).square().mean()
+@pytest.mark.parametrize(
+    ("loss_fn", "batch"),
+    [
+        (nn.functional.cross_entropy, (X, Y)),
+        (lambda o, t: o.square().mean(), (X, Y)),
+        (named, (X, Y)),
+        (annotated, (X, Y)),
+        (lambda m, b: m(b[0]).square().mean(), (X, Y)),
+        (nn.CrossEntropyLoss(), [(X, Y), (X, Y)]),
+        (nn.CrossEntropyLoss(), ({"input": X}, Y)),
+        (nn.CrossEntropyLoss(), ((X,), Y)),
+        (lambda model, batch: model(batch["x"]).mean(), {"x": X}),
+        (lambda model, batch: model(batch).mean(), X),
+    ],
+)
+def test_the_form_of_a_loss_function_is_found(loss_fn, batch):
+    model = nn.Linear(6, 3)
+    report = fastguard.preflight(model, torch.optim.SGD(model.parameters(), 0.1), loss_fn, batch, checks=[])
+    assert "loss" in report.numbers
 
-        for loss_fn in (by_name, by_annotation, by_trial):
-            assert self.loss(loss_fn) is not None
 
-    def test_of_dicts_tuples_and_lists(self):
-        x, y = torch.randn(32, 6), torch.randint(3, (32,))
-        assert self.loss(nn.CrossEntropyLoss(), [(x, y), (x, y)]) is not None
-        assert self.loss(nn.CrossEntropyLoss(), [x, y]) is not None
-        assert self.loss(nn.CrossEntropyLoss(), ({"input": x}, y)) is not None
-        assert self.loss(nn.CrossEntropyLoss(), ((x,), y)) is not None
-        assert self.loss(lambda model, batch: model(batch["x"]).mean(), {"x": x}) is not None
-        assert self.loss(lambda model, batch: model(batch).mean(), x) is not None
-
-    def test_closures_and_guards(self):
-        model, _, batch = self.made()
-        for optimizer in (
-            torch.optim.LBFGS(model.parameters(), 0.5),
-            fastguard.wrap(torch.optim.SGD(model.parameters(), 0.1), model, max_norm=1.0),
-        ):
-            report = fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), batch, num_steps=2)
-            assert report.numbers["num_failed"] == 0 and "num_trial_steps" in report.numbers
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_closures_and_guards(is_guarded):
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.LBFGS(model.parameters(), 0.5)
+    if is_guarded:
+        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), 0.1), model, max_norm=1.0)
+    report = fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), (X, Y), num_steps=2)
+    assert report.numbers["num_failed"] == 0 and "num_trial_steps" in report.numbers
 
 
 class TestErrors:

@@ -374,9 +374,3 @@ def test_a_mask_among_the_inputs_holds_inf_by_intent():
     mask = nn.Transformer.generate_square_subsequent_mask(FEATURES)
     setup = classes() | {"model": nn.Linear(FEATURES, 3), "batch": (mask, torch.arange(FEATURES) % 3)}
     assert not asked(setup, "non-finite-inputs").findings
-
-
-def test_another_threshold_counts():
-    setup = classes()
-    setup |= one_in_sixteen(setup)
-    assert not asked(setup, "rare-classes", thresholds={"rare-classes": {"share": 0.95}}).findings

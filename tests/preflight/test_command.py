@@ -106,9 +106,3 @@ def test_what_is_wrong_is_one_line(target, code, said, capsys):
 def test_wrong_numbers_are_wrong_arguments(option, capsys):
     assert run("made_here:sound", *option) == 64
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_the_path_is_as_it_was():
-    before = list(sys.path)
-    run("made_here:warned")
-    assert sys.path == before

