@@ -56,28 +56,44 @@ def test_a_healthy_relu_network_is_called_healthy():
     assert monitor.diagnose() == {}
 
 
-def test_dead_channels_of_a_convolution():
+def _convolutions():
     net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     with torch.no_grad():
         net[0].bias[3] = -1e4
         net[3].bias.copy_(torch.tensor([0.0, -1e4, 0.0, -1e4]))
-    monitor = ActivationMonitor(net)
-    net(torch.randn(8, 3, 10, 9))
-    records = by_name(monitor)
-    assert (records["1"].num_units, records["1"].dead_units) == (5, (3,))
-    assert (records["4"].num_units, records["4"].dead_units) == (4, (1, 3))
+    return net, torch.randn(8, 3, 10, 9), {"1": (5, (3,)), "4": (4, (1, 3))}
 
 
-def test_dead_channels_of_a_one_dimensional_convolution_and_features_after_a_linear_layer():
+def _one_dimensional():
     net = nn.Sequential(nn.Conv1d(3, 5, 3), nn.ReLU(), nn.Linear(8, 7), nn.ReLU())
     with torch.no_grad():
         net[0].bias[3] = -1e4
         net[2].bias.copy_(torch.tensor([5.0] * 6 + [-1e4]))
+    # [8, 5, 8] after the convolution: only the layer before says which dimension has the units
+    return net, torch.randn(8, 3, 10), {"1": (5, (3,)), "3": (7, (6,))}
+
+
+def _gated():
+    net = nn.Sequential(nn.Linear(6, 6), GatedMlp())
+    with torch.no_grad():
+        net[1].gate_proj.bias[5] = -1e3
+    return net, torch.randn(20, 6), {"1[hidden]": (8, (5,))}
+
+
+def _encoder():
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2)
+    with torch.no_grad():
+        net.layers[1].linear1.bias[3] = -1e3
+    return net, torch.randn(2, 5, 8), {"layers.1[hidden]": (16, (3,))}
+
+
+@pytest.mark.parametrize("make", [_convolutions, _one_dimensional, _gated, _encoder])
+def test_dead_units_are_named(make):
+    net, x, expected = make()
     monitor = ActivationMonitor(net)
-    net(torch.randn(8, 3, 10))  # [8, 5, 8] after the convolution: only what came before tells which are the units
+    net(x)
     records = by_name(monitor)
-    assert (records["1"].num_units, records["1"].dead_units) == (5, (3,))
-    assert (records["3"].num_units, records["3"].dead_units) == (7, (6,))
+    assert {name: (records[name].num_units, records[name].dead_units) for name in expected} == expected
 
 
 def test_a_unit_is_dead_when_it_was_so_in_all_batches_of_the_window():
@@ -215,26 +231,6 @@ def test_masked_scores_are_no_origin_when_something_else_is():
     monitor = ActivationMonitor(net, modules="all")
     net(torch.randn(4, 4))
     assert monitor.origin.activity.name == "bad"
-
-
-def test_the_hidden_layer_of_a_gated_mlp():
-    net = nn.Sequential(nn.Linear(6, 6), GatedMlp())
-    with torch.no_grad():
-        net[1].gate_proj.bias[5] = -1e3
-    monitor = ActivationMonitor(net)
-    net(torch.randn(20, 6))
-    record = by_name(monitor)["1[hidden]"]
-    assert (record.family, record.num_units, record.dead_units) == ("gelu", 8, (5,))
-
-
-def test_the_hidden_layer_of_torchs_own_transformer():
-    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2)
-    with torch.no_grad():
-        net.layers[1].linear1.bias[3] = -1e3
-    monitor = ActivationMonitor(net)
-    net(torch.randn(2, 5, 8))
-    record = by_name(monitor)["layers.1[hidden]"]
-    assert (record.family, record.num_units, record.dead_units) == ("relu", 16, (3,))
 
 
 def test_replay_names_the_module_that_was_not_watched():

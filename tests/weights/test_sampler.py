@@ -94,23 +94,6 @@ def test_parameters_of_codes_are_left_out(dtype):
     assert [w.name for w in sampler.after(optimizer, sample, names=["codes", "weights"])] == ["weights"]
 
 
-def test_training_is_the_same_bit_for_bit():
-    def train(with_sampler: bool) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
-        optimizer, sampler = optim.NAdam(model.parameters()), WeightSampler()
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.randn(6, 5)).square().mean().backward()
-            sample = sampler.before(optimizer) if with_sampler else None
-            optimizer.step()
-            if sample is not None:
-                sampler.after(optimizer, sample, names=list("abcd"))
-        return [p.detach() for p in model.parameters()]
-
-    assert all(torch.equal(a, b) for a, b in zip(train(True), train(False), strict=True))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

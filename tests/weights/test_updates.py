@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import pytest
 import torch
 from torch import nn, optim
@@ -46,17 +43,7 @@ def assert_norms(found, truth, tolerance) -> None:
     assert found == [pytest.approx(norm, rel=tolerance[0], abs=tolerance[1] * size) for norm, size in truth]
 
 
-class Halving(optim.SGD):
-    """Does not step as its parent does."""
-
-    def step(self, closure: Any = None) -> Any:
-        with torch.no_grad():
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.mul_(0.5)
-
-
-@pytest.mark.parametrize("cls", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Rprop, optim.Adadelta])
+@pytest.mark.parametrize("cls", [optim.SGD, optim.AdamW])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_as_the_exact_difference(cls, dtype):
     parameters = make_parameters(dtype)
@@ -68,15 +55,11 @@ def test_as_the_exact_difference(cls, dtype):
         assert truth[0][0] > 0
 
 
-@pytest.mark.parametrize("cls", [optim.SGD, optim.AdamW, optim.Adam, optim.RMSprop, optim.Adagrad, optim.NAdam])
-def test_complex(cls):
+def test_complex():
     parameters = [nn.Parameter(torch.randn(33, 5, dtype=torch.complex64))]
-    optimizer, sampler = cls(parameters, lr=0.01), WeightSampler(every=1)
-    for _ in range(2):
-        gradient = torch.randn(33, 5, dtype=torch.complex64)
-        parameters[0].grad = gradient.conj() if cls is optim.SGD else gradient  # torch's others can't read a lazy one
-        found, truth = measure(optimizer, parameters, sampler)
-        assert_norms(found, truth, ROUNDING)
+    optimizer = optim.SGD(parameters, lr=0.01)
+    parameters[0].grad = torch.randn(33, 5, dtype=torch.complex64).conj()
+    assert_norms(*measure(optimizer, parameters, WeightSampler(every=1)), ROUNDING)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -86,39 +69,6 @@ def test_half_precision_tells_what_rounding_left_of_the_update(dtype):
     p.grad = torch.ones_like(p)
     found, truth = measure(optimizer, [p], sampler)
     assert found == [truth[0][0]] == [0.0]  # asked for 3e-4, all of it lost
-
-
-def test_sparse_gradients():
-    table = nn.Embedding(50, 4, sparse=True)
-    for optimizer in (optim.SparseAdam(table.parameters(), lr=0.1), optim.SGD(table.parameters(), lr=0.1)):
-        optimizer.zero_grad()
-        table(torch.tensor([1, 1, 3])).sum().backward()
-        found, truth = measure(optimizer, [table.weight], WeightSampler(every=1))
-        assert_norms(found, truth, ROUNDING)
-
-
-def test_groups_with_their_own_settings_and_a_schedule():
-    parameters = make_parameters(torch.float64)
-    groups = [
-        {"params": parameters[:2], "lr": 0.1, "weight_decay": 0.0},
-        {"params": parameters[2:], "lr": 0.001, "weight_decay": 0.9},
-    ]
-    optimizer, sampler = optim.AdamW(groups), WeightSampler(every=1)
-    schedule = optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    for _ in range(3):
-        give_gradients(parameters)
-        found, truth = measure(optimizer, parameters, sampler)
-        assert_norms(found, truth, EXACT)
-        schedule.step()
-
-
-def test_gradient_laid_out_unlike_its_parameter():
-    p = nn.Parameter(torch.randn(6, 4, dtype=torch.float64))
-    optimizer, sampler = optim.SGD([p], lr=0.1, weight_decay=0.5, nesterov=True, momentum=0.5), WeightSampler(every=1)
-    for gradient in (torch.randn(4, 6, dtype=torch.float64).t(), torch.ones(1, 1, dtype=torch.float64).expand(6, 4)):
-        p.grad = gradient
-        found, truth = measure(optimizer, [p], sampler)
-        assert_norms(found, truth, EXACT)
 
 
 def test_a_parameter_without_a_gradient_is_left_alone_whatever_its_state():
@@ -138,23 +88,3 @@ def test_nan_in_the_update():
         parameters[0].grad[1, 1] = float("nan")
         found, _ = measure(optimizer, parameters, WeightSampler(every=1))
         assert found[0] != found[0] and found[1] > 0
-
-
-def test_a_subclass_with_a_step_of_its_own():
-    p = nn.Parameter(torch.tensor([3.0, 4.0]))
-    optimizer = Halving([p], lr=0.1)
-    p.grad = torch.ones(2)
-    found, _ = measure(optimizer, [p], WeightSampler(every=1))
-    assert found == [2.5]
-
-
-def test_state_loaded_from_a_checkpoint():
-    parameters = make_parameters(torch.float64)
-    first = optim.AdamW(parameters, lr=0.01, weight_decay=0.5)
-    give_gradients(parameters)
-    first.step()
-    second = optim.AdamW(parameters, lr=0.5)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    give_gradients(parameters)
-    found, truth = measure(second, parameters, WeightSampler(every=1))
-    assert_norms(found, truth, EXACT)
