@@ -15,6 +15,7 @@ import torch
 from torch._C import _current_graph_task_id as graph_task  # -1 outside of a backward pass
 
 from ..step import Guard
+from ..step.wrappers import unwrapped
 from .patches import Patches
 
 # The functions that torch's loss functions and modules call, and the position of their argument `reduction`.
@@ -75,7 +76,7 @@ class ScriptLosses:
         self._scaled: tuple[Any, Any] | None = None
         self._calls: list[tuple[str, Any]] = []  # of loss functions since the last backward pass, while learning
         self._samples: list[tuple[str, float] | None] | None = []  # None once it is learnt
-        self._function: tuple[str, float] | None = None  # the loss function, and the loss over what it returns
+        self._function: Any = None  # the loss function, and the loss over what it returns
         self._has_eval = self._is_armed = False
         self._val_total: Any = 0.0
         self._val_count = self._val_calls = 0
@@ -191,7 +192,8 @@ class ScriptLosses:
         if not stepped or not self._count:
             return
         divisor, count = self._divisor, self._count
-        ratio = 1.0 if self._function is None else self._function[1]
+        known = self._function or (self._samples[-1] if self._samples else None)
+        ratio = 1.0 if known is None else known[1]
         if count > 1 and (divisor == count or abs(ratio * count - 1.0) <= _TOLERANCE):
             self._num_accumulated = divisor = count
         factor = self._num_accumulated if divisor == self._num_accumulated else 1
@@ -233,13 +235,24 @@ class ScriptLosses:
     def _evaluating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def evaluate(module: Any) -> Any:
-            self._has_eval = True
-            if self._function is not None and not self._is_armed:
-                self._is_armed, self._is_plain = True, False
-                self._listen([self._function[0]])
+            try:
+                if set(self._models()).intersection(module.modules()):
+                    self._begin_evaluation()
+            except Exception as error:
+                self._kept("validation losses", error)
             return original(module)
 
         return evaluate
+
+    def _begin_evaluation(self) -> None:
+        """A guarded model goes into eval mode: from now on, the loss function is listened to only then."""
+        self._has_eval = True
+        if self._function is not None and not self._is_armed:
+            self._is_armed, self._is_plain = True, False
+            self._listen([self._function[0]])
+
+    def _models(self) -> list[torch.nn.Module]:
+        return [unwrapped(guard.model) for guard in self.guards if guard.model is not None]
 
     def _listen(self, names: Any) -> None:
         """Listens to these loss functions, and no others."""
@@ -256,7 +269,8 @@ class ScriptLosses:
         def listened(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             try:
-                if type(result) is torch.Tensor and (self._samples is not None or not self._is_training(result)):
+                is_of_step = self._samples is None and not self._is_armed and result.requires_grad
+                if type(result) is torch.Tensor and not is_of_step:
                     self._meet(name, at, args, kwargs, result)
             except Exception as error:
                 self._kept("validation losses", error)
@@ -266,13 +280,9 @@ class ScriptLosses:
         self._listeners[name] = listened
         return listened
 
-    def _is_training(self, result: torch.Tensor) -> bool:
-        """Whether a loss was computed for a step."""
-        return result.requires_grad and (not self._is_armed or self._is_any_training())
-
     def _is_any_training(self) -> bool:
-        models = [guard.model for guard in self.guards]
-        return any(model is None or model.training for model in models)
+        models = self._models()
+        return not models or any(model.training for model in models)
 
     def _meet(self, name: str, at: int, args: Any, kwargs: Any, result: torch.Tensor) -> None:
         """A loss function has returned."""
@@ -286,9 +296,10 @@ class ScriptLosses:
         if self._samples is not None:
             if result.requires_grad:
                 self._calls.append((name, total / max(number, 1)))
-        elif self._function is not None and name == self._function[0]:
+        elif name == self._function[0] and not (result.requires_grad and self._is_any_training()):
             self._val_total, self._val_count = self._val_total + total, self._val_count + number
-            self._val_calls += 1
+            # A single call in train mode is no evaluation: a teacher's loss, say, or one that is only printed.
+            self._val_calls += 1 if self._is_any_training() else 2
             self._val_has_grad = self._val_has_grad or result.requires_grad
             self._is_plain = False
 
@@ -317,8 +328,7 @@ class ScriptLosses:
             self._listen([])
 
     def _tell_validation(self) -> None:
-        # A single call in train mode is no evaluation: a teacher's loss, say, or one that is only printed.
-        if self._function is not None and self._val_count and (self._val_calls > 1 or self._is_armed):
+        if self._function is not None and self._val_count and self._val_calls > 1:
             loss = self._function[1] * self._num_accumulated * self._val_total / self._val_count
             for guard in self.guards:
                 guard.observe(val_loss=loss)

@@ -72,7 +72,7 @@ def _run(folder: Path, *command: str, options: tuple[str, ...] | None = ()) -> s
     ours = [] if options is None else ["-m", "fastguard", "run", *options]
     known = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *ours, *command], cwd=folder, env=known, capture_output=True, text=True, timeout=60
+        [sys.executable, *ours, *command], cwd=folder, env=known, capture_output=True, text=True, timeout=120
     )
 
 
@@ -163,7 +163,7 @@ def test_under_torchrun_every_rank_guards_and_the_first_reports(none, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(DISTRIBUTED)
     said = torchrun(2, "-m", "fastguard", "run", "--no-page", "--out", str(tmp_path / "runs"), str(script))
-    assert "rank 0 guarded 11" in said and "rank 1 guarded 11" in said
+    assert said.count("guarded 11") == 2
     assert said.count("fastguard run") == 1 and "after 12 steps" in said
     assert len(list((tmp_path / "runs").glob("*/*.jsonl"))) == 1
 
