@@ -66,6 +66,7 @@ class ScriptLosses:
         self._patches, self._primitives = Patches(), Patches()
         self._listeners: dict[str, Callable[..., Any]] = {}
         self._single: Guard | None = None
+        self._is_over = False
         self._is_plain = False  # whether one guard waits for one loss, and nothing else is due
         self._seen: dict[int, int] = {}  # steps of each guard when it was last told a loss
         self._step = -1  # the same, of the single guard
@@ -92,6 +93,7 @@ class ScriptLosses:
 
     def stop(self) -> None:
         """Puts back what `start` replaced."""
+        self._is_over, self._is_plain = True, False  # for a script that has kept what replaces a function
         self._patches.restore()
         self._primitives.restore()
 
@@ -119,19 +121,17 @@ class ScriptLosses:
 
         @functools.wraps(original)
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-            if not self._is_plain or grad_tensors is not None or type(tensors) is not tensor or graph_task() != -1:
-                return self._go_the_long_way(original, tensors, grad_tensors, args, kwargs)
             guard: Any = self._single
+            is_usual = self._is_plain and grad_tensors is None and type(tensors) is tensor and graph_task() == -1
+            if not is_usual or guard._run.step == self._step:  # the latter: several passes a step
+                return self._go_the_long_way(original, tensors, grad_tensors, args, kwargs)
+            original(tensors, grad_tensors, *args, **kwargs)
             try:
-                step = guard._run.step
-                if step == self._step:  # several passes a step
-                    return self._go_the_long_way(original, tensors, grad_tensors, args, kwargs)
-                self._step = step
+                self._step = guard._run.step
                 guard.observe(self._total)
+                self._total = tensors.item() if tensors.is_cpu else tensors.detach()
             except Exception as error:
                 self._kept("losses", error)
-            original(tensors, grad_tensors, *args, **kwargs)
-            self._total = tensors.item() if tensors.is_cpu else tensors.detach()
             return None
 
         return backward
@@ -139,7 +139,7 @@ class ScriptLosses:
     def _go_the_long_way(
         self, original: Callable[..., Any], tensors: Any, grad_tensors: Any, args: Any, kwargs: Any
     ) -> None:
-        if graph_task() != -1:  # within another pass, as where activations are computed again
+        if self._is_over or graph_task() != -1:  # within another pass, as where activations are computed again
             return original(tensors, grad_tensors, *args, **kwargs)
         loss = None
         try:
@@ -180,7 +180,8 @@ class ScriptLosses:
         if self._samples is not None:
             self._learn(float(number), calls)
         is_alone = self._single is not None and self._count == 1 and self._num_accumulated == 1
-        self._is_plain = is_alone and self._samples is None and self.scaler is None and not self.keeps_newest
+        is_learning = self._samples is not None or self.keeps_newest
+        self._is_plain = is_alone and not is_learning and self.scaler is None and not self._is_over
         if self._is_plain:
             self._step = self._seen[id(self._single)]
 
@@ -223,9 +224,12 @@ class ScriptLosses:
     def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            self._settle()
-            self.num_scaler_skips += self._count > 0
-            self._count = 0  # losses of a step that the scaler has skipped
+            try:
+                self._settle()
+                self.num_scaler_skips += self._count > 0
+                self._count = 0  # losses of a step that the scaler has skipped
+            except Exception as error:
+                self._kept("losses", error)
             return original(scaler, *args, **kwargs)
 
         return update

@@ -117,6 +117,36 @@ def test_no_error_of_ours_reaches_the_training(where, monkeypatch):
     assert "injected" in " ".join(auto.problems.values())
 
 
+class Fails(torch.autograd.Function):
+    """Raises in its backward pass."""
+
+    num_calls = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        Fails.num_calls += 1
+        raise ValueError("of the script")
+
+
+@pytest.mark.parametrize("after", [0, 2, 12], ids="after {} steps".format)
+def test_an_error_in_the_backward_pass_is_the_scripts(after):
+    model, Fails.num_calls = net(), 0
+    with watching() as auto:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for _ in range(after):
+            F.cross_entropy(model(batch()[0]), batch()[1]).backward()
+            optimizer.step()
+        for _ in range(2):
+            with pytest.raises(ValueError, match="of the script"):
+                Fails.apply(model(batch()[0]).sum()).backward()
+    assert Fails.num_calls == 2
+    assert not auto.problems
+
+
 def test_a_clean_step_has_one_frame_more_than_a_guarded_one():
     def frames(is_watched: bool) -> float:
         counts = []

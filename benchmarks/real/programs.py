@@ -1,0 +1,75 @@
+"""Training programs from public repositories, and how to run each in a minute on data that it brings with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+ZERO_TO_ALL = "hunkim/PyTorchZeroToAll", "e5a260f"
+TUTORIAL = "MorvanZhou/PyTorch-Tutorial", "dbe154a"
+FLOWS = "kamenbliznashki/normalizing_flows", "97a73a0"
+LECTURE = "karpathy/ng-video-lecture", "5220142"
+ODE = "rtqichen/torchdiffeq", "657943a"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program.
+
+    Attributes:
+        source: the repository on GitHub, and the commit.
+        script: the file, or `-m` and the module, with its arguments.
+        patches: texts that are replaced in the script, such as its number of epochs.
+        folder: where it is started; "" for the repository.
+    """
+
+    source: tuple[str, str]
+    script: str
+    patches: dict[str, str] = field(default_factory=dict)
+    folder: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.source[0].partition('/')[2]}/{self.script.split()[0]}"
+
+
+PROGRAMS = [
+    Program(ZERO_TO_ALL, "05_linear_regression.py"),
+    Program(ZERO_TO_ALL, "06_logistic_regression.py"),
+    Program(ZERO_TO_ALL, "07_diabets_logistic.py"),
+    Program(ZERO_TO_ALL, "08_2_dataset_loade_logistic.py", {"num_workers=2": "num_workers=1"}),
+    Program(ZERO_TO_ALL, "12_2_hello_rnn.py"),
+    Program(ZERO_TO_ALL, "12_4_hello_rnn_emb.py"),
+    Program(
+        ZERO_TO_ALL, "13_2_rnn_classification.py", {"N_EPOCHS = 100": "N_EPOCHS = 2", "loss.data[0]": "loss.item()"}
+    ),
+    Program(TUTORIAL, "301_regression.py", {"plt.pause(0.1)": ""}, "tutorial-contents"),
+    Program(TUTORIAL, "302_classification.py", {"plt.pause(0.1)": ""}, "tutorial-contents"),
+    Program(TUTORIAL, "305_batch_train.py", {}, "tutorial-contents"),
+    Program(TUTORIAL, "306_optimizer.py", {"num_workers=2": "num_workers=0"}, "tutorial-contents"),
+    Program(TUTORIAL, "403_RNN_regressor.py", {"plt.pause(0.05)": ""}, "tutorial-contents"),
+    Program(TUTORIAL, "406_GAN.py", {"range(10000)": "range(1500)", "plt.pause(0.01)": ""}, "tutorial-contents"),
+    Program(TUTORIAL, "406_conditional_GAN.py", {"range(10000)": "range(1500)"}, "tutorial-contents"),
+    Program(TUTORIAL, "503_dropout.py", {"plt.pause(0.1)": ""}, "tutorial-contents"),
+    Program(TUTORIAL, "504_batch_normalization.py", {"EPOCH = 12": "EPOCH = 3"}, "tutorial-contents"),
+    Program(FLOWS, "bnaf.py --train --dataset 8gaussians --n_steps 300 --hidden_dim 20"),
+    Program(FLOWS, "planar_flow.py --train --target_potential u_z1 --n_steps 2000 --flow_length 8 --no_cuda"),
+    Program(LECTURE, "bigram.py", {"max_iters = 3000": "max_iters = 1000", "eval_iters = 200": "eval_iters = 20"}),
+    Program(
+        LECTURE,
+        "gpt.py",
+        {
+            "n_embd = 384": "n_embd = 48",
+            "block_size = 256": "block_size = 32",
+            "max_iters = 5000": "max_iters = 300",
+            "eval_interval = 500": "eval_interval = 100",
+            "eval_iters = 200": "eval_iters = 10",
+            "n_layer = 6": "n_layer = 2",
+            "max_new_tokens=500": "max_new_tokens=20",
+        },
+    ),
+    Program(ODE, "-m examples.ode_demo --niters 60 --data_size 200 --method dopri5"),
+    Program(ODE, "-m examples.latent_ode --niters 20"),
+    Program(("Diego999/pyGAT", "3664f2d"), "train.py --epochs 30 --hidden 4 --nb_heads 2"),
+    Program(("tanelp/tiny-diffusion", "726b6bb"), "ddpm.py --num_epochs 4 --save_images_step 2"),
+    Program(("spro/char-rnn.pytorch", "282bcb6"), "train.py README.md --n_epochs 20 --chunk_len 50 --batch_size 10"),
+]
