@@ -40,7 +40,7 @@ PROGRAMS = [
     Program(ZERO_TO_ALL, "12_2_hello_rnn.py"),
     Program(ZERO_TO_ALL, "12_4_hello_rnn_emb.py"),
     Program(
-        ZERO_TO_ALL, "13_2_rnn_classification.py", {"N_EPOCHS = 100": "N_EPOCHS = 2", "loss.data[0]": "loss.item()"}
+        ZERO_TO_ALL, "13_2_rnn_classification.py", {"N_EPOCHS = 100": "N_EPOCHS = 1", "loss.data[0]": "loss.item()"}
     ),
     Program(TUTORIAL, "301_regression.py", {"plt.pause(0.1)": ""}, "tutorial-contents"),
     Program(TUTORIAL, "302_classification.py", {"plt.pause(0.1)": ""}, "tutorial-contents"),

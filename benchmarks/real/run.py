@@ -51,8 +51,9 @@ def clone(program: Program, repos: Path, to: Path) -> None:
     if not mirror.exists():
         subprocess.run(["git", "clone", "-q", f"https://github.com/{repository}", mirror], check=True)
     source = mirror / "repo" if (mirror / "repo").exists() else mirror
-    subprocess.run(["git", "clone", "-q", source, to], check=True)
-    subprocess.run(["git", "-C", to, "checkout", "-q", commit], check=True)
+    subprocess.run(["git", "clone", "-qn", source, to], check=True)
+    # A mirror may lack large files, which no program here needs.
+    subprocess.run(["git", "-C", to, "checkout", "-q", commit, "--", "."], check=False, capture_output=True)
     words = program.script.split()
     path = to / program.folder / (words[1].replace(".", "/") + ".py" if words[0] == "-m" else words[0])
     lines = path.read_text(encoding="utf-8").splitlines()

@@ -7,6 +7,7 @@ import os
 import sys
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +74,7 @@ class AutoGuard:
     def start(self) -> None:
         """Waits for optimizers."""
         self._patches.replace(torch.optim.Optimizer, "_patch_step_function", self._expecting)
+        self._patches.replace(torch.jit, "script", _scripting)
         self.losses.start()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self.stop)
@@ -182,6 +184,29 @@ class AutoGuard:
             return True
 
         return keep
+
+
+def _scripting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.jit.script` for models under guard, whose hooks cannot be scripted."""
+
+    @functools.wraps(original)
+    def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
+        hidden = []
+        for module in obj.modules() if isinstance(obj, torch.nn.Module) else ():
+            for name in ("_forward_hooks", "_forward_pre_hooks"):
+                hooks = module.__dict__.get(name, {})
+                if any(type(hook).__module__.startswith("fastguard.") for hook in hooks.values()):
+                    hidden.append((module.__dict__, name, hooks))
+        try:
+            for attributes, name, hooks in hidden:
+                others = {i: hook for i, hook in hooks.items() if not type(hook).__module__.startswith("fastguard.")}
+                attributes[name] = OrderedDict(others)
+            return original(obj, optimize, _frames_up + 1, *args, **kwargs)
+        finally:
+            for attributes, name, hooks in hidden:
+                attributes[name] = hooks
+
+    return script
 
 
 def _is_within_another(optimizer: torch.optim.Optimizer) -> bool:

@@ -117,6 +117,16 @@ def test_no_error_of_ours_reaches_the_training(where, monkeypatch):
     assert "injected" in " ".join(auto.problems.values())
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_guarded_model_can_be_scripted():
+    with watching() as auto:
+        (model,) = plain()
+        scripted = torch.jit.script(model.eval())
+        x, _, _ = batch()
+        assert torch.equal(scripted(x), model(x))
+        assert auto.guards[0].model is model and len(model._forward_hooks) == 1, "its hook is there again"
+
+
 class Fails(torch.autograd.Function):
     """Raises in its backward pass."""
 
