@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastguard.diagnosis import diagnose
 from fastguard.records import TrainingHistory
 from fastguard.report import build_report
 
@@ -103,7 +102,6 @@ def _verdict(log: Path) -> dict[str, Any]:
         "losses": history.losses.count,
         "val_losses": len(history.validations),
         "cause": report.causes[0].rule if report.causes else "",
-        "findings": [finding.rule for finding in diagnose(history) if finding.severity != "info"],
     }
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import importlib.machinery
 import importlib.util
+import itertools
 import logging
 import os
 import runpy
@@ -173,6 +175,7 @@ def _when_imported(name: str, call: Callable[[], None]) -> None:
                 execute = spec.loader.exec_module
 
                 def exec_module(module: types.ModuleType) -> None:
+                    vars(spec.loader).pop("exec_module")  # for importlib.reload
                     execute(module)
                     call()
 
@@ -200,7 +203,7 @@ class _ScriptRun:
         self._auto: Any = None
         self._process = os.getpid()
         self._is_over = False
-        self._problem = ""
+        self._problems: dict[str, str] = {}  # what is not watched, and why
 
     def start(self) -> None:
         """Waits for optimizers. Called once torch has been imported."""
@@ -212,8 +215,9 @@ class _ScriptRun:
             self._auto = AutoGuard(self.settings, self._made, protects=self._options.protect)
             self._auto.start()
             endings.when_terminated(self.finish)
+            self._problems = self._auto.problems
         except Exception as error:
-            self._problem = f"{type(error).__name__}: {error}"
+            self._problems["anything"] = f"{type(error).__name__}: {error}"
 
     def _log_apart(self) -> None:
         """Keeps fastguard's messages out of the script's own logs."""
@@ -249,7 +253,7 @@ class _ScriptRun:
             log = self._logs[index] = self._folder / ("run.jsonl" if not index else f"run-{index + 1}.jsonl")
             return [JsonlSink(log)]
         except OSError as error:
-            self._auto.problems.setdefault("the log", f"it cannot be written: {error}")
+            self._problems.setdefault("the log", f"it cannot be written: {error}")
             return []
 
     def finish(self) -> None:
@@ -262,13 +266,14 @@ class _ScriptRun:
             if self._auto is not None:
                 self._auto.finish(has_ended=self.has_ended)
                 lines = self._lines()
-            elif self._problem:
-                lines = [f"nothing was watched: {self._problem}"]
-            else:
+            elif not self._problems:
                 lines = ["the script never imported torch, so there is nothing to report"]
         except BaseException as error:  # also Ctrl-C, which then ends the report
             lines += [f"the report could not be made: {type(error).__name__}: {error}"]
         if not self._options.quiet and not _env.rank():
+            lines += [f"not watched: {what}: {why}" for what, why in self._problems.items()]
+            written = "log" if self._options.no_page else "log and page"
+            lines += [f"{written}: {shown(os.path.relpath(self._folder))}"] if self._folder is not None else []
             _say(lines)
 
     def _lines(self) -> list[str]:
@@ -287,16 +292,13 @@ class _ScriptRun:
             for log in self._logs.values():
                 self._draw(log)
         lines += [f"the script has guarded {count(len(auto.others), 'optimizer')} itself"] if auto.others else []
-        if not guards and not auto.problems:
+        if not guards and not self._problems:
             lines.append(
                 "no optimizer took a step in this process, so there is nothing to report. Processes that a script "
                 "starts are not watched: start them with torchrun."
             )
         skips = auto.losses.num_scaler_skips
         lines += [f"the GradScaler has skipped {count(skips, 'step')}, which no report contains"] if skips else []
-        lines += [f"not watched: {what}: {why}" for what, why in auto.problems.items()]
-        if self._folder is not None:
-            lines.append(f"log and page: {shown(_relative(self._folder))}")
         return lines
 
     def _draw(self, log: Path) -> None:
@@ -306,9 +308,9 @@ class _ScriptRun:
 
             save_page(build_page(log, title=self._name), log.with_suffix(".html"))
         except ImportError:
-            self._auto.problems.setdefault("the page", "it needs plotly and Jinja2: pip install 'fastguard[report]'")
+            self._problems.setdefault("the page", "it needs plotly and Jinja2: pip install 'fastguard[report]'")
         except Exception as error:
-            self._auto.problems.setdefault("the page", f"{type(error).__name__}: {error}")
+            self._problems.setdefault("the page", f"{type(error).__name__}: {error}")
 
 
 def _kind(guard: Any) -> str:
@@ -318,30 +320,18 @@ def _kind(guard: Any) -> str:
 
 def _new_folder(out: Path, name: str) -> Path:
     """A new folder for this run: the time of its start is in its name."""
-    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in range(1, 1000):
-        folder = out / (stem if number == 1 else f"{stem}-{number}")
+    folder = first = out / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(2):
         try:
             folder.mkdir(parents=True)
-            return folder
+            break
         except FileExistsError:
-            if not out.is_dir():
-                raise
-    raise FileExistsError(f"{out / stem} and 999 more exist already")
-
-
-def _relative(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            folder = first.with_name(f"{first.name}-{number}")
+    return folder
 
 
 def _say(lines: Sequence[str]) -> None:
-    stream = sys.__stderr__
-    if stream is None or stream.closed:
-        return
-    try:
+    text = "\n".join(["", "fastguard run", *lines])
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
         sys.stdout.flush()
-        text = "\n".join(["", "fastguard run", *lines, ""])
-        stream.write(text.encode(stream.encoding or "utf-8", "backslashreplace").decode(stream.encoding or "utf-8"))
-        stream.flush()
-    except (OSError, ValueError):  # a pipe that is closed
-        pass
+        print(text.encode("ascii", "backslashreplace").decode(), file=sys.__stderr__, flush=True)
