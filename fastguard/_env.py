@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+is_arm = False  # whether a process that is forked now is an experiment of `fastguard.experiments`
+
 
 def backend() -> str:
     """FASTGUARD_BACKEND: the backend that "auto" means: auto (default), cpu, reference, …"""

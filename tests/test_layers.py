@@ -47,8 +47,12 @@ MAY_IMPORT = {
     "__main__": {"commands"},
 }
 # GradientStats.from_gradients computes, so it needs a kernel behind it; a report can be saved as a page. These imports
-# are made when they are called.
-ALLOWED = {("fastguard.records.table", "fastguard.kernels"), ("fastguard.report.report", "fastguard.page.build")}
+# are made when they are called. `wrap` begins experiments if they are asked for.
+ALLOWED = {
+    ("fastguard.records.table", "fastguard.kernels"),
+    ("fastguard.report.report", "fastguard.page.build"),
+    ("fastguard.step.wrapping", "fastguard.experiments.beside"),
+}
 DOOR = "__init__"  # may import from everywhere
 WITHOUT_TORCH = {
     *VOCABULARY,

@@ -158,7 +158,7 @@ def find_causes(
     rivals: dict[str, dict[str, float]] = {}  # of each cause that is told, the scores when it was chosen
     while evidence:
         scores = {name: CAUSES[name].score(signs) for name, signs in evidence.items()}
-        confidence = shares(scores)
+        confidence = shares({name: score + _tried(name, history) for name, score in scores.items()})
         best = max(evidence, key=lambda name: (confidence[name], name))
         if confidence[best] < max(_LEAST, confidence[UNKNOWN]):
             break
@@ -172,7 +172,9 @@ def find_causes(
         evidence = {name: signs for name, signs in evidence.items() if _is_worth_a_cause(signs, found)}
     told = [dataclasses.replace(one, confidence=_beside_others(one.rule, rivals)) for one in told]
     told.sort(key=_rank, reverse=True)  # equals stay as surely as they were chosen
-    told = [_trusted(one) for one in told]
+    told = [_trusted(one, history) for one in told]
+    if history.model.experiments:
+        told.sort(key=lambda one: (_rank(one), one.confidence), reverse=True)
     left = [finding for finding in found.values() if finding.severity != "info"]
     if left and (not told or any(finding.severity == "critical" for finding in left)):
         told.append(_unknown(left, told, wholes))
@@ -184,10 +186,21 @@ def _beside_others(name: str, rivals: Mapping[str, Mapping[str, float]]) -> floa
     return shares({other: score for other, score in rivals[name].items() if other == name or other not in rivals})[name]
 
 
-def _trusted(one: Finding) -> Finding:
-    """A cause as it is told: its share is kept among the evidence."""
+def _trusted(one: Finding, history: TrainingHistory) -> Finding:
+    """A cause as it is told: its share is kept among the evidence, and what was tried added to its summary."""
     confidence = fitted.confidence(one.rule, one.confidence, len(families_of(one.symptoms)))
-    return dataclasses.replace(one, confidence=confidence, evidence={**one.evidence, "share": one.confidence})
+    evidence = {**one.evidence, "share": one.confidence}
+    tried = [experiment["text"] for experiment in history.model.experiments if one.rule in experiment["causes"]]
+    if tried:
+        odds = confidence / (1.0 - confidence) * math.exp(_tried(one.rule, history))
+        confidence, evidence["before_it_was_tried"] = odds / (1.0 + odds), confidence
+    return dataclasses.replace(one, summary=" ".join([one.summary, *tried]), confidence=confidence, evidence=evidence)
+
+
+def _tried(name: str, history: TrainingHistory) -> float:
+    """The logarithm of the likelihood ratio of a cause in all experiments about it; 0 without any."""
+    ratios = [experiment["ratio"] for experiment in history.model.experiments if name in experiment["causes"]]
+    return sum(map(math.log, ratios))
 
 
 def _rank(one: Finding) -> int:

@@ -1,6 +1,7 @@
 """Experiments: the same training steps with one thing changed, and what that did to the loss.
 
-`arms` says what can be changed, `paired` compares the losses.
+`arms` says what can be changed, `paired` compares the losses. `beside` experiments beside a training that goes on
+(`fastguard.wrap(..., experiments=True)`), `trial` with a script (`fastguard try`).
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 from .arms import ARMS as ARMS
 from .arms import Arm as Arm
 from .arms import arms_for as arms_for
+from .beside import Experiments as Experiments
 from .context import Context as Context
 from .paired import Comparison as Comparison
 from .paired import compare as compare
 from .paired import noise_between as noise_between
 
-__all__ = ["ARMS", "Arm", "Comparison", "Context", "arms_for", "compare", "noise_between"]
+__all__ = ["ARMS", "Arm", "Comparison", "Context", "Experiments", "arms_for", "compare", "noise_between"]

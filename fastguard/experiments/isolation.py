@@ -20,6 +20,7 @@ _NO_NEW_PRIVILEGES = 38
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
 _CHANGES = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12))  # write, remove and make, as in landlock.h
 _SINCE = {2: 1 << 13, 3: _TRUNCATE}  # version of Landlock: what it can refuse besides
+_TCP = 0b11  # bind and connect
 _LARGE, _MOST_COPIED, _MOST_ENTRIES = 64 << 20, 512 << 20, 20_000
 _NEVER_COPIED = (".git", ".venv", "venv", "node_modules", "__pycache__", ".hg", ".tox", ".mypy_cache", ".ruff_cache")
 
@@ -31,8 +32,10 @@ def landlock_version() -> int:
     return max(_syscall(_CREATE_RULESET, None, 0, 1), 0)
 
 
-def refuse_writes(allowed: Iterable[str | os.PathLike[str]] = ()) -> None:
+def refuse_writes(allowed: Iterable[str | os.PathLike[str]] = (), *, network: bool = True) -> None:
     """From now on, this thread and what it starts can change files only below the folders `allowed`, which may be none.
+
+    Without `network` it cannot open a TCP connection either (Linux 6.7 or later).
 
     Raises:
         OSError: the kernel has no Landlock, or refuses it.
@@ -41,7 +44,8 @@ def refuse_writes(allowed: Iterable[str | os.PathLike[str]] = ()) -> None:
     if not version:
         raise OSError("this system has no Landlock (Linux 5.13 or later), which keeps experiments from writing files")
     changes = _CHANGES | sum(bit for since, bit in _SINCE.items() if version >= since)
-    rules = _checked(_syscall(_CREATE_RULESET, struct.pack("Q", changes), 8, 0))
+    attributes = struct.pack("QQ", changes, _TCP) if version >= 4 and not network else struct.pack("Q", changes)
+    rules = _checked(_syscall(_CREATE_RULESET, attributes, len(attributes), 0))
     try:
         for path in filter(os.path.exists, allowed):
             access = changes if os.path.isdir(path) else changes & (_WRITE_FILE | _TRUNCATE)

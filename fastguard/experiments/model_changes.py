@@ -76,7 +76,8 @@ def _autocast_devices(module: torch.nn.Module) -> set[str]:
 
 def in_autocast(context: Context) -> str | None:
     """Why there is no autocast to leave."""
-    if context.model is not None and (context.history is None or not context.step or context.facts.autocast):
+    is_known = context.known is not None or (context.history is not None and context.step)
+    if context.model is not None and (context.facts.autocast or not is_known):
         return None
     return needs_model(context) or "the model does not run under autocast"
 
@@ -152,15 +153,19 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     return value
 
 
-def _change_inputs(context: Context, make: Callable[[], Callable[[torch.Tensor], torch.Tensor]]) -> None:
-    """Has `make()`, made for each forward pass with gradients, change the inputs of the model, but not its targets.
+def _change_inputs(
+    context: Context, make: Callable[[], Callable[[torch.Tensor], torch.Tensor]], *, in_validation: bool = False
+) -> None:
+    """Has `make()`, made for each forward pass, change the inputs of the model, but not its targets.
+
+    Passes without gradients are left alone, unless `in_validation`.
 
     Inputs are the first positional argument or, without any, the keyword arguments whose names do not say that they
     come from the targets: many models compute the loss themselves, from targets that are passed beside the inputs.
     """
 
     def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not torch.is_grad_enabled():
+        if not (torch.is_grad_enabled() or in_validation):
             return None
         change = make()
         if args:
@@ -205,7 +210,7 @@ def standardize_inputs(context: Context) -> None:
         std = centred.square().mean(dims, keepdim=True).sqrt()
         return centred / std.clamp_min(torch.finfo(x.dtype).eps * (1.0 + x.abs().amax()))
 
-    _change_inputs(context, lambda: standardize)
+    _change_inputs(context, lambda: standardize, in_validation=True)
 
 
 def standardize_targets(context: Context) -> None:

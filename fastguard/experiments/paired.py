@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 LEAST_STEPS = 8  # that are compared
 LEAST_T = 3.0
-LEAST_SHARE = 0.02  # of the level of the loss, where the noise between seeds is not known
+LEAST_SHARE = 0.02
 _NUM_PARTS = 6
 _WIDTH = 5.0  # median absolute deviations; differences further out count as if they lay there
 HELPS, HARMS, SAME, UNKNOWN = "helps", "harms", "no difference", "not known"
@@ -48,6 +48,11 @@ class Comparison:
         """
         return _RATIOS[self.verdict]
 
+    @property
+    def null_ratio(self) -> float:
+        """The likelihood ratio of targets that do not follow from the inputs, if the arm permuted these."""
+        return _NULL_RATIOS[self.verdict]
+
     def text(self, change: str) -> str:
         """A sentence on the result.
 
@@ -65,19 +70,29 @@ class Comparison:
 
 
 _RATIOS = {HELPS: 4.0, SAME: 0.5, HARMS: 0.25, UNKNOWN: 1.0}
+_NULL_RATIOS = {HELPS: 1.0, SAME: 2.0, HARMS: 0.05, UNKNOWN: 1.0}
 
 
-def compare(base: Sequence[float], arm: Sequence[float], *, skip: int | None = None, noise: float = 0.0) -> Comparison:
+def compare(
+    base: Sequence[float],
+    arm: Sequence[float],
+    *,
+    skip: int | None = None,
+    noise: float = 0.0,
+    least_share: float = LEAST_SHARE,
+) -> Comparison:
     """Compares the losses of two runs, step by step.
 
     The mean of the paired differences, base minus arm, and its t: mean / (standard deviation / sqrt(n)). Differences
     that lie further than five median absolute deviations from their median count as if they lay there, so that one
-    spike decides nothing. A verdict other than "no difference" needs |t| >= 3, and twice the noise or 2 % of the loss.
+    spike decides nothing. A verdict other than "no difference" needs |t| >= 3, and twice the noise or a share of the
+    loss.
 
     Args:
         base, arm: the loss of each step, in order. NaN and Inf are losses that diverged.
         skip: number of steps to leave out at the beginning, when the change has had no time to show. None: a quarter.
         noise: how far two runs of the base lie apart that differ in their seed only: `noise_between`. 0: not known.
+        least_share: of the loss that a difference must have where the noise is not known.
 
     >>> found = compare([1.0, 1.2, 1.1, 1.3] * 3, [0.9, 1.0, 1.0, 1.1] * 3, skip=0)
     >>> found.verdict, round(found.effect, 2), round(found.t, 2), found.num_steps
@@ -100,7 +115,7 @@ def compare(base: Sequence[float], arm: Sequence[float], *, skip: int | None = N
     error = deviation / math.sqrt(len(held))
     t = _ratio(effect, error)
     share = _ratio(effect, level)
-    is_large = abs(effect) >= 2.0 * noise if noise else abs(share) >= LEAST_SHARE
+    is_large = abs(effect) >= 2.0 * noise if noise else abs(share) >= least_share
     is_clear = is_large and abs(t) >= LEAST_T
     verdict = SAME if not is_clear else HELPS if effect > 0.0 else HARMS
     return Comparison(verdict, effect, t, shared, share, math.hypot(error, noise))
@@ -115,7 +130,7 @@ def noise_between(base: Sequence[float], other: Sequence[float]) -> float:
     0.1
     """
     shared = min(_num_finite(base), _num_finite(other))
-    differences = [a - b for a, b in zip(base[shared // 4 : shared], other[shared // 4 : shared])]
+    differences = _held_in([a - b for a, b in zip(base[shared // 4 : shared], other[shared // 4 : shared])])
     length = max(len(differences) // _NUM_PARTS, 1)
     parts = [differences[start : start + length] for start in range(0, len(differences), length)]
     return math.sqrt(statistics.fmean(statistics.fmean(part) ** 2 for part in parts)) if parts else 0.0
@@ -128,6 +143,8 @@ def _num_finite(losses: Sequence[float]) -> int:
 
 def _held_in(differences: Sequence[float]) -> list[float]:
     """`differences`, brought in to five median absolute deviations from their median; as they are where that is 0."""
+    if not differences:
+        return []
     middle = statistics.median(differences)
     width = _WIDTH * statistics.median(abs(one - middle) for one in differences)
     if not width:

@@ -65,6 +65,23 @@ class ReplicaDifference(TypedDict):
     ranks: list[Count]
 
 
+class Experiment(TypedDict):
+    """What an experiment at `step` said of `causes`: `ratio` multiplies their odds, `text` is a sentence for a report.
+
+    `arm` is what was changed, `verdict` whether that "helps", "harms", made "no difference" or is "not known".
+    """
+
+    step: Count
+    arm: str
+    causes: list[str]
+    verdict: str
+    effect: float
+    t: float
+    num_steps: Count
+    ratio: float
+    text: str
+
+
 def describe_recovery(event: RecoveryEvent) -> str:
     """A recovery in words.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from . import codec, values
 from .codec import Count, Length
-from .events import MAX_RANKS, BadRank, OddRank, RecoveryEvent, ReplicaDifference
+from .events import MAX_RANKS, BadRank, Experiment, OddRank, RecoveryEvent, ReplicaDifference
 
 OBJECTIVES = ("minimise", "game", "reward")
 _number_pair = codec.kind_of(tuple[float, float]).read
@@ -247,10 +247,12 @@ class RunNotes:
     Attributes:
         run_id: the id of the run in its logs; a resumed run keeps it. Empty without sinks.
         has_ended: whether the guard was closed, or its framework finished training.
+        experiments: what was tried beside the training (`fastguard.wrap(..., experiments=True)`).
     """
 
     run_id: str = ""
     has_ended: bool = False
+    experiments: tuple[Experiment, ...] = ()
 
 
 @dataclass

@@ -112,6 +112,7 @@ class GuardSettings:
     parity: bool | int | None = None
     watch_ranks: bool | int | None = None
     hooks: bool | None = None
+    experiments: Any = None
     on_guarded: str = field(default="reuse", compare=False)
 
     def __post_init__(self) -> None:

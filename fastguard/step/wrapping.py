@@ -225,6 +225,7 @@ def wrap(
     process_group: dist.ProcessGroup | None = None,
     parity: bool | int | None = None,
     watch_ranks: bool | int | None = None,
+    experiments: Any = None,
 ) -> AnyOptimizer:
     """Guards `optimizer` in place and returns the same object, with its `Guard` as `optimizer.guard`.
 
@@ -278,6 +279,9 @@ def wrap(
         watch_ranks: with DistributedDataParallel or `fully_shard`, read each rank's own gradients before they are
             averaged: a skip names the rank and the tensor, `odd-rank` finds ranks whose norms differ, and the report
             has the gradient noise scale. True: exchange every 10 steps; or a number of steps (docs/scale.md).
+
+        experiments: try causes that are neither sure nor unlikely: True, or `fastguard.experiments.Experiments`. Forked
+            copies of the process take the same steps with one thing changed (docs/guide/try.md).
 
     Raises:
         ValueError: `max_norm` is not > 0; the model has none of the optimizer's parameters; some belong to lazy modules
@@ -341,4 +345,8 @@ def wrap(
         run.alike = alike_settings(settings.of_all_ranks(), model, params, over, has_collectives)
         run.is_alike = run.alike is None
     show(guard, proxies)
+    if experiments:
+        from ..experiments.beside import begin  # the one arrow to the right: nothing else needs it
+
+        begin(guard, experiments)
     return optimizer
