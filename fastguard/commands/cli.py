@@ -34,6 +34,7 @@ class Command(NamedTuple):
 _HERE = "fastguard.commands."
 COMMANDS = {
     "run": Command("run a training script, unmodified, under a guard that only watches", _HERE + "run:main"),
+    "try": Command("run a script again with one thing changed at a time", _HERE + "trying:main"),
     "info": Command("print versions, and which backends work here", _HERE + "info:main"),
     "demo": Command("train a small transformer under guard, with one bad batch", _HERE + "demo:main"),
     "diagnose": Command("say from its log what is wrong with a run", _HERE + "diagnose:diagnose"),

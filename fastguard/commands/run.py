@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         _parser().error("there is no script. Give one: fastguard run script.py, or -m module")
     if options.max_norm is not None and not options.protect:
         _parser().error("--max-norm clips, which needs --protect")
-    execute = _module(script[1:]) if script[0] == "-m" else _script(script)
+    execute = module_as_main(script[1:]) if script[0] == "-m" else script_as_main(script)
     run = _ScriptRun(Path(options.out).absolute(), _name_of(script), options)
     _when_imported("torch", run.start)
     atexit.register(run.finish)
@@ -63,12 +63,13 @@ def _parser() -> Parser:
         "The script's exit code is kept. Under torchrun: torchrun --nproc-per-node 2 -m fastguard run script.py",
     )
     parser.usage = (
-        "%(prog)s [-h] [--out DIR] [--protect] [--max-norm X] [--quiet] [--no-page]\n"
+        "%(prog)s [-h] [--out DIR] [--protect] [--max-norm X] [--experiments] [--quiet] [--no-page]\n"
         "                     (script.py | -m module) [arguments]"
     )
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder for the runs' folders (default: runs)")
     parser.add_argument("--protect", action="store_true", help="skip steps with NaN or Inf; roll back")
     parser.add_argument("--max-norm", type=float, metavar="X", help="with --protect: clip gradients to this total norm")
+    parser.add_argument("--experiments", action="store_true", help="try causes that are not sure, in forked copies")
     parser.add_argument("--quiet", action="store_true", help="print nothing; still write the log and the page")
     parser.add_argument("--no-page", action="store_true", help="write no page")
     return parser
@@ -107,7 +108,7 @@ def _set_first_path(folder: str) -> None:
         sys.path[0] = folder
 
 
-def _module(arguments: list[str]) -> Callable[[], Any]:
+def module_as_main(arguments: list[str]) -> Callable[[], Any]:
     """`python -m arguments[0]`."""
     if not arguments:
         raise CommandError("-m needs the name of a module")
@@ -117,7 +118,7 @@ def _module(arguments: list[str]) -> Callable[[], Any]:
     return lambda: runpy._run_module_as_main(arguments[0])  # type: ignore[attr-defined]
 
 
-def _script(arguments: list[str]) -> Callable[[], Any]:
+def script_as_main(arguments: list[str]) -> Callable[[], Any]:
     """`python arguments[0]`: a file, or a folder with a `__main__.py`."""
     path = arguments[0]
     if os.path.isdir(path):
@@ -234,6 +235,8 @@ class _ScriptRun:
         settings: dict[str, Any] = {"sinks": self._sinks(index)}
         if self._options.protect:
             settings |= {"max_norm": self._options.max_norm, "recovery": True}
+        if self._options.experiments:
+            settings["experiments"] = True
         return settings
 
     def _made(self, guard: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import fcntl
 import json
 import multiprocessing
@@ -29,9 +28,8 @@ import torch
 import torch.distributed as dist
 
 from .. import _env
-from .isolation import landlock_version, refuse_writes
+from .isolation import die_with_parent, landlock_version, refuse_writes
 
-_PARENT_DEATH_SIGNAL = 1
 _HARMLESS_THREADS = ("TMonitor",)  # of tqdm
 CRASHED = 70  # exit code of a copy that cannot go on
 
@@ -138,7 +136,7 @@ def _hand_over(write: int, result: Callable[[], Any], *error: Any) -> None:
 
 def _cut_off(kept: int) -> None:
     """Has this copy change nothing outside of itself, and end silently. `kept` is the descriptor of its own pipe."""
-    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    die_with_parent()
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_DFL)
     torch.set_num_threads(1)

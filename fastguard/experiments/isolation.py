@@ -10,13 +10,14 @@ import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import struct
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on all architectures
-_NO_NEW_PRIVILEGES = 38
+_PARENT_DEATH_SIGNAL, _NO_NEW_PRIVILEGES = 1, 38
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
 _CHANGES = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12))  # write, remove and make, as in landlock.h
 _SINCE = {2: 1 << 13, 3: _TRUNCATE}  # version of Landlock: what it can refuse besides
@@ -58,6 +59,11 @@ def refuse_writes(allowed: Iterable[str | os.PathLike[str]] = (), *, network: bo
         _checked(_syscall(_RESTRICT_SELF, rules, 0))
     finally:
         os.close(rules)
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _syscall(number: int, *arguments: int | bytes | None) -> int:

@@ -1,0 +1,1 @@
+"""Scripts with planted faults, and what `fastguard try` says of them."""

@@ -1,0 +1,443 @@
+"""Runs a script again and again for a few hundred steps, each time with one thing changed, and compares the losses.
+
+Each run is a process of its own (`fastguard.commands.trial_child`) in a copy of the working folder, and can write
+nowhere else. Two runs of the script as it is, with different seeds, show how large a difference means nothing. Then
+come the arms that the first run's causes suggest, then all others. The arm that helps most is run again with the
+second seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..diagnosis import UNKNOWN as NO_CAUSE
+from ..diagnosis import diagnose, find_causes
+from ..errors import FastguardError
+from ..records import TrainingHistory
+from ..records.log import read_jsonl
+from . import isolation
+from .arms import ARMS, Arm, arms_for
+from .paired import HARMS, HELPS, LEAST_SHARE, LEAST_T, SAME, UNKNOWN, Comparison, compare, noise_between
+
+NOT_TRIED = "not tried"
+LEAST_STEPS = 16  # of the base
+_WAIT_S = 0.25
+_MOST_CONFIRMED = 3  # arms that are run with the second seed
+_MOST_FILE_BYTES = 8 << 30
+_CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR")  # variables with folders that runs may change
+_OFFLINE = {
+    "WANDB_MODE": "offline",
+    "NEPTUNE_MODE": "offline",
+    "COMET_OFFLINE": "1",
+    "CLEARML_OFFLINE_MODE": "1",
+    "MLFLOW_TRACKING_URI": "mlruns",
+    "TRACKIO_DIR": "trackio",
+    "MPLBACKEND": "Agg",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class TrialError(FastguardError):
+    """The script cannot be tried: it took too few steps, or failed."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to run.
+
+    Attributes:
+        target: the script, or a module if `is_module`.
+        arguments: of the script.
+        arm: name of the arm; empty for none.
+        seed: added to every seed that the script sets; also that of a script that sets none.
+        num_steps: steps after which the process ends.
+        log: where the guard writes.
+        base_log: that of the run without an arm, which tells arms what they need to know; empty for none.
+        progress: file descriptor that gets a line for each step.
+    """
+
+    target: str
+    arguments: tuple[str, ...]
+    is_module: bool
+    arm: str
+    seed: int
+    num_steps: int
+    log: str
+    base_log: str
+    progress: int
+
+    def to_json(self) -> str:
+        """As the child's argument."""
+        return json.dumps(asdict(self))
+
+
+@dataclass
+class Run:
+    """One run of the script.
+
+    Attributes:
+        losses: training loss of each step.
+        val_losses: by step.
+        seconds: how long it took.
+        problem: why it ended early, or was not run; empty if it reached its last step or the script's end.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    val_losses: dict[int, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    problem: str = ""
+
+
+@dataclass
+class Row:
+    """What came of one arm.
+
+    Attributes:
+        verdict: "helps", "harms", "no difference", "not tried" or "not known".
+        comparison: of the losses that the verdict is about; None if it was not run.
+        why: more about the verdict; empty if there is nothing to add.
+        num_seeds: with how many seeds it was run.
+    """
+
+    arm: Arm
+    run: Run
+    verdict: str
+    comparison: Comparison | None = None
+    why: str = ""
+    num_seeds: int = 1
+
+
+@dataclass
+class Outcome:
+    """Of a whole trial: the two runs of the script as it is, the causes found in the first, and a row for each arm."""
+
+    base: Run
+    other: Run
+    noise: float
+    causes: list[Any]
+    rows: list[Row]
+
+    @property
+    def best(self) -> Row | None:
+        """The arm that helps most; None if none does."""
+        rows = [row for row in self.rows if row.comparison is not None and not row.arm.is_null]
+        helpful = [row for row in rows if row.verdict == HELPS]
+        return max(helpful, key=lambda row: row.comparison.share if row.comparison else 0.0, default=None)
+
+    @property
+    def accusation(self) -> Row | None:
+        """The null arm, if it did no harm, no other arm helped, and the rules name no other cause.
+
+        A learning rate ten times as high has to be among the arms: a model that hardly moves learns nothing either.
+        """
+        null = next((row for row in self.rows if row.arm.is_null), None)
+        has_tried_more = any(row.arm.name == "lr x10" and row.comparison is not None for row in self.rows)
+        if null is None or null.verdict not in (SAME, HELPS) or self.best is not None or not has_tried_more:
+            return None
+        others = [one for one in self.causes if one.rule not in (NO_CAUSE, *null.arm.remedies)]
+        return None if others else null
+
+
+class Trial:
+    """Tries a script.
+
+    Args:
+        target, arguments: the script, or the module if `is_module`, and its arguments.
+        num_steps: of each run.
+        seconds: for everything together.
+        names: of the arms to run; None for all that apply.
+        told: called with the name of a run and the number of its steps so far; the number is 0 when a run begins.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        arguments: Sequence[str] = (),
+        *,
+        is_module: bool = False,
+        num_steps: int = 300,
+        seconds: float = math.inf,
+        names: Sequence[str] | None = None,
+        told: Callable[[str, int], None] = lambda name, step: None,
+    ) -> None:
+        self._target, self._arguments, self._is_module = target, tuple(arguments), is_module
+        self._num_steps, self._names, self._told = num_steps, names, told
+        self._ends_at = time.monotonic() + seconds
+        self._reasons: dict[str, str] = {}  # why arms do not apply, by the base
+
+    def run(self) -> Outcome:
+        """Runs everything.
+
+        Raises:
+            TrialError: the script as it is took fewer than 16 steps.
+            OSError: the system has no Landlock, or there is no room for copies of the folder.
+        """
+        with tempfile.TemporaryDirectory(prefix="fastguard-try-") as room:
+            self._room = Path(room).resolve()
+            base = self._run("as it is", "", 0)
+            num = sum(map(math.isfinite, base.losses))
+            if len(base.losses) < LEAST_STEPS:
+                why = base.problem or "it ended"
+                raise TrialError(f"the script took {len(base.losses)} steps with a known loss, of at least 16: {why}")
+            causes = self._causes()
+            other = self._run("as it is, second seed", "", 1)
+            noise = noise_between(base.losses, other.losses) if num else 0.0
+            outcome = Outcome(base, other, noise, causes, [])
+            for arm in self._arms(causes):
+                outcome.rows.append(self._row(arm, outcome))
+            self._confirm(outcome)
+            return outcome
+
+    def _causes(self) -> list[Any]:
+        history = TrainingHistory.from_jsonl(self._log_of("", 0))
+        return find_causes(diagnose(history), history)
+
+    def _arms(self, causes: Sequence[Any]) -> list[Arm]:
+        suggested = arms_for(one.rule for one in causes)
+        if self._names is not None:
+            return [ARMS[name] for name in self._names]
+        return list(dict.fromkeys([*suggested, *ARMS.values()]))
+
+    def _row(self, arm: Arm, outcome: Outcome) -> Row:
+        base = outcome.base
+        reason = self._reasons.get(arm.name, "")
+        if not reason and arm.by_validation and len(base.val_losses) < 2:
+            reason = "only validation losses can tell, and the script computed fewer than two in these steps"
+        if not reason and time.monotonic() + 1.1 * base.seconds > self._ends_at:
+            reason = "no time left"
+        if reason:
+            return Row(arm, Run(problem=reason), NOT_TRIED, why=reason)
+        run = self._run(arm.name, arm.name, 0)
+        if not run.losses:
+            return Row(arm, run, NOT_TRIED, why=run.problem or "it took no step")
+        return judged(arm, run, base, outcome.other, outcome.noise)
+
+    def _confirm(self, outcome: Outcome) -> None:
+        """Runs what may help with the second seed as well, most promising first, until something helps with both."""
+        base, other, noise = outcome.base, outcome.other, outcome.noise
+        promising = [row for row in outcome.rows if may_help(row, noise)]
+        promising.sort(key=lambda row: (row.verdict == HELPS, row.comparison.share if row.comparison else 0.0))
+        for row in promising[: -_MOST_CONFIRMED - 1 : -1]:
+            if time.monotonic() + 1.1 * base.seconds > self._ends_at:
+                row.why = row.why or "with one seed: no time left for the second"
+                return
+            second = self._run(f"{row.arm.name}, second seed", row.arm.name, 1)
+            again = judged(row.arm, second, other, base, noise)
+            if confirm(row, again, noise):
+                break
+
+    def _log_of(self, arm: str, seed: int) -> Path:
+        return self._room / f"{arm.replace(' ', '-') or 'base'}-{seed}.jsonl"
+
+    def _run(self, name: str, arm: str, seed: int) -> Run:
+        """One process, in a copy of the folder that is deleted afterwards."""
+        self._told(name, 0)
+        started = time.monotonic()
+        folder = self._room / "copy"
+        here = Path.cwd()
+        isolation.mirror(here, folder / "here")
+        target = self._target
+        if not self._is_module:
+            script = Path(target).resolve()
+            if not script.is_relative_to(here):
+                isolation.mirror(script.parent, folder / "script")
+                target = str(folder / "script" / script.name)
+            else:
+                target = str(script.relative_to(here))
+        read, write = os.pipe()
+        log = self._log_of(arm, seed)
+        base_log = self._log_of("", 0)
+        arguments = tuple(one.replace(str(here), str(folder / "here")) for one in self._arguments)
+        is_base = base_log == log
+        task = Task(
+            target,
+            arguments,
+            self._is_module,
+            arm,
+            seed,
+            self._num_steps,
+            str(log),
+            "" if is_base else str(base_log),
+            write,
+        )
+        output = folder / "output.txt"
+        try:
+            with open(output, "wb") as file:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "fastguard.commands.trial_child", task.to_json()],
+                    cwd=folder / "here",
+                    env=self._environment(folder),
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    pass_fds=(write,),
+                    start_new_session=True,
+                    preexec_fn=lambda: self._confine(),
+                )
+            os.close(write)
+            try:
+                said, is_late = self._follow(read, process, name)
+            finally:
+                _end(process)
+            run = _run_of(log, self._num_steps)
+            run.seconds = time.monotonic() - started
+            run.problem = "the time was over" if is_late else said.get("problem", _last_line(output) or "it was killed")
+            if is_base:
+                self._reasons = said.get("reasons", {})
+            return run
+        finally:
+            os.close(read)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _follow(self, read: int, process: subprocess.Popen[bytes], name: str) -> tuple[dict[str, Any], bool]:
+        """Reads what the process says until it ends: its last words, and whether the time was over before."""
+        rest = b""
+        while process.poll() is None or select.select([read], [], [], 0.0)[0]:
+            if time.monotonic() > self._ends_at:
+                return {}, True
+            if not select.select([read], [], [], _WAIT_S)[0]:
+                continue
+            piece = os.read(read, 1 << 16)
+            if not piece:
+                break
+            *lines, rest = (rest + piece).split(b"\n")
+            steps = [line for line in lines if line.isdigit()]
+            if steps:
+                self._told(name, int(steps[-1]))
+            if lines and not lines[-1].isdigit():
+                words: dict[str, Any] = json.loads(lines[-1])
+                return words, False
+        return {}, False
+
+    def _environment(self, folder: Path) -> dict[str, str]:
+        temporary = folder / "tmp"
+        temporary.mkdir()
+        ours = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), ours)))
+        return {**os.environ, **_OFFLINE, "TMPDIR": str(temporary), "MPLCONFIGDIR": str(temporary), "PYTHONPATH": path}
+
+    def _confine(self) -> None:
+        """In the process, before it becomes Python."""
+        import resource
+
+        isolation.die_with_parent()
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        limit = _MOST_FILE_BYTES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILE_BYTES)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        home = Path.home()
+        caches = [home / name for name in (".cache", ".triton", ".nv")]
+        caches += [Path(os.environ[name]) for name in _CACHES if os.environ.get(name)]
+        isolation.refuse_writes([self._room, "/dev", *caches])
+
+
+def judged(arm: Arm, run: Run, base: Run, other: Run, noise: float) -> Row:
+    """The row of an arm that was run with the seed of `base`; `other` has another seed."""
+    if arm.is_null:  # any harm clears the targets
+        training = compare(base.losses, run.losses, least_share=0.0)
+    else:
+        training = compare(base.losses, run.losses, noise=noise)
+    validation = _compare_validation(base, run, other)
+    if arm.by_validation:
+        return Row(arm, run, UNKNOWN if validation is None else validation.verdict, validation, "by validation losses")
+    if arm.from_start and training.verdict == UNKNOWN and run.problem:
+        return Row(arm, run, UNKNOWN, training, run.problem)
+    why = run.problem
+    verdict = training.verdict
+    if verdict == HELPS and validation is not None and validation.verdict == HARMS:
+        verdict, why = HARMS, "the training loss is lower, the validation loss higher"
+    return Row(arm, run, verdict, training, why)
+
+
+def may_help(row: Row, noise: float) -> bool:
+    """Whether to run an arm with the second seed: it helps, or would, were two runs of the script more alike."""
+    found = row.comparison
+    if found is None or row.arm.is_null:
+        return False
+    if row.arm.by_validation:
+        return row.verdict == HELPS
+    is_clear = found.t >= LEAST_T and found.share >= LEAST_SHARE and found.effect >= noise
+    return row.verdict == HELPS or (row.verdict == SAME and is_clear)
+
+
+def confirm(row: Row, again: Row, noise: float) -> bool:
+    """Makes of an arm's results with two seeds one; returns whether it helps.
+
+    It does if it helps with both, or if both effects are clear, and their mean is as large as the noise between seeds
+    and three times its own standard error.
+    """
+    first, second = row.comparison, again.comparison
+    row.num_seeds = 2
+    if first is None or second is None:
+        return False
+    is_sure = row.verdict == again.verdict == HELPS
+    if math.isfinite(first.effect) and math.isfinite(second.effect):
+        mean, error = 0.5 * (first.effect + second.effect), 0.5 * abs(first.effect - second.effect)
+        is_sure = is_sure or (may_help(again, noise) and mean >= max(noise, LEAST_T * error))
+        share = 0.5 * (first.share + second.share)
+        error = max(error, abs(first.effect / first.t))
+        row.comparison = replace(first, effect=mean, share=share, error=error, t=min(first.t, second.t))
+    if not is_sure:
+        row.why = f"with the second seed: {again.verdict}"
+    row.verdict = HELPS if is_sure else SAME
+    return is_sure
+
+
+def _compare_validation(base: Run, run: Run, other: Run) -> Comparison | None:
+    """Of the later half of the validation losses; None if there are none at equal steps."""
+    steps = [step for step in base.val_losses if step in run.val_losses and step in other.val_losses]
+    steps = sorted(steps)[len(steps) // 2 :]
+    if not steps:
+        return None
+    ours, theirs, others = ([one.val_losses[step] for step in steps] for one in (base, run, other))
+    if not all(map(math.isfinite, theirs)):
+        return Comparison(HARMS, -math.inf, -math.inf, len(steps), -math.inf)
+    effect = statistics.fmean(ours) - statistics.fmean(theirs)
+    noise = abs(statistics.fmean(ours) - statistics.fmean(others))
+    level = abs(statistics.fmean(ours))
+    share = effect / level if level else 0.0
+    is_clear = abs(effect) >= 2.0 * noise and abs(share) >= 0.02
+    verdict = SAME if not is_clear else HELPS if effect > 0.0 else HARMS
+    return Comparison(verdict, effect, effect / noise if noise else math.inf, len(steps), share, noise)
+
+
+def _run_of(log: Path, num_steps: int) -> Run:
+    """What the guard wrote of a run."""
+    run = Run()
+    with contextlib.suppress(FileNotFoundError):
+        for record in read_jsonl(log)[:num_steps]:
+            if record.get("val_loss") is not None:
+                run.val_losses[record["step"]] = record["val_loss"]
+            if record.get("loss") is not None:
+                run.losses.append(record["loss"])
+    return run
+
+
+def _last_line(output: Path) -> str:
+    """The last line that the script wrote: of an exception, its message."""
+    with open(output, "rb") as file:
+        file.seek(max(0, os.path.getsize(output) - 4096))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process with everything that it has started: it has said all that it has to say."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
