@@ -30,7 +30,7 @@ _SPOILT = "not-finite_"
 _VERSION = 1
 _SHAPE: dict[str, Any] = {"step": int, "model": (dict, type(None)), "optimizers": list}
 _SHAPE |= dict.fromkeys(("guard", "state", "random", "extra"), dict)
-_PLAIN = "Leave out what is none, or save its numbers."
+_PLAIN = "Leave out other objects, or save their numbers."
 _REMEDY = "Save sharded and multi-process runs with torch.distributed.checkpoint, guard.stateful among them."
 
 
@@ -148,7 +148,7 @@ class Checkpoints:
         before = self.all()
         if before and before[-1].step > step:
             raise ValueError(
-                f"`step` must not be below a step that is in the folder, got {step} beside {before[-1].path}. Use "
+                f"`step` must not be below a step in the folder, got {step} with {before[-1].path} there. Use "
                 "another folder, or call load first; to go on from an earlier one, move the later ones away."
             )
         guard = guard if isinstance(guard, Guard) else Guard.of(guard)
@@ -210,7 +210,7 @@ class Checkpoints:
         missing = sorted(self.state.keys() - saved.keys())
         if missing or num_optimizers != len(contents["optimizers"]) or (model is None) != (contents["model"] is None):
             what = f"{listed(missing)}" if missing else f"{num_optimizers} optimizers, or the model, under this guard"
-            raise ValueError(f"{shown(path)} must hold what is to be loaded, and lacks {what}")
+            raise ValueError(f"{shown(path)} lacks {what}")
         if saved.keys() - self.state.keys():
             forgotten = listed(sorted(saved.keys() - self.state.keys()))
             warnings.warn(f"{shown(path.name)} also holds {forgotten}, which `state` does not name", stacklevel=2)
@@ -253,7 +253,7 @@ def _write(path: Path, contents: dict[str, Any]) -> None:
 
 
 def _save(contents: dict[str, Any], file: Any) -> None:
-    """With the checksums that `_read` compares, which torch can be told to leave out."""
+    """Saves with the checksums that `_read` compares; an option of torch may turn them off."""
     asked = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)
     try:
@@ -321,7 +321,7 @@ def _load_parts(state: dict[str, Any], guard: Guard, model: torch.nn.Module | No
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Loads it, and puts back what torch has cast to the dtype of its parameter."""
+    """Loads an optimizer's state, and undoes torch's casts to the dtype of the parameter."""
     optimizer.load_state_dict(saved)
     numbers = [i for group in saved.get("param_groups", ()) for i in group.get("params", ())]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

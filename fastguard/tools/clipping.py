@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-# By name, for good: whoever puts ours in the place of torch's must not be passed on to himself.
+# Imported by name, so that a program may assign ours to torch's name without a loop.
 from torch.nn.utils import clip_grad_norm_ as _torch_clip_grad_norm_
 from torch.nn.utils import get_total_norm as _torch_get_total_norm
 
@@ -232,7 +232,7 @@ def _refuse_flat(parameters: list[torch.Tensor]) -> None:
 def _clip(tensors: list[torch.Tensor], norm: float, max_norm: float, error_if_nonfinite: bool, backend: str) -> None:
     _check_finite(norm, 2.0, error_if_nonfinite)
     coefficient = float(max_norm) / (norm + 1e-6)
-    if not coefficient >= 1.0:  # NaN too: torch multiplies by it, so that nobody takes the gradients for clipped
+    if not coefficient >= 1.0:  # NaN too: torch multiplies by it, so the gradients do not pass for clipped
         kernels.run_scale(tensors, coefficient, backend)
 
 
@@ -289,7 +289,7 @@ def _copy(gradient: Any, index: int) -> tuple[Any, torch.Tensor]:
     """A copy of one array, and a tensor over the copy's memory."""
     problem = f"must be a torch.Tensor or a numpy.ndarray, got {type(gradient).__name__}"
     if hasattr(gradient, "to_local"):
-        problem = "must be whole, got a DTensor, of which a copy is not made. Use fastguard.clip_grad_norm_"
+        problem = "must be whole, got a DTensor. Use fastguard.clip_grad_norm_"
     elif isinstance(gradient, torch.Tensor):
         copied = gradient.detach().clone()
         return copied, copied

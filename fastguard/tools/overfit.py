@@ -1,4 +1,4 @@
-"""Can it learn at all? Trains on one batch until it is known by heart, and restores everything."""
+"""Checks whether a training can memorise one batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .restoring import randomness_restored
 
 @dataclass(frozen=True)
 class OverfitResult:
-    """Whether one batch could be learnt by heart, also at other learning rates. `print` it.
+    """Whether one batch could be memorised, also at other learning rates. `print` it.
 
     Attributes:
         learnt: whether the loss fell below `share` of the first at the given learning rate.
@@ -70,7 +70,7 @@ def overfit_one_batch(
 ) -> OverfitResult:
     """Trains on one batch again and again, says whether its loss nearly vanishes, and restores everything.
 
-    If a training cannot learn one batch by heart, more data will not help. If the given learning rate fails, it tries
+    If a training cannot memorise one batch, more data will not help. If the given learning rate fails, it tries
     others, and a plain Adam, as `fastguard.preflight` does.
 
     Args:
@@ -122,7 +122,7 @@ def overfit_one_batch(
 
 
 def _is_below(one: Attempt, share: float) -> bool:
-    """Whether the loss all but went away; one below zero, whose end nobody knows, has to have fallen by as much."""
+    """Whether the loss fell below `share` of its start; a negative loss must have fallen by as much."""
     return has_learnt(one, one.start, 1.0 - share)
 
 

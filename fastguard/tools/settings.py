@@ -1,4 +1,4 @@
-"""All that keeps a training stable, read from one file: arguments for `wrap` and for what stands around a run."""
+"""Settings of a training from one file: arguments for `wrap`, schedule, precision, early stopping, thresholds."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
     result = TrainingSettings(**found)
     if result.lr_min > result.lr_max or not result.lr_min <= result.learning_rate <= result.lr_max:
         raise ValueError(
-            f"`learning_rate` must lie from `lr_min` to `lr_max`, got {result.learning_rate:g} beside "
+            f"`learning_rate` must lie from `lr_min` to `lr_max`, got {result.learning_rate:g} with "
             f"{result.lr_min:g} and {result.lr_max:g} - at {where}. Set `lr_min` or `lr_max` too."
         )
     return result

@@ -333,7 +333,7 @@ def test_a_step_of_a_future_that_was_left_is_in_the_way(tmp_path: Path) -> None:
         checkpoints.save(optimizer.guard, step)
     assert checkpoints.load(optimizer.guard, tmp_path / "step-00000100.pt") == 100
     with pytest.raises(
-        ValueError, match=r"`step` must not be below a step that is in the folder, got 150 beside .*200"
+        ValueError, match=r"`step` must not be below a step in the folder, got 150 with .*200"
     ):
         checkpoints.save(optimizer.guard, 150)
     assert [c.step for c in checkpoints.all()] == [100, 200]
@@ -360,7 +360,7 @@ def test_what_is_missing_or_forgotten_is_said_before_anything_is_loaded(tmp_path
     with pytest.warns(UserWarning, match=r"step-00000001.pt also holds scheduler, which `state` does not name"):
         Checkpoints(tmp_path).load(optimizer.guard)
     model[0].weight.data.zero_()
-    with pytest.raises(ValueError, match="must hold what is to be loaded, and lacks average"):
+    with pytest.raises(ValueError, match="lacks average"):
         Checkpoints(tmp_path, state={"scheduler": scheduler, "average": model}).load(optimizer.guard)
     assert not model[0].weight.any()
     path = tmp_path / "step-00000001.pt"

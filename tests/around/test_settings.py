@@ -103,7 +103,7 @@ def test_what_reads_a_file_may_be_missing(tmp_path, monkeypatch, kind, needed):
         ({"max_grad_norm": "much"}, "`max_grad_norm` must be a finite number > 0, got 'much'"),
         ({"learning_rate": math.nan}, "`learning_rate` must be a finite number > 0, got nan"),
         ({"learning_rate": True}, "`learning_rate` must be a finite number > 0, got True"),
-        ({"learning_rate": 0.1}, "`learning_rate` must lie from `lr_min` to `lr_max`, got 0.1 beside 1e-08 and 0.01"),
+        ({"learning_rate": 0.1}, "`learning_rate` must lie from `lr_min` to `lr_max`, got 0.1 with 1e-08 and 0.01"),
         ({"lr_min": 1.0, "lr_max": 0.1, "learning_rate": 0.5}, "`learning_rate` must lie from `lr_min`"),
         ({"patience": 1.5}, "`patience` must be a whole number >= 1, got 1.5"),
         ({"loss_window_size": 1}, "`loss_window_size` must be a whole number >= 2, got 1"),

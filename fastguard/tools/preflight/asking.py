@@ -1,4 +1,4 @@
-"""`fastguard.preflight`: what an expert checks in the first minute, before a training begins."""
+"""`fastguard.preflight`: the checks that an expert makes before a training begins."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..._text import count, did_you_mean
 from ...diagnosis import Finding, diagnose
 from ...records import values
 from ...records.failures import Failures
@@ -35,43 +36,41 @@ def preflight(
     checks: Iterable[str] | None = None,
     thresholds: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Report:
-    """What an expert checks in the first minute of a training, before it begins; nothing is changed.
+    """Checks a training before its first step, as an expert would, and changes nothing.
 
-    Output against loss, the loss at the start against chance, inputs and targets, which parameters the gradient and
-    the optimizer reach, initial scale layer by layer, settings, modes and precision; then a few batches are learnt by
-    heart at the given learning rate and at a hundredth to a hundred times of it, which tells a rate that is too low or
-    too high from a model that cannot learn. docs/guide/preflight.md lists the checks.
+    It checks the output against the loss, the first loss against chance, inputs and targets, which parameters the
+    gradient and the optimizer reach, the initial scale of each layer, settings, modes and precision. Then it trains on
+    a few batches at the given learning rate and at a hundredth to a hundred times it: the rate may be too low or too
+    high, or the model unable to learn. docs/guide/preflight.md lists the checks.
 
     Model and optimizer are restored bit for bit, also after an error or Ctrl-C: parameters, buffers, gradients,
     optimizer state, modes, and Python attributes that are plain data. So are random generators. A guard sees nothing.
 
     Args:
-        model: the model, on its device, in the mode it is to be trained in.
+        model: the model, on its device, in training mode.
         optimizer: its optimizer, guarded or not.
-        loss_fn: `loss_fn(model(inputs), targets)` of batches that are pairs, or `loss_fn(model, batch)` of any. A
-            first argument called `model` (or annotated as a module) means the second; of other functions the first
-            is tried, and the second where that raises. Inputs that are a dict are given to the model as keywords, a
-            list or tuple as arguments.
-        batch: one batch (a tensor, a dict, a tuple, a list with tensors in it) or what gives batches: a DataLoader,
-            a list of pairs. Not an iterator, which would be used up.
-        num_batches: how many batches are taken of those.
-        num_steps: trial steps at each learning rate, at most.
-        seconds: about how long the trial steps may take together; slow models take fewer of them, but at least ten at
-            each learning rate.
+        loss_fn: `loss_fn(model(inputs), targets)` for batches that are pairs, or `loss_fn(model, batch)`. If its first
+            parameter is called `model` or annotated as a module, it is the second form. Otherwise the first form is
+            tried, and the second if it raises. The model gets inputs that are a dict as keywords, and a list or tuple
+            as arguments.
+        batch: one batch (a tensor, a dict, a tuple, a list with tensors) or a source of batches: a DataLoader, a list
+            of pairs. Not an iterator, which would be used up.
+        num_batches: number of batches to take.
+        num_steps: largest number of trial steps at each learning rate.
+        seconds: approximate time for all trial steps. Slow models take fewer steps, but at least ten at each rate.
         checks: names of the checks to make; all by default.
         thresholds: other thresholds by check, like `{"rare-classes": {"share": 0.95}}`.
 
     Returns:
-        A `Report`: `causes` first, with the findings that speak for each; `numbers` has the loss at the start, the
-        learning rates that were tried and what they came to.
+        A `Report`: `causes` with their findings; `numbers` with the first loss, and the loss after the
+        trial steps at each learning rate.
 
     Raises:
-        TypeError: `model`, `optimizer`, `loss_fn` or `batch` is something else; a threshold that a check does not have.
-        ValueError: a check that there is not; an empty source of batches or an iterator; numbers below 1.
-        KeyboardInterrupt: Ctrl-C; all is put back.
+        TypeError: `model`, `optimizer`, `loss_fn` or `batch` has another type; a check does not have that threshold.
+        ValueError: unknown check; `batch` is empty or an iterator; a number is below 1.
 
-    Cost: `num_batches` forward and backward passes, then about `5 * num_steps` training steps, 8 · `num_steps` where
-        nothing is learnt; memory for two copies of the parameters and the optimizer's state. Synchronises.
+    Cost: `num_batches` forward and backward passes, then about 5 · `num_steps` training steps, or 8 · `num_steps` if
+        nothing is learnt; memory for two copies of parameters and optimizer state. Synchronises.
 
     Source: Karpathy 2019, "A recipe for training neural networks"; Zhang et al. 2021 (AUTOTRAINER), Schoop et al. 2021
     (UMLAUT), Wardat et al. 2022 (DeepDiagnosis) for many of the checks; each names its own.
@@ -92,7 +91,7 @@ def preflight(
     started = time.perf_counter()
     failures = Failures()
     with randomness_restored(batch), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the trial steps cause, and the report tells, of shapes and schedulers
+        warnings.simplefilter("ignore")  # of shapes and schedulers, from trial steps
         batches = take(batch, num_batches)
         with set_up(model, optimizer, loss_fn, batches) as bench:
             evidence = Evidence(bench, batches, max_steps=num_steps, seconds=seconds)
@@ -111,7 +110,7 @@ def _asked(checks: Iterable[str] | None) -> list[Rule]:
     names = list(CHECKS if checks is None else checks)
     for name in names:
         if name not in CHECKS:
-            raise ValueError(f"`checks` must name checks, got {name!r}; there are: {', '.join(CHECKS)}")
+            raise ValueError(f"`checks` must name checks, got {name!r}. {did_you_mean(name, CHECKS)}")
     return [CHECKS[name] for name in names]
 
 
@@ -136,10 +135,9 @@ def _numbers(evidence: Evidence) -> dict[str, float]:
 
 
 def _not_checked(failures: Failures) -> Finding:
-    told = "; ".join(f"{failure.what}: {failure.error}" for failure in failures)
+    errors = "; ".join(f"{failure.what}: {failure.error}" for failure in failures)
     return Finding(
-        f"{len(failures)} of the checks failed: what {'it looks' if len(failures) == 1 else 'they look'} for was not "
-        f"checked. {told}.",
+        f"{count(len(failures), 'check')} failed, so some problems were not checked for. {errors}.",
         evidence={"num_failed": len(failures)},
         recommendation="Please report it, with the model's layers and the shapes of the batch.",
         rule="failed-checks",

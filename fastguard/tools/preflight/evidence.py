@@ -1,4 +1,4 @@
-"""What the checks look at: the training's parts, and what one pass and a few steps of it show."""
+"""What the checks read: the parts of a training, and measurements of one pass and a few steps."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class TrialPass:
     """One forward and backward pass.
 
     Attributes:
-        seen: which functions were called.
-        output: the model's; None of a loss function that makes it itself.
-        loss: the value; NaN where there is none.
-        num_losses: elements of the loss.
+        seen: the functions that were called.
+        output: the model's output; None if only the loss function knows it.
+        loss: its value; NaN if there is none.
+        num_losses: number of elements of the loss.
         requires_grad: whether the loss can be differentiated.
-        gradients: by parameter; None where none arrived.
-        error: what was raised, and where: "forward" (model or loss) or "backward".
-        output_made_by: the activation that made the output, and the dimension it was taken over.
-        num_outsiders_reached: parameters of the optimizer, not of the model, that got a gradient.
+        gradients: by parameter; None if none arrived.
+        error, stage: the exception, and where it was raised: "forward" (model or loss) or "backward".
+        output_made_by: the activation that made the output, and its dimension.
+        num_outsiders_reached: number of the optimizer's parameters that are not the model's and got a gradient.
     """
 
     seen: Seen = field(default_factory=Seen)
@@ -50,13 +50,13 @@ class TrialPass:
 
 
 class Evidence:
-    """A training that has not begun, looked at.
+    """A training that has not begun, and measurements of it, most of them made when first used.
 
     Attributes:
-        bench: model, optimizer and loss, to be run.
-        batches: the first ones.
-        parameters: those of the model, by name.
-        passes: what each batch showed, from the same start.
+        bench: model, optimizer and loss.
+        batches: the first batches.
+        parameters: the model's parameters by name.
+        passes: a trial pass of each batch, from the same start.
     """
 
     def __init__(self, bench: Bench, batches: list[Any], *, max_steps: int, seconds: float) -> None:
@@ -70,27 +70,27 @@ class Evidence:
 
     @property
     def first(self) -> TrialPass:
-        """What the first batch showed."""
+        """The trial pass of the first batch."""
         return self.passes[0]
 
     @property
     def ran(self) -> bool:
-        """Whether the first batch went through, with a loss that is a finite number."""
+        """Whether the first pass ended with a finite loss."""
         return self.first.error is None and math.isfinite(self.first.loss)
 
     @property
     def call(self) -> LossCall | None:
-        """The first loss of torch's that was called; None where the loss is made of other things."""
+        """The first call of a loss of torch.nn.functional; None if there was none."""
         return self.first.seen.losses[0] if self.first.seen.losses else None
 
     @property
     def calls(self) -> list[LossCall]:
-        """That of each batch."""
+        """The first such call for each batch."""
         return [p.seen.losses[0] for p in self.passes if p.seen.losses]
 
     @property
     def is_single_loss(self) -> bool:
-        """Whether the loss is what that one call returned, and nothing else."""
+        """Whether the loss is exactly what that one call returned."""
         call = self.call
         if call is None or call.result is None or call.result.numel() != 1 or len(self.first.seen.losses) != 1:
             return False
@@ -110,7 +110,7 @@ class Evidence:
 
     @cached_property
     def targets(self) -> list[Tensor]:
-        """The targets of each batch: those of the loss that was called, else the first tensor of a pair's second."""
+        """The targets of each batch: those of the loss call, or else the first tensor of a pair's second part."""
         if self.calls:
             return [call.target.detach() for call in self.calls if isinstance(call.target, Tensor)]
         if self.bench.form != "pair":
@@ -120,7 +120,7 @@ class Evidence:
 
     @property
     def output(self) -> Tensor | None:
-        """The first floating tensor of the model's output: that which the loss was given, where it is known."""
+        """The first floating tensor of the model's output, or the input of the loss call."""
         if self.first.output is not None:
             return first_tensor(self.first.output, floating=True)
         return self.call.input if self.call is not None else None
@@ -132,19 +132,19 @@ class Evidence:
 
     @cached_property
     def hidden(self) -> list[Activity]:
-        """What activations gave, but for that which made the output."""
+        """Outputs of activations, except the one that made the model's output."""
         last = self.last_activity
         return [one for one in self.first.seen.activities if one is not last]
 
     @property
     def last_activity(self) -> Activity | None:
-        """The activation that made what the loss was given."""
+        """The activation that made the input of the loss."""
         made_by = self.output_made_by
         return self.first.seen.activities[-1] if made_by is not None and self.first.seen.activities else None
 
     @property
     def output_made_by(self) -> tuple[str, int | None] | None:
-        """The activation that made what the loss was given, and its dimension; None: a layer, or not known."""
+        """The activation that made the input of the loss, and its dimension; None: a layer, or not known."""
         return self.call.made_by if self.call is not None else self.first.output_made_by
 
     @cached_property
@@ -164,7 +164,7 @@ class Evidence:
 
     @cached_property
     def baseline(self) -> float | None:
-        """The mean loss of the best constant answer over the batches; None where it is not known."""
+        """The mean loss of the best constant answer over the batches; None if it is not known."""
         if not self.is_single_loss:
             return None
         found = [constant_baseline(call) for call in self.calls]
@@ -172,7 +172,7 @@ class Evidence:
 
     @cached_property
     def answer(self) -> Answer:
-        """What the loss wants of free outputs in place of the model's."""
+        """The result of asking the loss, with free outputs in place of the model's."""
         if not self.ran or self.first.num_losses != 1:
             return Answer(abstained="the first pass failed")
         return ask(self.bench, self.batches[0], self.output_made_by, self.flow.is_causal is True)
@@ -186,12 +186,12 @@ class Evidence:
 
     @cached_property
     def later(self) -> TrialPass:
-        """What the first batch shows after a few steps: a start that is symmetric or zero by design is over then."""
+        """A trial pass after a few steps, when a symmetric or zero start is over."""
         return trial_pass(self.bench, self.batches[0], self.parameters, num_steps=5)
 
     @cached_property
     def fit(self) -> Fit | None:
-        """What a few steps at several learning rates come to; None where no step can be taken."""
+        """Trial steps at several learning rates; None if no step can be taken."""
         first = self.first
         if not self.ran or not first.requires_grad or first.num_losses != 1 or not self.in_optimizer:
             return None
@@ -201,7 +201,7 @@ class Evidence:
 def trial_pass(
     bench: Bench, batch: Any, parameters: dict[str, nn.Parameter], *, num_steps: int = 0, find_origin: bool = False
 ) -> TrialPass:
-    """Runs one batch forward and back, watched, after `num_steps` training steps, and puts all back."""
+    """A forward and a backward pass under a `Watcher`, after `num_steps` training steps; everything is restored."""
     found = TrialPass()
     watcher = Watcher(find_origin=find_origin)
     found.seen = watcher.seen
@@ -223,7 +223,7 @@ def trial_pass(
             found.stage = "backward"
             if found.num_losses == 1 and found.requires_grad:
                 loss.backward()
-        except Exception as error:  # told by the check "trial-pass-fails"
+        except Exception as error:  # reported by the check "trial-pass-fails"
             found.error = error
         found.num_outsiders_reached = sum(p.grad is not None for p in outsiders)
         found.gradients = {name: _kept(p.grad) for name, p in parameters.items()}

@@ -1,4 +1,4 @@
-"""A few batches learnt by heart, at several learning rates: what the rate, the optimizer and the model can do."""
+"""Trains on a few batches at several learning rates, to see what rate, optimizer and model can do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0)
 _HIGHER = (1e4, 1e6, 1e8, 1e10, 1e12)
 _LOWER = (1e-3, 1e-4, 1e-6)
 _RATES_OF_ADAM = (1e-3, 1e-2)
-LEAST_STEPS = 10  # of an attempt, however slow they are: fewer say nothing
+LEAST_STEPS = 10  # of an attempt, however slow: fewer are not conclusive
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Attempt:
     """Some steps at one learning rate.
 
     Attributes:
-        factor: of the given learning rate.
-        lr: that of the first group.
-        start, end: the mean loss over the batches before and after, with the same random numbers; NaN where it broke.
+        factor: multiple of the given learning rate.
+        lr: the learning rate of the first group.
+        start, end: mean loss over the batches before and after, with the same random numbers; NaN if it broke.
         peak: the highest loss on the way.
-        num_steps: how many steps were taken.
-        update_ratio: median over the tensors of |change| / |weight| in a step, over the first steps.
+        num_steps: number of steps taken.
+        update_ratio: median of |change| / |weight| over tensors and the first steps.
     """
 
     factor: float
@@ -43,7 +43,7 @@ class Attempt:
 
     @property
     def gain(self) -> float:
-        """By how much the loss fell; minus infinity where it is not finite."""
+        """By how much the loss fell; minus infinity if it is not finite."""
         return self.start - self.end if math.isfinite(self.end) else -math.inf
 
     @property
@@ -54,19 +54,19 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """All attempts: with the given optimizer by factor, and with a plain Adam where none of these learnt."""
+    """All attempts: by factor with the given optimizer, and with a plain Adam if none of these learnt."""
 
     attempts: dict[float, Attempt]
     with_adam: tuple[Attempt, ...] = ()
 
     @property
     def given(self) -> Attempt:
-        """That at the learning rate that was given."""
+        """The attempt at the given learning rate."""
         return self.attempts[1.0]
 
     @property
     def best(self) -> Attempt:
-        """That with the lowest loss at its end."""
+        """The attempt with the lowest final loss."""
         return max(self.attempts.values(), key=lambda one: one.gain)
 
 
@@ -81,7 +81,7 @@ class Fitting:
         self._seconds = seconds
 
     def run(self, baseline: float | None) -> Fit:
-        """The attempts. `baseline`: the loss of the best constant answer; below it something was learnt."""
+        """All attempts. `baseline` is the loss of the best constant answer, below which something was learnt."""
         started = time.perf_counter()
         first = self.attempt(1.0, min(4, self._max_steps))
         a_step = (time.perf_counter() - started) / (4 + 2 * len(self._batches))
@@ -115,7 +115,7 @@ class Fitting:
         return one.gain > 0.05 * abs(start)
 
     def attempt(self, factor: float, num_steps: int) -> Attempt:
-        """So many steps at `factor` times the given learning rate; all is put back."""
+        """`num_steps` steps at `factor` times the given learning rate; everything is restored."""
         with self._bench.put_back():
             lr = _scale_rates(self._bench.optimizer, factor)
             return self._go(self._bench, factor, lr, num_steps)
@@ -141,7 +141,7 @@ class Fitting:
                     break
             end = self._mean_loss(bench) if math.isfinite(losses[-1]) else math.nan
         except (RuntimeError, ArithmeticError, ValueError, IndexError):
-            # weights that are no longer finite make losses refuse their input; that says the same as a loss of NaN
+            # with weights that are not finite, losses refuse their input: the same as a loss of NaN
             if not losses:
                 raise
             return Attempt(factor, lr, start, math.nan, math.inf, len(losses), median(ratios or [math.nan]))
@@ -151,7 +151,7 @@ class Fitting:
         return Attempt(factor, lr, start, end, peak, len(losses), median(ratios or [math.nan]))
 
     def _mean_loss(self, bench: Bench) -> float:
-        # With gradients, which a loss may take itself (penalties, adversaries); the same random numbers each time.
+        # With gradients, because a loss may take some itself (penalties, adversaries); with the same random numbers.
         with torch.enable_grad(), torch.random.fork_rng():
             torch.manual_seed(0)
             return sum(float(bench.run(batch)[1].detach()) for batch in self._batches) / len(self._batches)
@@ -163,7 +163,7 @@ def has_learnt(one: Attempt, start: float, share: float = 0.05) -> bool:
 
 
 def _scale_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
-    """Multiplies each group's rate (where a warm-up has lowered it: what it rises to) and returns the first one's."""
+    """Multiplies each group's rate (or the one a warm-up rises to) by `factor`, and returns that of the first group."""
     rates = []
     for group in optimizer.param_groups:
         lr = max(float(group.get("lr", 0.0)), float(group.get("initial_lr", 0.0))) * factor

@@ -26,7 +26,7 @@ class Flow:
 
 
 def follow(bench: Bench, inputs: Any) -> Flow:
-    """Differentiates an output by all inputs, in evaluation mode; integers by what embeddings make of them."""
+    """Differentiates an output by all inputs, in evaluation mode; for integers, by the outputs of embeddings."""
     shapes = [t.shape for t in tensors_in(inputs)]
     embedded: list[Tensor] = []
 

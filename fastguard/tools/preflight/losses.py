@@ -1,4 +1,4 @@
-"""What a loss comes to for a model that knows nothing, and for one that says the same of every sample."""
+"""The chance level of a loss, and its value for the best constant answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def has_indices(call: LossCall) -> bool:
 
 
 def num_classes(call: LossCall) -> int:
-    """How many the input of a loss over classes tells apart."""
+    """Number of classes in the input of a loss over classes."""
     return call.input.shape[1] if call.input.dim() > 1 else call.input.shape[0] if call.input.dim() else 1
 
 
@@ -31,16 +31,16 @@ def labels(call: LossCall) -> Tensor:
 
 
 def chance(call: LossCall) -> float | None:
-    """The mean loss of a model that knows nothing: ln C of C classes, ln 2 of yes or no; None of other losses."""
+    """The chance level: ln C for C classes, ln 2 for yes or no; None for other losses."""
     if call.kind in CLASSES:
         return math.log(max(num_classes(call), 1))
     return math.log(2.0) if call.kind in YES_OR_NO else None
 
 
 def constant_baseline(call: LossCall) -> float | None:
-    """The least mean loss that the same answer for every sample can have; None where it is not known.
+    """The mean loss of the best constant answer; None if it is not known.
 
-    Equivalent to: the entropy of the classes' shares; of regression, the loss of the targets' mean (l1: median).
+    Equivalent to: the entropy of the shares of classes; for regression, the loss of the targets' mean (l1: median).
     """
     if call.reduction != "mean" or call.options.get("weight") is not None or not isinstance(call.target, Tensor):
         return None

@@ -1,4 +1,4 @@
-"""What a preflight tells: a `Report` about a training that has not begun."""
+"""The report of `preflight`: a `Report` about a training that has not begun."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ...report.report import num_of_each
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PreflightReport(Report):
-    """A `Report` of checks instead of steps: `numbers` has counts, the loss at the start, and what rates came to."""
+    """A `Report` of checks instead of steps: `numbers` has counts, the first loss, and the loss at each rate."""
 
     def __str__(self) -> str:
         lines = [Report.__str__(self), ""]
         numbers = self.numbers
         if "loss" in numbers:
-            beside = f"; a model that knows nothing has {numbers['chance']:.4g}" if "chance" in numbers else ""
-            lines.append(f"{'loss at the start':<22}{numbers['loss']:.4g}{beside}")
+            chance = f"; the chance level is {numbers['chance']:.4g}" if "chance" in numbers else ""
+            lines.append(f"{'loss at the start':<22}{numbers['loss']:.4g}{chance}")
         rates = [(key, value) for key, value in numbers.items() if key.startswith("loss at lr ")]
         for place, (key, value) in enumerate(rates):
             head = f"after {numbers['num_trial_steps']:g} steps" if not place else ""

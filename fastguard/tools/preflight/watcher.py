@@ -1,4 +1,4 @@
-"""Sees which functions of torch a training pass calls: losses with what they are given, activations, what breaks."""
+"""Records which functions of torch a training pass calls: losses, activations, and the first that returns NaN."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BREAKERS = {
     *("reciprocal", "pow", "__pow__", "__rpow__", "norm", "vector_norm", "std", "var", "acos", "asin", "atanh", "sub"),
     *("softmax", "log_softmax", "xlogy", "cdist", "normalize", "cosine_similarity", "__rdiv__"),
 }
-# What hands on values as they are, or nearly so: what made them before still counts.
+# These keep the values, or nearly so: the function that made them still counts.
 _CARRIERS = {
     *("view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t", "contiguous", "clone"),
     *("float", "double", "to", "type", "clamp", "clamp_min", "clamp_max", "clip", "__getitem__", "select", "swapaxes"),
@@ -44,10 +44,10 @@ class LossCall:
 
     Attributes:
         kind: its name, like "cross_entropy".
-        input, target: what it was given.
+        input, target: its arguments.
         options: its keyword arguments.
-        made_by: the activation that made its input, and the dimension that it was taken over; None if none did.
-        result: what it returned; None where it raised.
+        made_by: the activation that made its input, and its dimension; None if none did.
+        result: what it returned; None if it raised.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class LossCall:
 
 @dataclass(slots=True)
 class Activity:
-    """What came out of one activation function."""
+    """The output of an activation function."""
 
     kind: str
     module: str
@@ -74,7 +74,7 @@ class Activity:
 
 @dataclass(slots=True)
 class Layer:
-    """What one module with weights was given and gave, when it was first called."""
+    """The input and output of a module with weights, at its first call."""
 
     name: str
     module: nn.Module
@@ -84,7 +84,7 @@ class Layer:
 
 @dataclass(slots=True)
 class Seen:
-    """All that was seen in one pass."""
+    """The records of one pass."""
 
     losses: list[LossCall] = field(default_factory=list)
     activities: list[Activity] = field(default_factory=list)
@@ -96,10 +96,10 @@ class Seen:
 
 
 class Watcher(TorchFunctionMode):
-    """Notes what is called while it is entered.
+    """Records calls while it is entered.
 
     Args:
-        find_origin: look at every result, too, for the first that is not finite although all arguments were.
+        find_origin: also look at every result for the first that is not finite although all arguments were.
     """
 
     def __init__(self, *, find_origin: bool = False) -> None:
@@ -141,7 +141,7 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
-        """Knows meanwhile which module of `model` is at work, and what goes into those with weights."""
+        """Follows which module of `model` runs, and records the inputs of those with weights."""
         handles: list[Any] = []
         for name, module in model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
@@ -221,7 +221,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _has_zero(result: Tensor) -> bool:
-    """Where a root or norm is zero it has no derivative."""
+    """Whether a root or norm is zero, where it has no derivative."""
     return result.is_floating_point() and result.numel() > 0 and bool((result.detach() == 0).any())
 
 
