@@ -87,14 +87,14 @@ class TestPage:
     def test_is_written_over_and_named(self, log, opened):
         path = log.with_name("run.html")
         path.write_text("old")
-        assert training.page_line(log, path, opens=False) == f"the page of it, to be opened in a browser: {path}"
+        assert training.page_line(log, path, opens=False) == f"the page, to open in a browser: {path}"
         assert "after 30 steps" in path.read_text() and opened == []
 
     def test_is_opened(self, log, opened, monkeypatch):
         path = log.with_name("run.html")
         assert training.page_line(log, path, opens=True).endswith(f"browser: {path}") and opened == [path.as_uri()]
         monkeypatch.setattr(webbrowser, "open", lambda address: False)
-        assert training.page_line(log, path, opens=True) == f"the page of it, which no browser here would open: {path}"
+        assert training.page_line(log, path, opens=True) == f"the page (no browser could be opened): {path}"
 
     def test_that_cannot_be_written(self, log):
         told = training.page_line(log, log / "run.html", opens=False)

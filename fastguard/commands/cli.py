@@ -55,9 +55,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str, epilog: str = "") -> None:
         formatter = argparse.RawDescriptionHelpFormatter
-        about, end = (
-            "\n".join(textwrap.fill(line, 100) for line in text.split("\n")) for text in (description, epilog)
-        )
+        about, end = _wrapped(description), _wrapped(epilog)
         super().__init__(prog, description=about, epilog=end, formatter_class=formatter, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
@@ -69,6 +67,12 @@ class Parser(argparse.ArgumentParser):
             named = did_you_mean(choice[1], choice[2].replace("'", "").split(", "))
             message = f"{message[: choice.start()]}got {choice[1]!r}. {named}"
         self.exit(EXIT_USAGE, f"{self.prog}: error: {ended(shown(message))} See `{self.prog} --help`.\n")
+
+
+def _wrapped(text: str) -> str:
+    """Paragraphs of help in lines of 100 characters; a list, whose lines are indented, stays as it is."""
+    parts = text.split("\n\n")
+    return "\n\n".join(p if "\n  " in p else textwrap.fill(p, 100, break_on_hyphens=False) for p in parts)
 
 
 def bug(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""A run seen through its log while it is being written. What it tells of the rules is imported when first asked."""
+"""Follows a run through its log while it is written. The rules are imported when first used."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _NUM_TIMES = 64
 
 
 class LogTail:
-    """The whole lines of a growing file, by `readline` as of an open file; a `LogReader` reads it.
+    """Reads complete lines of a growing file, with `readline` for a `LogReader`.
 
-    A last line that has no end yet is kept back until it has one. A file that is moved away or deleted is read to its
-    end, then the one that takes its place; one that is emptied is read from its beginning.
+    A last line without an end is kept until it has one. A file that is moved or deleted is read to its end, then the
+    one in its place; a file that is emptied is read from its beginning.
 
     Attributes:
         budget: lines that `readline` gives before it says b""; set it before each reading.
@@ -50,11 +50,11 @@ class LogTail:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are bytes that were seen, and not read yet."""
+        """Whether there are bytes to read."""
         return self._file is not None and self.offset < self.size
 
     def look(self) -> None:
-        """Sees what has become of the file. Call it before each reading. Cost: 20 us."""
+        """Looks at the state of the file. Call it before each reading. Cost: 20 us."""
         try:
             there = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -117,7 +117,7 @@ class LogTail:
         return b""
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -151,7 +151,7 @@ class FollowedRun:
         tail, log: the file, and its records.
         history: the run.
         report: of the newest `assess`; None before.
-        told: findings as they were when new, the oldest first: each rule's once, and again when it is more severe.
+        told: new findings, the oldest first: one per rule, and another when it becomes more severe.
         num_assessed: steps there were at the newest `assess`.
         layers: those that findings name, then those with the largest gradients; as of the newest `assess`.
         num_records, num_left_out: records so far, of all runs; lines that are no record, or were cut off.
@@ -190,7 +190,7 @@ class FollowedRun:
         return self.history.num_steps != self.num_assessed
 
     def read(self, seconds: float = float("inf")) -> bool:
-        """Takes what has been written, for about so many seconds; whether there is more.
+        """Reads what has been written, for about `seconds`; returns whether there is more.
 
         Raises:
             ValueError: this is no log.
@@ -224,7 +224,7 @@ class FollowedRun:
                 return self.tail.is_behind and not is_at_end
 
     def _is_new(self, record: dict[str, Any]) -> bool:
-        """Whether a record was not read before. A sink repeats what it last wrote to a file that was deleted."""
+        """Whether a record is new. A sink repeats what it last wrote to a file that was deleted."""
         step, written = record.get("step"), record.get("time")
         if type(step) is int and 0 <= step < 2**63:
             if step <= self.newest_step:
@@ -236,7 +236,7 @@ class FollowedRun:
         return True
 
     def _take(self, records: list[dict[str, Any]]) -> None:
-        """Gives the history what it can take of them."""
+        """Adds the records to the history, except those that do not fit."""
         history, num_steps, part = self.history, self.history.num_steps, _Records(records)
         lacks_norms = history.lacks_norms or not num_steps
         if self.log.model is not self._noted:
@@ -265,7 +265,7 @@ class FollowedRun:
                 self.told.append(finding)
 
     def assess(self) -> None:
-        """Asks the rules and causes, and looks which layers to show. Cost: 2 ms, and 1 us a tensor."""
+        """Asks the rules and causes, and chooses the layers to show. Cost: 2 ms, and 1 us a tensor."""
         self._num_asked = self.num_assessed = self.history.num_steps
         named: list[str] = []
         if self.history.num_steps:
@@ -294,7 +294,7 @@ def line_of(finding: Any) -> str:
 
 
 def newer_run(path: Path) -> str:
-    """Says that there is a newer run in run-3.jsonl, say, beside `path`, which is run.jsonl or run-2.jsonl; else ""."""
+    """A remark if `path`, run.jsonl or run-2.jsonl, has a newer run in run-3.jsonl, for example; else ""."""
     stem, number = re.fullmatch(r"(.*?)(?:-(\d+))?", path.stem, re.DOTALL).groups()  # type: ignore[union-attr]
     newest = path
     with contextlib.suppress(OSError):  # there is no further one

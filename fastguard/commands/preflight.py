@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
         return fail("preflight", problem)
     except CommandError:
         raise
-    except Exception as error:  # a bug of ours is told with an exit code of its own
+    except Exception as error:  # a bug has an exit code of its own
         return fail("preflight", bug(error))
     return print_report(text, EXIT_CODES[report.status], "preflight")
 
@@ -75,7 +75,7 @@ def _working_folder_first() -> Iterator[None]:
 
 
 def _find(module: str, function: str) -> Any:
-    """The function itself; what importing its module raises is told in a line."""
+    """The function. An error in importing its module becomes one line."""
     with _working_folder_first():
         try:
             found: Any = importlib.import_module(module)

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     )
     what = "a log, a folder with logs, or NAME=PATH; the first is compared with"
     parser.add_argument("logs", nargs="+", metavar="RUN.jsonl", help=what)
-    parser.add_argument("-o", "--output", help="the page; - for stdout (default: beside the first log, as .html)")
+    parser.add_argument("-o", "--output", help="the page; - for stdout (default: the first log's path with .html)")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing page")
     parser.add_argument("--title", default="", help="title of the page")
     parser.add_argument("--open", action="store_true", help="open it in a browser")

@@ -48,16 +48,16 @@ def attach(accelerator: Any, *optimizers: Any) -> None:
 
         return logged
 
-    told: list[str] = []
+    warned: list[str] = []
 
     def noticing(name: str, clip: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(clip)
         def noticed(parameters: Any, limit: float, *args: Any, **kwargs: Any) -> Any:
-            if limit != math.inf and not told and accelerator.is_main_process:
-                told.append(name)
+            if limit != math.inf and not warned and accelerator.is_main_process:
+                warned.append(name)
                 _log.warning(
-                    "accelerator.%s(..., %g) clips before the guard, whose norms are those that it leaves. Leave the "
-                    "call out, and give wrap the limit: max_norm=, or clip=fastguard.clip.Value(...).",
+                    "accelerator.%s(..., %g) clips before the guard, which then measures clipped gradients. Remove the "
+                    "call, and give wrap the limit: max_norm=, or clip=fastguard.clip.Value(...).",
                     name,
                     limit,
                 )

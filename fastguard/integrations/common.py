@@ -116,7 +116,7 @@ def replace_method(owner: Any, name: str, make: Callable[[Any], Any]) -> Callabl
 
     def put_back() -> None:
         if owner.__dict__.get(name) is not made:
-            return  # replaced once more since: whoever did so calls ours
+            return  # replaced again since, by something that calls ours
         if own is None:
             del owner.__dict__[name]
         else:

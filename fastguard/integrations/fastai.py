@@ -33,7 +33,7 @@ class FastguardCallback(Callback):
     Raises:
         TypeError: as `fit` begins, for an optimizer of fastai's own.
 
-    Cost: some 20 us a batch beside the guard's. No sync.
+    Cost: about 20 us a batch on top of the guard's. No sync.
     """
 
     order = 55  # after the Recorder
@@ -79,6 +79,6 @@ class FastguardCallback(Callback):
             self.guard.observe(val_loss=recorder.loss.value)
 
     def after_fit(self) -> None:
-        """Hands over what is held back."""
+        """Delivers the newest record, and notes the end of the run."""
         if self.guard is not None:
             end(self.guard)

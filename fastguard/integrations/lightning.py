@@ -38,17 +38,17 @@ class FastguardCallback(Callback):
 
     Args:
         max_norm: as of `fastguard.wrap`. None, and no `clip`: the trainer's `gradient_clip_val`.
-        monitor: under which name the validation loss is logged.
+        monitor: the name under which the validation loss is logged.
         **settings: other arguments of `fastguard.wrap`; each optimizer gets a copy of `clip`. Call `fastguard.wrap` in
             `configure_optimizers` for settings that differ between optimizers, and for sinks of several.
 
     Attributes:
-        guards: one an optimizer; empty until training begins.
+        guards: one per optimizer; empty until training begins.
 
     Raises:
         ValueError: from `fit`: a limit is given here and as `gradient_clip_val`; sinks for several optimizers.
 
-    Cost: some 60 us a batch beside the guards'; 80 us a guard and what `log_dict` takes, where figures are logged.
+    Cost: about 60 us a batch on top of the guards'; 80 us a guard and a `log_dict` when values are logged.
     """
 
     def __init__(self, max_norm: float | None = None, *, monitor: str = "val_loss", **settings: Any) -> None:
@@ -82,10 +82,10 @@ class FastguardCallback(Callback):
             self._take_over(trainer)
         state, self._state = self._state, None
         if state is None and trainer.global_step and trainer.ckpt_path is None and len(before) == len(self.guards):
-            state = [guard.state_dict() for guard in before]  # `fit` goes on, with optimizers that are made anew
+            state = [guard.state_dict() for guard in before]  # `fit` continues with new optimizers
         if state is not None and len(state) != len(self.guards):
             raise ValueError(
-                f"the checkpoint must hold the state of {len(self.guards)} guards, one an optimizer, got {len(state)}"
+                f"the checkpoint must hold the state of {len(self.guards)} guards, one per optimizer, got {len(state)}"
             )
         for index, guard in enumerate(self.guards):
             begin(guard, None if state is None else state[index], trainer.ckpt_path)
@@ -93,7 +93,7 @@ class FastguardCallback(Callback):
         self._loss.take(mean=True)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Under manual optimization, takes note of a loss."""
+        """Under manual optimization, adds a loss."""
         if pl_module.automatic_optimization or not self.guards:
             return
         self._settle()
@@ -101,7 +101,7 @@ class FastguardCallback(Callback):
         self._loss.add(loss if scaler is None else loss.detach() / scaler.scale(loss.detach().new_ones(())))
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Under manual optimization, takes note of whose step is to come."""
+        """Under manual optimization, notes which optimizer is about to step."""
         if pl_module.automatic_optimization or not self.guards:
             return
         before = self._settle()
@@ -109,7 +109,7 @@ class FastguardCallback(Callback):
         self._under_way = Guard.of(optimizer), before if loss is None else loss  # of two that step one after the other
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Tells the guards the loss of a step that was taken, and the loggers what they saw."""
+        """Gives the guards the loss of a step, and the loggers the guards' values."""
         if pl_module.automatic_optimization:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             self._loss.add(None if loss is None else loss * trainer.accumulate_grad_batches)
@@ -127,20 +127,20 @@ class FastguardCallback(Callback):
             pl_module.log_dict(figures(self.guards), on_step=True, on_epoch=False)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Tells the guards the validation loss."""
+        """Gives the guards the validation loss."""
         loss = trainer.callback_metrics.get(self._monitor)
         if loss is None or trainer.sanity_checking or trainer.state.fn != "fit":
-            return  # of no step: `Trainer.validate` may come before the first, or after the last was handed over
+            return  # `Trainer.validate` belongs to no step
         for guard in self.guards:
             if guard.last is not None:
                 guard.observe(val_loss=loss)
 
     def state_dict(self) -> dict[str, Any]:
-        """Those of the guards."""
+        """The states of the guards."""
         return {"guards": [guard.state_dict() for guard in self.guards]} if self.guards else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps it for the guards, which are made as training begins."""
+        """Keeps the states for the guards, which are made when training begins."""
         self._state = state_dict["guards"]
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -161,19 +161,19 @@ class FastguardCallback(Callback):
             end(guard)
 
     def _check_clipping(self, trainer: Any, pl_module: Any) -> bool:
-        """Whether the module clips by itself, which is told."""
+        """Whether the module clips by itself, which gives a warning."""
         limit, given = trainer.gradient_clip_val, self._settings
         if is_overridden("configure_gradient_clipping", pl_module):
             _log.warning(
-                "%s.configure_gradient_clipping clips before the guard, whose norms are those that it leaves. Leave it "
-                "out, and clip by the guard.",
+                "%s.configure_gradient_clipping clips before the guard, which then measures clipped gradients. Remove "
+                "it, and let the guard clip.",
                 type(pl_module).__name__,
             )
             return True
         if limit and (given.get("max_norm") is not None or given.get("clip") is not None):
             raise ValueError(
                 f"gradients must be clipped once, got Trainer(gradient_clip_val={limit}) and a limit for "
-                "FastguardCallback. Leave one of them out: the guard clips in both cases."
+                "FastguardCallback. Remove one of them: the guard clips in both cases."
             )
         return False
 
@@ -186,7 +186,7 @@ class FastguardCallback(Callback):
             if guard.clip is None:
                 guard.clip = policy(limit)
         if trainer.is_global_zero:
-            _log.info("gradient_clip_val=%g is taken over: the guard clips, and Lightning does not", limit)
+            _log.info("gradient_clip_val=%g: the guard clips instead of Lightning", limit)
         trainer.gradient_clip_val = None
 
         def give_back() -> None:
@@ -195,7 +195,7 @@ class FastguardCallback(Callback):
         self._give_back = give_back
 
     def _settle(self) -> Any:
-        """A manual step is over, if one was under way: its guard is told the loss, which is returned."""
+        """Ends a manual step that was under way: gives its guard the loss, and returns it."""
         loss = None
         if self._under_way is not None:
             (guard, loss), self._under_way = self._under_way, None

@@ -30,7 +30,7 @@ class FastguardCallback(Callback):
     Attributes:
         guard_: the guard; None until training begins.
 
-    Cost: some 80 us a batch beside the guard's.
+    Cost: about 80 us a batch on top of the guard's.
     """
 
     def __init__(self, max_norm: float | None = None, settings: Mapping[str, Any] | None = None) -> None:
@@ -39,7 +39,7 @@ class FastguardCallback(Callback):
         self.settings = settings
 
     def initialize(self) -> FastguardCallback:
-        """The net is made anew, and its optimizer with it."""
+        """Forgets the guard: the net and its optimizer are new."""
         self.guard_: Guard | None = None
         self.state_: dict[str, Any] | None = None
         return self
@@ -51,7 +51,7 @@ class FastguardCallback(Callback):
         begin(self.guard_, state, None)
 
     def on_batch_end(self, net: Any, batch: Any = None, training: Any = None, **others: Any) -> None:
-        """Puts figures into the history."""
+        """Adds the guard's values to the history."""
         if training and self.guard_ is not None:
             for name, value in figures([self.guard_]).items():
                 net.history.record_batch(name, value)
@@ -68,7 +68,7 @@ class FastguardCallback(Callback):
             net.history.record(name, seen[name])
 
     def on_train_end(self, net: Any, X: Any = None, y: Any = None, **others: Any) -> None:
-        """Hands over what is held back."""
+        """Delivers the newest record, and notes the end of the run."""
         if self.guard_ is not None:
             end(self.guard_)
 

@@ -43,10 +43,10 @@ class FastguardCallback(TrainerCallback):
         guard: the guard; None until training begins.
 
     Raises:
-        TypeError: from `train`: the optimizer cannot be guarded, as sharded ones.
+        TypeError: from `train`: the optimizer cannot be guarded, such as a sharded one.
 
-    Cost: some 60 us a step, to add up and observe losses; 80 us a log. No sync. The pass over the gradients that the
-    Trainer itself takes at each step for `grad_norm` is spared.
+    Cost: about 60 us a step, to add up and observe losses; 80 us a log. No sync. It saves the pass over the gradients
+    that the Trainer makes at each step for `grad_norm`.
     """
 
     def __init__(self, max_norm: float | None = None, **settings: Any) -> None:
@@ -79,13 +79,13 @@ class FastguardCallback(TrainerCallback):
         self._is_training = True
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Tells the guard the loss of the step just taken."""
-        loss = self._loss.take(mean=False)  # each is divided by what they add up to already
+        """Gives the guard the loss of the step just taken."""
+        loss = self._loss.take(mean=False)  # each is divided by their number already
         if loss is not None and self.guard is not None:
             self.guard.observe(loss=loss)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **others: Any) -> None:
-        """Tells the guard `eval_loss`."""
+        """Gives the guard `eval_loss`."""
         loss = (metrics or {}).get("eval_loss")
         if loss is not None and self._is_training and self.guard is not None and self.guard.last is not None:
             self.guard.observe(val_loss=loss)
@@ -105,7 +105,7 @@ class FastguardCallback(TrainerCallback):
             guard.clip = GlobalNorm(limit)
         if not self._has_told and state.is_world_process_zero:
             self._has_told = True
-            _log.info("max_grad_norm=%g is taken over: the guard clips, by %r, not the Trainer", limit, guard.clip)
+            _log.info("max_grad_norm=%g: the guard clips, by %r, instead of the Trainer", limit, guard.clip)
         args.max_grad_norm = 0.0
         self._changes.callback(setattr, args, "max_grad_norm", limit)
 
@@ -143,10 +143,10 @@ class FastguardCallback(TrainerCallback):
 
 
 def _training() -> tuple[Trainer, str | None]:
-    """The Trainer that calls, which events are not told, and the checkpoint that it resumes from.
+    """The Trainer that calls (events do not include it), and the checkpoint that it resumes from.
 
     Raises:
-        RuntimeError: no Trainer does.
+        RuntimeError: no Trainer calls.
     """
     frame = sys._getframe(1)
     while frame is not None:

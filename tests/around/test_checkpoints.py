@@ -332,9 +332,7 @@ def test_a_step_of_a_future_that_was_left_is_in_the_way(tmp_path: Path) -> None:
     for step in (100, 200):
         checkpoints.save(optimizer.guard, step)
     assert checkpoints.load(optimizer.guard, tmp_path / "step-00000100.pt") == 100
-    with pytest.raises(
-        ValueError, match=r"`step` must not be below a step in the folder, got 150 with .*200"
-    ):
+    with pytest.raises(ValueError, match=r"`step` must not be below a step in the folder, got 150 with .*200"):
         checkpoints.save(optimizer.guard, 150)
     assert [c.step for c in checkpoints.all()] == [100, 200]
 

@@ -98,7 +98,7 @@ def test_it_clips_once_in_place_of_lightning(tmp_path, caplog, algorithm):
     assert all(record.clipped and record.gradients.max_val > 0.1 for record in sink.records)
     assert_same_parameters(plain, guarded, rtol=1e-5, atol=1e-6)
     assert trainer.gradient_clip_val == 0.1
-    assert [r.levelname for r in caplog.records if "gradient_clip_val=0.1 is taken" in r.getMessage()] == ["INFO"]
+    assert [r.levelname for r in caplog.records if "gradient_clip_val=0.1: the" in r.getMessage()] == ["INFO"]
 
 
 def test_two_limits_are_refused(tmp_path):

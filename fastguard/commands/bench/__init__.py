@@ -51,7 +51,7 @@ def save(results: dict[str, Any], path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command `fastguard bench`; saves nothing unless told where.
+    """The command `fastguard bench`; saves results only with `--json`.
 
     Raises:
         WrongResultError: a result is not what float64 says.

@@ -19,7 +19,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "theirs": torch.nn.utils.clip_grad_norm_,
 }
 _FADE = 0.99
-_FADED = 1e-4  # of the norm: before that the values are filled anew
+_FADED = 1e-4  # of the norm: below that the values are filled again
 _FLOAT32_NORM_MAX = 50_000_000
 
 
@@ -27,7 +27,7 @@ def tolerance(name: str, subject: Subject) -> float:
     """What a norm may be off by. fastguard promises 1e-6, here rounded to the gradients' dtype as torch does.
 
     torch adds the squares of one tensor in a few float32 lanes, which lose more the more they hold: it is off by 3e-3
-    at 38M elements, by 1e-2 at 100M. From 50M on its error is told and not judged.
+    at 38M elements, by 1e-2 at 100M. From 50M on its error is reported and not judged.
     """
     epsilon = torch.finfo(subject.case.dtype).eps
     if name == "ours":
@@ -91,7 +91,7 @@ class Clipping:
             self.norm_errors[name] = max(errors)
 
     def _freshen(self, name: str, index: int) -> None:
-        """Fills a set anew before clipping has worn its values down to where arithmetic becomes slow."""
+        """Fills a set again before clipping makes its values so small that arithmetic becomes slow."""
         subject = self.subjects[index]
         if subject.limit < _FADED * subject.norm:
             subject.fill()

@@ -1,4 +1,4 @@
-"""The machine line: what was measured on, and how busy it was with other things."""
+"""The machine line: where was measured, and how busy it was with other work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastguard.kernels import backends
 
 _BUSY_LOAD = 0.5
 BUSY_RATIO = 0.05
-_TELLING_S = 1.0  # before that /proc/stat, which counts in hundredths, tells nothing
+_TELLING_S = 1.0  # below that, /proc/stat is too coarse: it counts hundredths of a second
 
 
 def _cpu_model() -> str:
@@ -35,7 +35,7 @@ def _num_cores() -> int:
 
 
 def _busy_s() -> float | None:
-    """CPU seconds spent by the whole machine since it started; None where that cannot be told."""
+    """CPU seconds spent by the whole machine since it started; None if it is not known."""
     try:
         with open("/proc/stat", encoding="ascii") as lines:
             user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, next(lines).split()[1:9])
@@ -58,7 +58,7 @@ class Machine:
         self._busy, self._own = _busy_s(), _own_s()
 
     def _others_ratio(self) -> float | None:
-        """Share of the cores' time that went to other processes; None if that is not known, or not yet."""
+        """Share of the cores' time that other processes took; None if it is not known yet."""
         busy, elapsed = _busy_s(), time.time() - self._started
         if self._busy is None or busy is None or elapsed < _TELLING_S:
             return None

@@ -70,7 +70,7 @@ class StepRun:
 
 @contextmanager
 def without_a_word() -> Iterator[None]:
-    """The diagnosis runs as ever, and rightly finds that a model with such a learning rate does not learn."""
+    """Silences the diagnosis, which rightly finds that a model with such a learning rate does not learn."""
     log = logging.getLogger("fastguard")
     before, log.disabled = log.disabled, True
     try:

@@ -11,11 +11,11 @@ from pathlib import Path
 from ..cli import Parser
 
 DESCRIPTION = """\
-Trains a small character-level transformer on the source text of Python's standard library, guarded by fastguard.
-Half-way one element of a gradient is made Inf: the step is skipped, the tensor that went bad first is named, and
-training goes on. Ends with the guard's report, a sample of what the model writes, and a page of it.
+Trains a small character-level transformer under guard, on the source text of Python's standard library. Half-way it
+makes one element of a gradient Inf: the guard skips that step and names the first bad tensor, and training continues.
+Prints the guard's report and a sample of the model's text, and writes a page of the run.
 
-The same --seed and --steps give the same run on one machine, timings apart."""
+The same --seed and --steps give the same run on one machine, except for timings."""
 EPILOG = """\
 Exit code 0 only if the poisoned step was skipped and left parameters and optimizer state bit-identical."""
 

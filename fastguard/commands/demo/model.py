@@ -19,7 +19,7 @@ _HELD_OUT = 0.05
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a two-layer MLP, each behind a LayerNorm and added to what came in."""
+    """Attention and a two-layer MLP, each behind a LayerNorm and with a residual connection."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()

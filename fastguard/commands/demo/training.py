@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     sample = write(model, "def ", 120 if arguments.quick else 320, generator)
     print("\n".join(f"    {line[:96]}".rstrip() for line in sample.splitlines()))
 
-    print("\nwhat guarding costs: `fastguard bench --quick` measures it beside clip_grad_norm_", flush=True)
+    print("\ncost of guarding: `fastguard bench --quick` compares it with clip_grad_norm_", flush=True)
     its_page = page_line(log, arguments.out / "run.html", opens=arguments.open)
     print(f"\ndone in {time.perf_counter() - started:.0f} s; the log is {shown(log)}\n{its_page}")
     return 0
@@ -120,8 +120,8 @@ def train(model: CharTransformer, optimizer: torch.optim.Optimizer, corpus: Corp
         losses.append(loss.item())
         if step % max(1, num_steps // _NUM_LINES) == 0 or step + 1 == num_steps:
             assert guard.last is not None
-            told = f"grad norm {guard.last.norm:.3f}, clipped {guard.history.clip_rate:.0%}"
-            print(f"step {step:>4} of {num_steps}: loss {losses[-1]:.3f}, {told}", flush=True)
+            seen = f"grad norm {guard.last.norm:.3f}, clipped {guard.history.clip_rate:.0%}"
+            print(f"step {step:>4} of {num_steps}: loss {losses[-1]:.3f}, {seen}", flush=True)
     last = losses[-max(1, num_steps // 20) :]
     print(f"\ntrained {num_steps} steps: loss {losses[0]:.2f} -> {sum(last) / len(last):.2f}")
     return is_right
@@ -211,5 +211,5 @@ def page_line(log: Path, page: Path, *, opens: bool) -> str:
     except OSError as error:  # a full disk, a page that may not be written over
         return f"{by_hand}; here it could not be written: {prose(error)}"
     if opens and not webbrowser.open(page.resolve().as_uri()):
-        return f"the page of it, which no browser here would open: {shown(page)}"
-    return f"the page of it, to be opened in a browser: {shown(page)}"
+        return f"the page (no browser could be opened): {shown(page)}"
+    return f"the page, to open in a browser: {shown(page)}"
