@@ -1,4 +1,4 @@
-"""Text for people: names and messages from elsewhere are shown, not obeyed, on a terminal of any encoding."""
+"""Text for people: names and messages from elsewhere are escaped, so that a terminal of any encoding can show them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _CUT = "..."
 def shown(text: object, width: int | None = None) -> str:
     r"""`text` in printable ASCII: every other character as Python writes it in a string literal.
 
-    That leaves nothing that a terminal obeys (controls, escape sequences, line ends, what turns the direction of
-    writing) and nothing that an encoding lacks. A text that is shown already stays as it is.
+    The result has nothing that a terminal interprets (control characters, escape sequences, line ends, changes of the
+    writing direction) or that an encoding lacks. Escaped text stays as it is.
 
     Args:
         text: anything with a `str`.
-        width: the most characters; a longer text loses its middle. None: any number.
+        width: the largest number of characters; a longer text loses its middle. None is no limit.
 
     >>> print(shown("layers.0\x1b[2J\n"), shown("a" * 100_000, 12))
     layers.0\x1b[2J\n aaa...aaaaaa
     """
     text = str(text)
-    if width is not None and len(text) > 2 * width:  # a bound on the work; what is left is still too long
+    if width is not None and len(text) > 2 * width:  # limits the work; the rest is still too long
         text = text[:width] + text[-width - 1 :]
     if not (text.isascii() and text.isprintable()):
         text = _ODD.sub(lambda match: ascii(match[0])[1:-1], text)
     if width is None or len(text) <= width:
         return text
-    tail = (width - len(_CUT)) * 2 // 3  # the end of a name says more than its beginning
+    tail = (width - len(_CUT)) * 2 // 3  # the end of a name is more important than its beginning
     return text[: width - len(_CUT) - tail] + _CUT + text[len(text) - tail :]
 
 
 def listed(names: Iterable[object], most: int = 3) -> str:
-    """The first names, shown, and how many more there are.
+    """The first names, escaped, and the number of further ones.
 
     >>> listed(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
@@ -62,7 +62,7 @@ def did_you_mean(typed: object, known: Iterable[str], most: int = 20) -> str:
 
 
 def ended(text: object) -> str:
-    """`text` with one full stop at its end, unless it asks or exclaims.
+    """`text` with one full stop at its end, unless it ends in a question or exclamation mark.
 
     >>> ended("Make a new one."), ended("no space left")
     ('Make a new one.', 'no space left.')
@@ -72,7 +72,7 @@ def ended(text: object) -> str:
 
 
 def in_columns(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Rows of cells as lines; columns in `left` begin at the left, all others end at the right.
+    """Rows of cells as lines; columns in `left` are left-aligned, all others right-aligned.
 
     >>> print("\\n".join(in_columns([("layer", "norm"), ("a", "12")])))
     layer  norm
@@ -97,7 +97,7 @@ def count(number: float, noun: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number as all pages and reports write it: four significant digits, whole numbers in full.
+    """A number as pages and reports show it: four significant digits, whole numbers in full.
 
     >>> number(0.123456), number(12345), number(None)
     ('0.1235', '12345', '-')
@@ -106,7 +106,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in the unit that suits it.
+    """A duration in a suitable unit.
 
     >>> duration(0.00053), duration(1.7), duration(75), duration(3 * 3600 + 120)
     ('530 us', '1.7 s', '1 min 15 s', '3 h 2 min')
@@ -119,7 +119,7 @@ def duration(seconds: float) -> str:
 
 
 def prose(text: object) -> str:
-    """A message of several words, shown; a word that is far too long, or a message, loses its middle.
+    """A message of several words, escaped; a word or message that is much too long loses its middle.
 
     >>> prose("first in " + "a" * 100_000).count("a")
     197
@@ -129,12 +129,12 @@ def prose(text: object) -> str:
 
 
 class _Shown(logging.Filter):
-    """Has every message of a logger shown, whoever gives it, whatever handler takes it."""
+    """Escapes every message of a logger, for all handlers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         try:
             message = record.getMessage()
-        except Exception:  # a message that cannot be made: its handler says so, as logging has it
+        except Exception:  # the message cannot be formatted: the handler reports that
             return True
         record.msg, record.args = prose(message), None
         return True
@@ -142,7 +142,7 @@ class _Shown(logging.Filter):
 
 def _show_what_is_logged() -> None:
     log = logging.getLogger("fastguard")
-    if not any(type(known).__name__ == _Shown.__name__ for known in log.filters):  # as when this is imported anew
+    if not any(type(known).__name__ == _Shown.__name__ for known in log.filters):  # it may be imported again
         log.addFilter(_Shown())
 
 

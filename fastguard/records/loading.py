@@ -130,7 +130,8 @@ def _step_of(line: Mapping[str, Any], unknown: Unknown) -> Entry | StepStats | N
 
 def _entry_of(line: Mapping[str, Any], norm: float) -> Entry:
     for key in ("grad/max", "grad/min", "grad/mean", "grad/std"):  # an `Entry` has no room for them: are they numbers?
-        _number(line, key)
+        if type(line.get(key, 0.0)) is not float:
+            _number(line, key)
     for key in ("grad/num_zeros", "grad/num_elements"):
         _count(line, key)
     coefficient, loss, val_loss = _number(line, "clip/coef", 1.0), _number(line, "loss"), _number(line, "val_loss")
