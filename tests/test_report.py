@@ -37,45 +37,26 @@ def lines_of(report):
 
 
 class TestStatus:
-    def test_healthy(self):
-        report = build_report(healthy_history())
-        assert (report.status, report.findings, report.recommendations) == ("healthy", (), [])
-        assert lines_of(report)[0] == "HEALTHY after 200 steps: no problems found"
-        assert lines_of(report)[1] == "    not observed: validation loss, activations, weights"
-
-    def test_what_was_observed_is_not_called_missing(self):
-        history = healthy_history()
-        history.add(make_record(200, loss=1.0, val_loss=1.0))
-        assert lines_of(build_report(history))[1] == "    not observed: activations, weights"
-
-    def test_what_was_not_observed_matters_where_nothing_was_found(self):
-        found = build_report(healthy_history(), findings=[Finding("Odd.", rule="odd", severity="warning")])
-        assert "not observed" not in str(found)
-
-    def test_no_steps(self):
-        report = build_report(TrainingHistory())
-        assert report.status == "no-evidence" == TrainingHistory().diagnose()["status"]
-        assert lines_of(report)[0] == "NOTHING TO REPORT: no step has been recorded yet"
-        assert [finding.rule for finding in report.findings] == ["no-steps"]
-
-    def test_steps_without_a_gradient_are_no_evidence(self):
-        report = build_report(make_history([0.0] * 3))
-        assert report.status == "no-evidence" == report.to_dict()["status"]
-        assert lines_of(report)[0] == "NO EVIDENCE after 3 steps: 1 remark"
-        assert [finding.rule for finding in report.findings] == ["no-evidence"]
-        assert build_report(make_history([0.0, 0.0, 1.0])).status == "healthy"
-
-    def test_what_is_wrong_is_told_without_gradients_too(self):
-        history = TrainingHistory()
-        for step in range(5):
-            history.record(step, loss=float("nan"), grad_norm=0.0, lr=1e-3)
-        assert build_report(history).status == "critical"
-
-    def test_a_remark_does_not_change_it(self):
-        report = build_report(make_turning_history([1.0] * 20))
-        assert report.status == "healthy"
-        assert lines_of(report)[0] == "HEALTHY after 20 steps: 1 remark"
-        assert [finding.rule for finding in report.findings] == ["already-clipped"]
+    @pytest.mark.parametrize(
+        ("make", "status", "first_line", "rules"),
+        [
+            (healthy_history, "healthy", "HEALTHY after 200 steps: no problems found", []),
+            (TrainingHistory, "no-evidence", "NOTHING TO REPORT: no step has been recorded yet", ["no-steps"]),
+            (lambda: make_history([0.0] * 3), "no-evidence", "NO EVIDENCE after 3 steps: 1 remark", ["no-evidence"]),
+            (lambda: make_history([0.0, 0.0, 1.0]), "healthy", "HEALTHY after 3 steps: no problems found", []),
+            (lambda: make_history([1.0]), "healthy", "HEALTHY after 1 step: no problems found", []),
+            (
+                lambda: make_turning_history([1.0] * 20),
+                "healthy",
+                "HEALTHY after 20 steps: 1 remark",
+                ["already-clipped"],
+            ),
+        ],
+    )
+    def test_of_runs_without_a_problem(self, make, status, first_line, rules):
+        report = build_report(make())
+        assert report.status == status == report.to_dict()["status"]
+        assert lines_of(report)[0] == first_line and [finding.rule for finding in report.findings] == rules
 
     def test_the_worst_finding_decides_and_comes_first(self):
         history = healthy_history()
@@ -85,74 +66,72 @@ class TestStatus:
         assert [finding.rule for finding in report.findings] == ["non-finite-gradients", "lost-records"]
         assert lines_of(report)[0] == "CRITICAL after 201 steps: 1 critical problem, 1 warning"
 
-    def test_one_step(self):
-        assert lines_of(build_report(make_history([1.0])))[0].startswith("HEALTHY after 1 step:")
+    def test_a_bad_loss_without_gradients_is_critical(self):
+        history = TrainingHistory()
+        for step in range(5):
+            history.record(step, loss=float("nan"), grad_norm=0.0, lr=1e-3)
+        assert build_report(history).status == "critical"
+
+    def test_what_was_not_observed_is_listed_if_nothing_was_found(self):
+        history = healthy_history()
+        assert lines_of(build_report(history))[1] == "    not observed: validation loss, activations, weights"
+        history.add(make_record(200, loss=1.0, val_loss=1.0))
+        assert lines_of(build_report(history))[1] == "    not observed: activations, weights"
+        found = build_report(history, findings=[Finding("Odd.", rule="odd", severity="warning")])
+        assert "not observed" not in str(found)
 
 
 class TestText:
-    def test_finding_with_step_layer_evidence_and_remedy(self):
+    def test_findings(self):
         history = healthy_history()
         history.add(make_bad_record(200, ["b", "a"]))
         history.add(make_record(201))
-        text = str(build_report(history))
+        long = Finding("x.", 3, 9, layers=tuple("abcde"), rule="odd")
+        text = str(build_report(history, findings=[long]))
         assert "[warning] non-finite-gradients, step 200, in b\n" in text
         assert "\n    NaN or Inf in the gradients of 1 step of 202 (all skipped); first in b." in text
         assert "\n    evidence: num_nonfinite 1," in text
         assert "\n    what to do: Look at the data of these steps" in text
-
-    def test_range_of_steps_and_many_layers(self):
-        finding = Finding("x.", 3, 9, layers=tuple("abcde"), rule="odd")
-        assert "[warning] odd, steps 3 to 9, in a, b, c and 2 more" in lines_of(
-            build_report(healthy_history(), findings=[finding])
-        )
+        assert "[warning] odd, steps 3 to 9, in a, b, c and 2 more" in text.splitlines()
 
     def test_numbers(self):
         history = healthy_history()
         history.add(make_bad_record(200, ["b"], loss=1.5, lr=1e-4), overhead_s=41e-6)
         text = " ".join(str(build_report(history, sinks_lost={"log": 3, "other": 0})).split())
-        assert "steps 201, the last is step 200" in text
-        assert "gradient norm last nan, largest " in text and "(5 %)" in text
-        assert "over the last 200 good steps 0." in text
-        assert "clipped 10 % (20 of 200 good steps)" in text
-        assert "skipped 0.498 % (1 of 201 steps)" in text
-        assert "loss last 1.5, lowest 1.005" in text
-        assert "learning rate last 0.0001" in text
-        assert "cost of guarding median 41 us, mean 41 us a step" in text
-        assert "records lost 3 by the sinks" in text
-        assert "3 records could not be written: 3 by log." in text
-
-    def test_unknown_numbers_are_left_out(self):
-        text = str(build_report(make_history([1.0, 2.0])))
-        for word in ("learning rate", "cost", "lost", "validation loss  "):
-            assert word not in text
-        assert "loss              not observed" in text
-
-    @pytest.mark.parametrize(("num", "said"), [(1, "after 1 step:"), (1_234_567, "after 1234567 steps:")])
-    def test_steps_are_counted_to_the_last_one(self, num, said):
-        assert said in str(Report("healthy", (), [], {"num_steps": num}))
+        for needed in (
+            "steps 201, the last is step 200",
+            "gradient norm last nan, largest ",
+            "over the last 200 good steps 0.",
+            "clipped 10 % (20 of 200 good steps)",
+            "skipped 0.498 % (1 of 201 steps)",
+            "loss last 1.5, lowest 1.005",
+            "learning rate last 0.0001",
+            "cost of guarding median 41 us, mean 41 us a step",
+            "records lost 3 by the sinks",
+            "3 records could not be written: 3 by log.",
+        ):
+            assert needed in text
+        unknown = str(build_report(make_history([1.0, 2.0])))
+        assert not any(word in unknown for word in ("learning rate", "cost", "lost", "validation loss  "))
+        assert "loss              not observed" in unknown
+        bad = build_report(make_history([math.nan] * 3))
+        assert bad.status == "critical" and "clipped" not in str(bad) and "gradient norm     last nan" in str(bad)
+        assert "after 1234567 steps:" in str(Report("healthy", (), [], {"num_steps": 1_234_567}))
 
     @pytest.mark.parametrize(("confidence", "said"), [(0.49, "Possible"), (0.5, "Likely")])
-    def test_a_cause_that_is_as_likely_wrong_is_a_possible_one(self, confidence, said):
+    def test_confidence_of_causes(self, confidence, said):
         cause = Finding("So it is.", rule="one", confidence=confidence)
         report = Report("warning", (), [], {"num_steps": 1}, (cause,))
         assert f"{said} cause: one (confidence {confidence:.2f})" in str(report)
-
-    def test_the_unknown_cause_bears_no_confidence(self):
         text = str(build_report(make_history([1.0] * 3), findings=[Finding("Odd.", severity="critical", rule="odd")]))
         assert "Likely cause: unknown" in text and "confidence" not in text
-
-    def test_all_steps_bad(self):
-        report = build_report(make_history([math.nan] * 3))
-        assert report.status == "critical"
-        assert "clipped" not in str(report) and "gradient norm     last nan" in str(report)
 
     def test_fits_a_page_in_plain_ascii(self):
         history = healthy_history()
         history.add(make_bad_record(200, ["blocks.3." * 30 + "weight"], names=["blocks.3." * 30 + "weight"]))
         finding = Finding("word " * 100, 1, 2, layers=("x" * 200,), evidence={"k" * 60: 1.0}, rule="long")
         text = str(build_report(history, sinks_lost={"s" * 150: 1}, findings=[finding]))
-        assert max(map(len, text.splitlines())) <= 100
-        assert text.isascii()
+        assert max(map(len, text.splitlines())) <= 100 and text.isascii()
 
 
 class TestForMachines:
@@ -164,12 +143,9 @@ class TestForMachines:
         tables = ["modules", "weights", "sinks"]
         assert list(plain) == ["status", "causes", "findings", "recommendations", "numbers", *tables]
         assert plain["numbers"]["norm_last"] == "NaN" and plain["numbers"]["loss_last"] == "Infinity"
-        assert plain["findings"][0]["rule"] == "non-finite-gradients"
-        assert plain["findings"][0]["layers"] == ["b"]
-
-    def test_numbers(self):
-        numbers = build_report(healthy_history()).numbers
-        assert (numbers["num_steps"], numbers["num_clipped"], numbers["num_records_lost"]) == (200, 20, 0)
+        assert (plain["findings"][0]["rule"], plain["findings"][0]["layers"]) == ("non-finite-gradients", ["b"])
+        numbers = report.numbers
+        assert (numbers["num_steps"], numbers["num_clipped"], numbers["num_records_lost"]) == (201, 20, 0)
         assert numbers["norm_q05"] < numbers["norm_median"] < numbers["norm_q95"] < numbers["norm_max"]
         assert numbers["overhead_median_us"] == pytest.approx(41.0)
 

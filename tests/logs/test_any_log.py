@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import tracemalloc
 from pathlib import Path
 
@@ -26,23 +25,15 @@ WEIGHT = {"numel": 4, "norm": 2.0, "std": 0.5, "abs_max": 1.0}
 ACTIVITY = {"family": "relu", **{key: value for key, value in activity().to_dict().items() if key != "name"}}
 
 
-class TestNothingSeen:
-    """No step is no health: it has a line and a code of its own."""
-
-    @pytest.mark.parametrize(
-        "content",
-        ["", "\n\n", '{"model":{"names":["a"]}}\n', "{}\n", '{"event":"of a newer one"}\n', "{\n{\n", b"\0" * 99],
-        ids=["empty", "blank lines", "notes only", "an empty object", "unknown lines", "damaged lines", "zeros"],
-    )
-    def test_a_log_without_steps(self, told, content):
-        code, out, err = told(content)
-        assert (code, out) == (3, "")
-        assert err.splitlines()[-1].startswith("fastguard diagnose: error: `log` must hold a step, got none")
-
-    @pytest.mark.skipif(not os.path.exists("/dev/null"), reason="needs /dev/null")
-    def test_dev_null(self, capsys):
-        assert cli.main(["diagnose", "/dev/null", "--json"]) == 3
-        assert not capsys.readouterr().out
+@pytest.mark.parametrize(
+    "content",
+    ["", "\n\n", '{"model":{"names":["a"]}}\n', "{}\n", '{"event":"of a newer one"}\n', "{\n{\n", b"\0" * 99],
+    ids=["empty", "blank lines", "facts only", "an empty object", "unknown lines", "damaged lines", "zeros"],
+)
+def test_a_log_without_steps_is_not_healthy(told, content):
+    code, out, err = told(content)
+    assert (code, out) == (3, "")
+    assert err.splitlines()[-1].startswith("fastguard diagnose: error: `log` must hold a step, got none")
 
 
 class TestOtherFiles:
@@ -216,10 +207,6 @@ class TestDamage:
             reader = log.LogReader(path)
             assert [record["step"] for record in reader] == [1, 2]
             assert (reader.skipped_lines, reader.line) == ([2], 3)
-
-    @pytest.mark.slow
-    def test_a_line_of_a_hundred_megabytes(self, told):
-        assert told(healthy_log(40) + '{"step":40,"x":"' + "n" * 100_000_000 + '"}\n')[0] == 0
 
 
 class TestStreaming:

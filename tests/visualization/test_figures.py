@@ -1,4 +1,4 @@
-"""Figures, from whatever they are given: what is drawn, what is marked, and that nothing is lost."""
+"""Figures from any source: what they show, what they mark, and that nothing is lost."""
 
 from __future__ import annotations
 
@@ -68,14 +68,16 @@ def test_whatever_it_is_given(trained, plot):
     assert drawn[1].to_json() == drawn[0].to_json() == drawn[3].to_json() == drawn[4].to_json()
 
 
-def test_norms_are_those_of_the_log(trained):
+def test_norms_and_losses_are_those_of_the_log(trained):
     _, path = trained
-    found = traces(visualization.plot_gradient_norm(path))
+    found, losses = traces(visualization.plot_gradient_norm(path)), traces(visualization.plot_loss(path))
     log = fastguard.sinks.read_jsonl(path)
     good = [line for line in log if math.isfinite(line["grad/norm"])]
     assert list(found["norm"].y) == [line["grad/norm"] for line in good]
     assert list(found["norm after clipping"].y) == pytest.approx([x["grad/norm"] * x["clip/coef"] for x in good])
     assert set(found["clip limit 0.5"].y) == {0.5}
+    assert list(losses["loss"].y) == [line["loss"] for line in log]
+    assert list(losses["validation loss"].x) == [0, 10, 20, 30]
 
 
 def test_the_rate_of_clipping_is_that_of_the_log(trained, tmp_path):
@@ -107,29 +109,18 @@ def test_loss_scales(tmp_path):
         visualization.plot_loss_scale(path)
 
 
-def test_no_step_that_is_not_finite_is_left_out(trained):
+def test_every_step_that_is_not_finite_is_marked(trained):
     optimizer, path = trained
     for source in (path, optimizer.guard.history):
         found = traces(visualization.plot_gradient_norm(source))
         assert list(found["NaN (2)"].x) == [7, 8]
         assert list(found["Inf (1)"].x) == [11]
         assert list(found["skipped (3)"].x) == [7, 8, 11]
-
-
-def test_losses_and_validations(trained):
-    _, path = trained
-    found = traces(visualization.plot_loss(path))
-    assert len(found["loss"].x) == NUM_STEPS
-    assert list(found["validation loss"].x) == [0, 10, 20, 30]
-
-
-def test_losses_that_are_not_finite_are_marked():
     history = fastguard.TrainingHistory()
     for step, loss in enumerate([1.0, math.nan, 0.5, -math.inf]):
         history.record(step, loss=loss, grad_norm=1.0, lr=0.1)
     found = traces(visualization.plot_loss(history))
-    assert list(found["loss"].x) == [0, 2]
-    assert list(found["loss not finite (2)"].x) == [1, 3]
+    assert list(found["loss"].x) == [0, 2] and list(found["loss not finite (2)"].x) == [1, 3]
 
 
 @pytest.mark.parametrize("value", ["norm", "update", "zeros", "max", "saturation"])
@@ -185,10 +176,8 @@ def test_several_runs(trained):
     assert {f"{name}, norm", f"{name} (2), norm"} <= set(found)
 
 
-def test_names_are_shown_not_obeyed():
-    history = fastguard.TrainingHistory()
-    history.record(0, loss=1.0, grad_norm=1.0, lr=0.1)
-    figure = visualization.plot_loss({"</script><b>\x1b[31m": history, "b": history})
+def test_names_are_escaped():
+    figure = visualization.plot_loss({"</script><b>\x1b[31m": a_step(), "b": a_step()})
     names = [trace.name for trace in figure.data]
     assert not any("<" in name or "\x1b" in name for name in names)
 
@@ -212,41 +201,26 @@ def test_a_range_test():
     assert {"head: loss", "body: loss"} <= set(traces(visualization.plot_lr_finder({"head": result, "body": result})))
 
 
-class TestRefusals:
-    def test_nothing_happened_yet(self):
-        with pytest.raises(ValueError, match="holds no step yet"):
-            visualization.plot_loss(fastguard.TrainingHistory())
+def a_step():
+    history = fastguard.TrainingHistory()
+    history.record(0, loss=1.0, grad_norm=1.0, lr=0.1)
+    return history
 
-    def test_what_is_no_run(self):
-        with pytest.raises(TypeError, match="got int"):
-            visualization.plot_loss(3)
 
-    def test_too_many(self, trained):
-        with pytest.raises(ValueError, match="1 to 8 runs, got 9"):
-            visualization.plot_loss([trained[1]] * 9)
-
-    def test_one_run_for_a_heat_map(self, trained):
-        with pytest.raises(ValueError, match="one run, got 2"):
-            visualization.plot_layers([trained[1]] * 2)
-
-    def test_another_value(self, trained):
-        with pytest.raises(ValueError, match="must be one of norm, update"):
-            visualization.plot_layers(trained[1], "speed")
-
-    @pytest.mark.parametrize(
-        ("plot", "said"),
-        [
-            (visualization.plot_activations, "has no samples of this"),
-            (visualization.plot_updates, "no update was measured"),
-            (visualization.plot_gradient_flow, "0 steps with a table"),
-        ],
-    )
-    def test_what_was_not_sampled(self, plot, said):
-        history = fastguard.TrainingHistory()
-        history.record(0, loss=1.0, grad_norm=1.0, lr=0.1)
-        with pytest.raises(ValueError, match=said):
-            plot(history)
-
-    def test_no_file(self, tmp_path):
-        with pytest.raises(FileNotFoundError):
-            visualization.plot_loss(tmp_path / "no.jsonl")
+@pytest.mark.parametrize(
+    ("plot", "error", "said"),
+    [
+        (lambda path: visualization.plot_loss(fastguard.TrainingHistory()), ValueError, "holds no step yet"),
+        (lambda path: visualization.plot_loss(3), TypeError, "got int"),
+        (lambda path: visualization.plot_loss([path] * 9), ValueError, "1 to 8 runs, got 9"),
+        (lambda path: visualization.plot_layers([path] * 2), ValueError, "one run, got 2"),
+        (lambda path: visualization.plot_layers(path, "speed"), ValueError, "must be one of norm, update"),
+        (lambda path: visualization.plot_activations(a_step()), ValueError, "has no samples of this"),
+        (lambda path: visualization.plot_updates(a_step()), ValueError, "no update was measured"),
+        (lambda path: visualization.plot_gradient_flow(a_step()), ValueError, "0 steps with a table"),
+        (lambda path: visualization.plot_loss(path.with_name("no.jsonl")), FileNotFoundError, "no.jsonl"),
+    ],
+)
+def test_sources_without_a_figure(trained, plot, error, said):
+    with pytest.raises(error, match=said):
+        plot(trained[1])
