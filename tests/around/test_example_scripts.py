@@ -23,38 +23,34 @@ def run(name: str, *arguments: Any) -> Any:
     return module.main(*arguments)
 
 
-def test_accumulation(capsys):
-    assert run("accumulation") == 10 and "HEALTHY after 10 steps" in capsys.readouterr().out
+CHECKS: dict[str, Any] = {
+    "accumulation": lambda steps: steps == 10,
+    "mixed_precision": lambda skipped: skipped[0] and not any(skipped[-6:]),  # the scale comes down, and stays
+    "layer_wise_rates": lambda rates: (
+        sorted(set(rates)) == pytest.approx([2e-4 * 0.8**4, *(2e-3 * 0.8**k for k in (3, 2, 1, 0))])
+    ),
+    "discriminative_fine_tuning": lambda losses: losses[1] < 0.8 * losses[0],
+    "warmup_and_cosine": lambda lrs: (
+        lrs[:4] == pytest.approx([1e-4, 1e-4 + 0.0099 / 4, 1e-4 + 0.0099 / 2, 1e-4 + 0.0099 / 2])  # one was skipped
+        and max(lrs) == 0.01
+        and lrs[-1] == pytest.approx(0.005 * (1 + math.cos(math.pi * 14 / 16)))
+    ),
+    "lookahead": lambda loss: loss < 0.5,
+    "ema": lambda losses: losses[1] < losses[0] < 1.0,
+    "dropout_and_augmentation": lambda shares: all(0.2 <= share <= 0.5 for share in shares),
+    "recovery": lambda losses: losses[0] > 10.0 and losses[1] < 0.5,
+    "rules_of_others": lambda found: (
+        found["lightning"] == ["lightning/spike"]
+        and found["megatron"] == ["megatron/large"]
+        and "torchmortem/large-norm" in found["torchmortem"]
+        and found["sagemaker"] == ["sagemaker/loss-not-decreasing"]
+    ),
+}
 
 
-def test_mixed_precision():
-    skipped = run("mixed_precision")
-    assert skipped[0] and not any(skipped[-6:])  # the scale comes down, and stays
-
-
-def test_layer_wise_rates():
-    rates = sorted(set(run("layer_wise_rates")))
-    assert rates == pytest.approx([2e-4 * 0.8**4, *(2e-3 * 0.8**k for k in (3, 2, 1, 0))])
-
-
-def test_discriminative_fine_tuning(capsys):
-    first, second = run("discriminative_fine_tuning")
-    assert second < 0.8 * first and len(capsys.readouterr().out.splitlines()) >= 3
-
-
-def test_warmup_and_cosine():
-    lrs = run("warmup_and_cosine")
-    assert lrs[:4] == pytest.approx([1e-4, 1e-4 + 0.0099 / 4, 1e-4 + 0.0099 / 2, 1e-4 + 0.0099 / 2])  # one was skipped
-    assert max(lrs) == 0.01 and lrs[-1] == pytest.approx(0.005 * (1 + math.cos(math.pi * 14 / 16)))
-
-
-def test_lookahead():
-    assert run("lookahead") < 0.5
-
-
-def test_ema():
-    model, average = run("ema")
-    assert average < model < 1.0
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_it_comes_to(name):
+    assert CHECKS[name](run(name))
 
 
 def test_checkpoints_and_resume(tmp_path, capsys):
@@ -62,26 +58,9 @@ def test_checkpoints_and_resume(tmp_path, capsys):
     assert capsys.readouterr().out.count("from step 24\n") == 1
 
 
-def test_dropout_and_augmentation():
-    dropout, noise = run("dropout_and_augmentation")
-    assert 0.2 <= dropout <= 0.5 and 0.2 <= noise <= 0.5
-
-
-def test_recovery():
-    without, brought_through = run("recovery")
-    assert without > 10.0 and brought_through < 0.5
-
-
-def test_rules_of_others():
-    found = run("rules_of_others")
-    assert found["lightning"] == ["lightning/spike"] and found["megatron"] == ["megatron/large"]
-    assert "torchmortem/large-norm" in found["torchmortem"] and found["sagemaker"] == ["sagemaker/loss-not-decreasing"]
-
-
 def test_the_list_is_complete():
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    scripts = {path.name for path in EXAMPLES.glob("*.py")}
-    assert len(scripts) >= 10 and all(f"]({name})" in text for name in scripts)
-    tests = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    tests |= {"fsdp2", "elastic"}  # of several processes: tests/ranks/test_example.py and test_elastic.py
-    assert {path.stem for path in EXAMPLES.glob("*.py")} <= tests
+    scripts = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert all(f"]({name}.py)" in text for name in scripts)
+    # Those of several processes are in tests/ranks/test_example.py and test_elastic.py.
+    assert scripts <= {*CHECKS, "checkpoints_and_resume", "fsdp2", "elastic"}

@@ -22,7 +22,6 @@ class Compiled(NamedTuple):
     vector_loads: list[str]
     vector_stores: list[str]
     ptx: str
-    sass: str
 
     def say(self, what: str) -> None:
         print(
@@ -66,29 +65,8 @@ def compiled(launcher: Any, architecture: int) -> Compiled:
         usage = subprocess.run(
             [_tool("cuobjdump"), "--dump-resource-usage", str(binary)], capture_output=True, text=True, check=True
         ).stdout
-        sass = subprocess.run([_tool("nvdisasm"), "-c", str(binary)], capture_output=True, text=True, check=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
     assert found is not None, usage
     registers, stack, local = map(int, found.groups())
     ptx = made["ptx"]
-    return Compiled(registers, stack, local, re.findall(WIDE_LOAD, ptx), re.findall(WIDE_STORE, ptx), ptx, sass)
-
-
-def fast_loop(sass: str, num_loads: int = 4) -> list[str]:
-    """Instructions of the shortest loop that holds `num_loads` 16-byte loads."""
-    instructions: list[tuple[str, str]] = []
-    labels: dict[str, int] = {}
-    for line in sass.splitlines():
-        if label := re.match(r"\s*(\.L_\w+):", line):
-            labels[label[1]] = len(instructions)
-        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*?);", line):
-            instructions.append((found[1], found[2]))
-    bodies = []
-    for i, (name, rest) in enumerate(instructions):
-        target = re.search(r"\((\.L_\w+)\)", rest)
-        if name.startswith("BRA") and target and labels.get(target[1], i) < i:
-            body = [name for name, _ in instructions[labels[target[1]] : i + 1]]
-            if sum("LDG" in name and "128" in name for name in body) == num_loads:
-                bodies.append(body)
-    assert bodies, f"no loop with {num_loads} 16-byte loads"
-    return min(bodies, key=len)
+    return Compiled(registers, stack, local, re.findall(WIDE_LOAD, ptx), re.findall(WIDE_STORE, ptx), ptx)

@@ -144,10 +144,3 @@ class TestSparseSteps:
             warnings.simplefilter("ignore")
             row = tensor_stats([torch.tensor([[0.0, 3.0], [4.0, 0.0]]).to_sparse_csc()])[0]
         assert row.norm == 5.0
-
-    def test_the_drop_in_leaves_them_to_torch(self) -> None:
-        parameter = torch.nn.Parameter(torch.zeros(5))
-        parameter.grad = sparse([3.0, 4.0], [0, 2]).coalesce()
-        for function in (fastguard.clip_grad_norm_, torch.nn.utils.clip_grad_norm_):
-            with pytest.raises(NotImplementedError, match="linalg_vector_norm"):
-                function([parameter], 1.0)

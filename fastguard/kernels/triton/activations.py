@@ -135,17 +135,12 @@ class ActivationWorkspace(Workspace):
 
         Raises:
             UnsupportedTensorError: `x` is on another device.
-            ValueError: `row` or `table` cannot take the figures.
 
         Cost: two reads of every element, the second one from a cache; two launches; no sync. Memory is allocated for a
         larger tensor than before, and for a copy of a tensor whose elements do not fill a stretch of memory.
         """
         if x.device != self.device:
             raise UnsupportedTensorError(0, f"must be on {self.device}, got {x.device}")
-        self._require("row", row, len(ACTIVATION_COLUMNS))
-        if dim is not None:
-            num_channels = x.shape[dim] if x.dim() else 1
-            self._require("table", table, len(CHANNEL_COLUMNS) * num_channels)
         if x.numel() == 0:
             row.zero_()
             row.view(-1)[3].fill_(math.inf)
@@ -171,15 +166,6 @@ class ActivationWorkspace(Workspace):
                 0 if table is None else table.data_ptr(),
             )
             fold(1 + -(-made.channels // fold.constants["COLS"]), partials, made.num_programs, x.numel(), *to)
-
-    def _require(self, name: str, out: torch.Tensor | None, numel: int) -> None:
-        if out is None:
-            raise ValueError(f"`{name}` must be a tensor when channels are asked for, got None")
-        if out.dtype != torch.float64 or out.numel() != numel or out.device != self.device or not out.is_contiguous():
-            raise ValueError(
-                f"`{name}` must be float64, contiguous, of {numel} elements on {self.device}, got {out.dtype} of shape "
-                f"{tuple(out.shape)} and strides {out.stride()} on {out.device}"
-            )
 
 
 @functools.cache
