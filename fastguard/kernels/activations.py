@@ -77,7 +77,8 @@ def run_activation_into(
     table: torch.Tensor | None = None,
 ) -> None:
     """As `run_activation`, but the figures go to `row`, float64 [10], and `table`, float64 [channels, 4], on the device
-    of `x`, in the order of its current stream. For devices other than a CPU: nothing synchronises."""
+    of `x`, in the order of its current stream; `x` has been through `tensors.plain`. For devices other than a CPU. Does
+    not synchronise."""
     chosen = choose_or_fall_back(x.device, backend, "activation_into")
     chosen.activation_into(x, dim, (low, high, near_zero), row, table)
 

@@ -83,7 +83,7 @@ class Backend:
         self, x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None
     ) -> None:
         """The same into `row`, float64 [10], and `table`, float64 [C, 4], on the device of `x`, in the order of its
-        current stream. Does not synchronise."""
+        current stream, for an `x` that has been through `tensors.plain`. Does not synchronise."""
         self._lacks("activation_into")
 
     def magnitude_counts(self, tensors: Sequence[Any]) -> list[int]:

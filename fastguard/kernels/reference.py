@@ -181,7 +181,7 @@ def activation_into(
 ) -> None:
     """The figures of `activation` into `row` and `table`, float64 on the same device. Does not synchronise."""
     with torch.no_grad():
-        found, channels = figures(plain(x, 0), dim, limits)
+        found, channels = figures(x, dim, limits)
         row.copy_(found)
         if table is not None and channels is not None:
             table.copy_(channels)

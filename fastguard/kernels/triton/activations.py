@@ -180,17 +180,17 @@ def activation_into(
 
     Arguments, errors and cost: `ActivationWorkspace.measure_activation`.
     """
-    values = plain(x, 0)
-    if not accepts(values.device):
-        raise UnsupportedTensorError(0, f'must be on a GPU for backend "triton", got {values.device}')
+    if not accepts(x.device):
+        raise UnsupportedTensorError(0, f'must be on a GPU for backend "triton", got {x.device}')
     with _lock:
-        _workspace(values.device).measure_activation(values, dim, *limits, row, table)
+        _workspace(x.device).measure_activation(x, dim, *limits, row, table)
 
 
 def activation(x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, bytes | None]:
     """Cost: two reads of every element; two launches and a copy of 80 bytes, and 32 a channel, to the host: one sync. A
     tensor whose elements do not fill a stretch of memory is copied first. Channels are quickest where they lie side by
     side (`dim` -1, channels_last) or in runs of at least 128 bytes (`dim` 1 of [N, C, H, W])."""
+    x = plain(x, 0)
     num_channels = 0 if dim is None else x.shape[dim] if x.dim() else 1
     figures = torch.empty(_ROW + _CHANNEL * num_channels, dtype=torch.float64, device=x.device)
     activation_into(x, dim, limits, figures[:_ROW], figures[_ROW:])
