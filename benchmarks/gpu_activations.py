@@ -25,7 +25,7 @@ LIMITS = (-0.99, 0.99, 5e-324)
 
 
 class Case(NamedTuple):
-    """An activation: its shape, the same for a dry run, the dimension of its channels, and how it lies in memory."""
+    """An activation: its shape, the same for a dry run, the dimension of its channels, and its memory format."""
 
     shape: tuple[int, ...]
     tiny: tuple[int, ...]

@@ -85,8 +85,7 @@ def scale_(tensors: Sequence[torch.Tensor], factor: float, *, backend: str = "au
             does.
 
     Raises:
-        UnsupportedTensorError: a tensor that cannot be written, or of which several indices share one memory location.
-            Nothing is scaled then.
+        UnsupportedTensorError: a tensor that cannot be written, or whose indices share memory. Nothing is scaled then.
 
     Cost: one read and one write of every element; no sync.
     """

@@ -59,7 +59,7 @@ def run_activation(
     """The row of `x` and, with a `dim`, the table of its channels: as `channel_stats`, with the least around it.
 
     The arguments have been through `real`, `thresholds` and `resolve_backend`; `dim` is within the dimensions of `x`.
-    For training loops: plain torch stands in for a backend without this operation.
+    For training loops: plain torch replaces a backend without this operation.
     """
     is_quick = x.is_cpu and backend in CPU_NAMES
     chosen = BACKENDS["cpu"] if is_quick else choose_or_fall_back(x.device, backend, "activation")
@@ -145,7 +145,7 @@ def channel_stats(
         IndexError: `x` has no such dimension.
         UnsupportedTensorError, ValueError, BackendUnavailableError: as `activation_stats`.
 
-    Cost: one read of every element, and 32 bytes a channel in the result; quickest where channels lie side by side in
+    Cost: one read of every element, and 32 bytes a channel in the result; fastest where channels are adjacent in
     memory (`dim` -1, channels_last) or each in runs (`dim` 1 of [N, C, H, W]). One sync elsewhere than on a CPU.
 
     >>> import torch

@@ -55,7 +55,7 @@ class Backend:
 
         Args:
             tensors: whatever users pass, all on one device that it accepts. `tensors.plain` makes strided tensors of
-                sparse, lazy and distributed ones, or raises what users are to be told.
+                sparse, lazy and distributed ones, or raises the error for the user.
 
         Raises:
             UnsupportedTensorError: with the index of a tensor that cannot be read.

@@ -18,7 +18,9 @@ _problem: str | None = None
 try:
     from .. import _C
 except ImportError as error:
-    _problem = f"the extension fastguard._C cannot be imported ({error}); reinstall with a C++17 compiler at hand"
+    _problem = (
+        f"the extension fastguard._C cannot be imported ({error}); install a C++17 compiler and reinstall fastguard"
+    )
 
 
 def _exchange_api() -> object | None:
@@ -92,14 +94,14 @@ def plain_stats(
 
 @functools.cache
 def dtypes(bits: int) -> frozenset[torch.dtype]:
-    """The set that `bits` stand for."""
+    """The dtypes whose bits are set in `bits`."""
     in_order = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # of DType in csrc/stats.h
     return frozenset(dtype for i, dtype in enumerate(in_order) if bits >> i & 1)
 
 
 def collect_gradients(groups: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[int] | None, int]:
     """Gradients that are not None, flat over `groups`; their flat positions, or None if none is missing; and a
-    fingerprint of which parameters these were."""
+    fingerprint of the parameters."""
     try:
         return _C.collect_gradients(groups)
     except TypeError:  # a group may be a tuple, which optimizers take too

@@ -29,7 +29,7 @@ def split_by_device(tensors: Sequence[Any]) -> dict[torch.device, list[int]]:
 
 @contextlib.contextmanager
 def renumbering(indices: Sequence[int]) -> Iterator[None]:
-    """Errors about a part of a list, told in terms of the whole."""
+    """Renumbers the tensor in an error about part of a list, so that it is an index into the whole list."""
     try:
         yield
     except UnsupportedTensorError as error:
@@ -37,7 +37,7 @@ def renumbering(indices: Sequence[int]) -> Iterator[None]:
 
 
 def _may_be_plain(first: Any, backend: str) -> bool:
-    """Whether to ask the CPU kernels at all; not on behalf of a list on a GPU, which they would look at in vain."""
+    """Whether to ask the CPU kernels at all. They would read through a whole list on a GPU before they refuse it."""
     return backend in CPU_NAMES and getattr(first, "is_cpu", False)
 
 
@@ -121,9 +121,10 @@ def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:
 
 
 def run_copy(to: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
-    """`torch._foreach_copy_(to, source)`, of tensors of the same shapes, without a word to autograd where it can.
+    """`torch._foreach_copy_(to, source)` for tensors of the same shapes, unnoticed by autograd where that
+    is possible.
 
-    Cost: on the CPU, where both lie the same, one call that goes past the caches. On a GPU it is queued."""
+    Cost: on the CPU, one call that bypasses the caches where both have the same strides. On a GPU it is queued."""
     others: Sequence[int] = range(len(to))
     if "cpu" in CPU_NAMES:
         others = cpu.extension.copy(to, source, torch.get_num_threads())

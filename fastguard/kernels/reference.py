@@ -103,7 +103,7 @@ def tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
 
 def collect_gradients(groups: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[int] | None, int]:
     """Gradients that are not None, flat over `groups`; their flat positions, or None if none is missing; and a
-    fingerprint of which parameters these were."""
+    fingerprint of the parameters."""
     every = [p.grad for params in groups for p in params]
     positions = [i for i, g in enumerate(every) if g is not None]
     gradients = [g for g in every if g is not None]

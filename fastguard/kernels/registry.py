@@ -102,7 +102,7 @@ def choose(device: torch.device, name: str, operation: str = "tensor_stats") -> 
 
 
 def choose_or_fall_back(device: torch.device, name: str, operation: str) -> Backend:
-    """As `choose`, for what runs inside a training loop: plain torch stands in for a backend without `operation`."""
+    """As `choose`, for training loops: plain torch replaces a backend without `operation`."""
     chosen = choose(device, name, operation)
     if chosen.has(operation):
         return chosen

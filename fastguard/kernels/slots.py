@@ -28,7 +28,7 @@ class Slot:
         skip_flag: 0-dim float32, exactly 0.0 or 1.0: `optimizer.found_inf`.
         divisor: 0-dim float32, loss scale / clip coefficient: `optimizer.grad_scale`, to clip without a pass.
         notes: 0-dim, by name: what the host may leave here to travel along.
-        scale, found_inf: 0-dim float32, for what lies on another device.
+        scale, found_inf: 0-dim float32, for copies of values on another device.
     """
 
     def __init__(self, words: torch.Tensor, num_rows: int) -> None:

@@ -25,7 +25,7 @@ from .workspace import Workspace
 _NUM_PARTIALS = 10  # of a program, for the row; see lang/activations.py
 _ROW = len(ACTIVATION_COLUMNS)
 _CHANNEL = len(CHANNEL_COLUMNS)
-_WIDEST = 4096  # columns, of which a few channels are made to fill whole blocks
+_WIDEST = 4096  # columns; a few channels are repeated to fill whole blocks, up to this width
 _FEWEST_ROWS = 32  # that they must leave
 _lock = threading.Lock()
 
@@ -45,7 +45,7 @@ class Division(NamedTuple):
         launcher: of the kernel.
         sizes: elements, width of the matrix, rows and columns of a block.
         num_programs: how many write partial results.
-        spread, channels, repeat: how the entries of channels lie; no channels, no entries.
+        spread, channels, repeat: the shape of the channels' entries; without channels there are none.
     """
 
     launcher: Launcher
@@ -57,7 +57,7 @@ class Division(NamedTuple):
 
 
 def layout_of(shape: Sequence[int], strides: Sequence[int], dim: int) -> ChannelLayout:
-    """Of a dense tensor that is not empty: what lies around the indices of dimension `dim`."""
+    """The sizes around dimension `dim` of a dense tensor that is not empty, in the order of memory."""
     if not shape:
         return ChannelLayout(1, 1, 1)
     outer, inner, passed = 1, 1, shape[dim] == 1  # a single channel: all of the tensor is within it
@@ -77,7 +77,7 @@ def divide(
 ) -> Division:
     """The division of a dense tensor that is not empty, with the channels of a dimension or without.
 
-    Channels that lie side by side, or in runs shorter than 128 bytes, are columns of a matrix, which is made several
+    Adjacent channels, and those in runs shorter than 128 bytes, are columns of a matrix, which is made several
     groups of channels wide where that fills its blocks. Longer runs are its rows.
     """
     numel, size = math.prod(shape), dtype.itemsize
@@ -188,8 +188,8 @@ def activation_into(
 
 def activation(x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, bytes | None]:
     """Cost: two reads of every element; two launches and a copy of 80 bytes, and 32 a channel, to the host: one sync. A
-    tensor whose elements do not fill a stretch of memory is copied first. Channels are quickest where they lie side by
-    side (`dim` -1, channels_last) or in runs of at least 128 bytes (`dim` 1 of [N, C, H, W])."""
+    tensor whose elements do not fill a stretch of memory is copied first. Channels are fastest where they are
+    adjacent (`dim` -1, channels_last) or in runs of at least 128 bytes (`dim` 1 of [N, C, H, W])."""
     x = plain(x, 0)
     num_channels = 0 if dim is None else x.shape[dim] if x.dim() else 1
     figures = torch.empty(_ROW + _CHANNEL * num_channels, dtype=torch.float64, device=x.device)

@@ -1,7 +1,7 @@
 """Kernels, compiled once a device and launched with as little Python as can be.
 
-`kernel[grid](...)` binds and inspects every argument anew. What it does in the end is one call of the compiled kernel,
-which is what happens here, with arguments that are integers and need no inspection.
+`kernel[grid](...)` binds and inspects every argument at every call, and then calls the compiled kernel. Here all
+arguments are integers and need no inspection, so the compiled kernel is called directly.
 """
 
 from __future__ import annotations

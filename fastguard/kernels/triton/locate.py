@@ -1,4 +1,4 @@
-"""Where tensors lie on a device: addresses and sizes as bytes, which are the keys of the tables."""
+"""Addresses and sizes of tensors on a device, as bytes: the keys of the tables."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def locate(tensors: Sequence[torch.Tensor], device: torch.device, *, writable: b
 
 
 def _are_plain(tensors: Sequence[Any], device: torch.device) -> bool:
-    """Whether all of `tensors` are memory on `device` as it stands: a loop in C over each of torch's own questions."""
+    """Whether the kernels can read all of `tensors` as they are. Each check is one loop in C."""
     return (
         set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter}
         and set(map(operator.attrgetter("layout"), tensors)) <= {torch.strided}

@@ -1,7 +1,7 @@
-"""Whether the kernels do on this very device what they are meant to: a short run, held against plain torch.
+"""Whether the kernels give the right results on a device: a short run, compared with plain torch.
 
-A compiler, a driver or a device that nobody has tried can be wrong without saying so. "auto" therefore takes these
-kernels on a device only after a trial there; asked for by name they run without one.
+An untested compiler, driver or device can give wrong results without an error. "auto" therefore takes these
+kernels on a device only after a trial there; `backend="triton"` runs without one.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Workspace:
         Raises:
             UnsupportedTensorError: a tensor that cannot be read, or (`writable`) cannot be written.
 
-        Cost: 50 ns a tensor and no launch when they lie where they lay in one of the last steps; else an upload, as
+        Cost: 50 ns a tensor and no launch if the addresses are those of one of the last steps; else an upload, as
         `Tables` says. A tensor with gaps is copied, and written back by `scale`: one more read and write of it each.
         """
         with self._side.entered():

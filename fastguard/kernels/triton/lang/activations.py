@@ -97,7 +97,7 @@ def activation_kernel(
         for j in range(0, n, COLS):
             x, inside = _load(address, first, r, last, begin, j, n, width, numel, DTYPE, ROWS, COLS)
             finite = is_finite(x)
-            total += tl.where(finite, x, 0.0).to(tl.float64) * 2.0**-20  # lest the sum overflow
+            total += tl.where(finite, x, 0.0).to(tl.float64) * 2.0**-20  # so that the sum cannot overflow
             num += (finite & inside).to(tl.int32)
     count = tl.sum(num).to(tl.float64)
     centre = tl.sum(total) / tl.maximum(count, 1.0) * 2.0**20

@@ -89,7 +89,7 @@ def _total(columns, num_chunks, BLOCK: tl.constexpr):
 
 @triton.jit
 def _joined(norms, count, largest, BLOCK: tl.constexpr):
-    """The norm of `count` parts from theirs, of which the largest is known: squares are taken of shares of it."""
+    """The norm of `count` parts from their norms, each divided by the largest before it is squared."""
     lanes = tl.arange(0, BLOCK)
     shares = tl.zeros([BLOCK], tl.float64)
     for j in range(0, count, BLOCK):

@@ -48,7 +48,7 @@ LOW_HALF = tl.constexpr(0xFFFFFFFF)
 NO_MIN = tl.constexpr(2.0**100)  # above any magnitude whose square is a finite float32
 
 
-# Below, `do_not_specialize`: a number must not choose among kernels. Triton would compile anew for a multiple of 16.
+# `do_not_specialize` below: otherwise Triton would compile one more kernel for arguments that are multiples of 16.
 
 
 @triton.jit
