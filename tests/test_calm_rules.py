@@ -81,39 +81,6 @@ OTHER_DATA = [*CALM, *falling_losses(150, noise=0.02, start=2.0, floor=1.5, pace
 SGD = {"optimizer_settings": settings("SGD", lr=0.01, momentum=0.9), "lrs": [0.01] * 250}
 
 
-class TestBeyondAStep:
-    """A loss that rises by more than a step can change it is one of other data."""
-
-    NORMS = (*[0.3] * 100, *[1.5] * 150)
-
-    @pytest.mark.parametrize("seen", [104, 112, 125, 150, 190, 250])
-    def test_it_alarms_nobody(self, seen):
-        assert not warned(run(OTHER_DATA[:seen], self.NORMS[:seen], **SGD))
-
-    @pytest.mark.parametrize(
-        ("norms", "notes"),
-        [
-            ([0.3] * 99 + [9.0] + [40.0] * 150, SGD),  # a long step up a steep slope
-            (NORMS, {}),  # nothing is known of the optimizer
-            (NORMS, {**SGD, "optimizer_settings": settings("LBFGS", lr=0.01)}),  # nobody knows how far it goes
-        ],
-    )
-    def test_what_a_step_may_have_done_is_told(self, norms, notes):
-        assert "loss-divergence" in warned(run(OTHER_DATA, norms, **notes))
-
-    @pytest.mark.parametrize(("num", "is_told"), [(60, False), (130, True)])
-    def test_one_that_is_not_learnt_is_told_in_the_end(self, num, is_told):
-        losses = [*CALM, *flat_losses(num, level=2.0)]
-        told = warned(run(losses, self.NORMS, **SGD))
-        assert ("loss-divergence" in told) == is_told
-
-    def test_an_optimizer_that_divides_by_the_gradient_goes_as_far_as_its_elements(self):
-        adam = {**SGD, "optimizer_settings": [{"kind": "Adam", "num_parameters": 100}]}
-        assert not warned(run(OTHER_DATA, self.NORMS, **adam))
-        adam["optimizer_settings"] = [{"kind": "Adam", "num_parameters": 1_000_000}]
-        assert "loss-divergence" in warned(run(OTHER_DATA, self.NORMS, **adam))
-
-
 class TestAsksItself:
     """A model that gives its own targets has a loss that may rise."""
 

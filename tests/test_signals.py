@@ -11,7 +11,7 @@ from fastguard.diagnosis import RULES, find_causes
 from fastguard.diagnosis.needs import descent, is_squared_error, may_rise, rewarded, takes_turns
 from fastguard.diagnosis.rules.lr import estimated_update_ratio
 from fastguard.diagnosis.rules.output import loss_and_activation
-from fastguard.diagnosis.signals import fall_of, noise, signals_of, slow_noise
+from fastguard.diagnosis.signals import fall_of, signals_of
 from fastguard.records import TrainingHistory
 
 from made_runs import (
@@ -220,15 +220,6 @@ def unbalanced(losses):
 
 def shifted(losses, by):
     return [loss - by for loss in losses]
-
-
-def test_losses_that_follow_one_another_alike_have_the_noise_of_their_batches():
-    rng = random.Random(3)
-    levels = [rng.gauss(0.0, 1.0) for _ in range(16)]
-    losses = [level + rng.gauss(0.0, 0.01) for level in levels for _ in range(4)]  # four steps on each batch
-    assert noise(losses) < 0.1 < 0.5 < slow_noise(losses)
-    assert slow_noise([-0.1 * step for step in range(64)]) == pytest.approx(0.0, abs=1e-9)
-    assert math.isnan(slow_noise([1.0] * 7)) and slow_noise([1.0, 2.0] * 4) > 0.0
 
 
 def test_losses_of_two_in_turns_need_not_fall():

@@ -13,6 +13,7 @@ from .causes import cause as cause
 from .causes import find_causes as find_causes
 from .causes import unexplained as unexplained
 from .finding import Finding as Finding
+from .finding import Seen as Seen
 from .finding import Severity as Severity
 from .finding import by_sign as by_sign
 from .registry import RULES as RULES
@@ -22,6 +23,6 @@ from .registry import make_rule as make_rule
 from .registry import rule as rule
 from .watch import Watch as Watch
 
-__all__ = ["CAUSES", "RULES", "UNKNOWN", "Cause", "Finding", "Rule", "Severity", "Watch", "by_sign", "cause",
+__all__ = ["CAUSES", "RULES", "UNKNOWN", "Cause", "Finding", "Rule", "Seen", "Severity", "Watch", "by_sign", "cause",
            "diagnose", "find_causes", "make_rule", "rule", "unexplained"]  # fmt: skip
 del _causes, _rules, _setup_causes

@@ -106,7 +106,7 @@ def cause(
 def evidence_for(
     findings: Iterable[Finding], history: TrainingHistory, *, failures: Failures | None = None
 ) -> dict[str, dict[str, float]]:
-    """For each cause that can be, and for which anything speaks, its signs. What the weights are fitted on."""
+    """The signs that speak for each possible cause. The weights are fitted on these."""
     found = by_sign(findings)
     failures = Failures() if failures is None else failures
     evidence = {}
@@ -140,14 +140,14 @@ def find_causes(
 ) -> list[Finding]:
     """The root causes of `findings`, the most severe and surest first, each with its findings as its `symptoms`.
 
-    A finding is a symptom of one cause at most. Findings of severity "info" alone make no cause. Where something
-    critical is left that no cause explains, or no cause was found for a warning, the last one is "unknown". A cause
-    that raises is left out, and logged to the logger `fastguard`.
+    A finding is a symptom of at most one cause. Findings of severity "info" alone make no cause. If something critical
+    remains unexplained, or no cause was found for a warning, the last one is "unknown". A cause that raises is left
+    out, and logged to the logger `fastguard`.
 
     Args:
-        findings: what `diagnose` gave.
+        findings: the result of `diagnose`.
         history: the run they were found in.
-        failures: where causes that raise are counted; one that is in there already is not logged again.
+        failures: counts the causes that raise; each is logged once.
 
     Cost: 50 us.
     """
@@ -155,7 +155,7 @@ def find_causes(
     found = by_sign(wholes.values())
     evidence = evidence_for(found.values(), history, failures=failures)
     told: list[Finding] = []
-    rivals: dict[str, dict[str, float]] = {}  # of each cause that is told, the scores when it was chosen
+    rivals: dict[str, dict[str, float]] = {}  # the scores when each reported cause was chosen
     while evidence:
         scores = {name: CAUSES[name].score(signs) for name, signs in evidence.items()}
         confidence = shares({name: score + _tried(name, history) for name, score in scores.items()})
@@ -182,12 +182,12 @@ def find_causes(
 
 
 def _beside_others(name: str, rivals: Mapping[str, Mapping[str, float]]) -> float:
-    """The share of a cause when those that are told of other findings no longer stand against it."""
+    """The share of a cause once those that explain other findings no longer compete with it."""
     return shares({other: score for other, score in rivals[name].items() if other == name or other not in rivals})[name]
 
 
 def _trusted(one: Finding, history: TrainingHistory) -> Finding:
-    """A cause as it is told: its share is kept among the evidence, and what was tried added to its summary."""
+    """A cause as it is reported: its share moves to the evidence, and its summary gains what was tried."""
     confidence = fitted.confidence(one.rule, one.confidence, len(families_of(one.symptoms)))
     evidence = {**one.evidence, "share": one.confidence}
     tried = [experiment["text"] for experiment in history.model.experiments if one.rule in experiment["causes"]]
@@ -204,7 +204,7 @@ def _tried(name: str, history: TrainingHistory) -> float:
 
 
 def _rank(one: Finding) -> int:
-    """The severity, where the cause is likelier than not by some way; a doubtful one comes after what is sure."""
+    """The severity if the cause is clearly likelier than not; a doubtful one comes after sure ones."""
     return SEVERITIES.index(one.severity) if one.confidence >= _LIKELY else 0
 
 
@@ -213,12 +213,12 @@ def _is_worth_a_cause(signs: Mapping[str, float], found: Mapping[str, Finding]) 
 
 
 def _warns(finding: Finding) -> bool:
-    """Whether it is more than a remark, or would be, did not another tell of the same event."""
+    """Whether it is more than a remark, or would be if no other reported the same event."""
     return finding.severity != "info" or "told_by" in finding.evidence
 
 
 def _symptoms(one: Cause, signs: Mapping[str, float], found: Mapping[str, Finding]) -> list[Finding]:
-    """What it explains of `found`: nothing that is more severe than the worst that speaks for it."""
+    """The findings that it explains: none that is more severe than the worst that speaks for it."""
     worst = max(SEVERITIES.index(found[name].severity) for name in signs)
     mine = [finding for name, finding in found.items() if name in one.reasons or finding.rule in one.explains]
     return [finding for finding in mine if sign_of(finding) in signs or SEVERITIES.index(finding.severity) <= worst]
@@ -252,7 +252,7 @@ def _as_finding(
 
 
 def _place(reasons: Sequence[Finding], symptoms: Iterable[Finding]) -> tuple[str, ...]:
-    """Of the first reason that names layers; a module that made NaN of finite inputs beats the order of gradients."""
+    """The layers of the first reason that names some; a module that made NaN of finite inputs comes first."""
     first = next((f for f in reasons if f.layers), None)
     origin = next((f.layers for f in symptoms if f.evidence.get("is_origin")), ())
     if first is None or (origin and sign_of(first) == "non-finite-gradients"):
@@ -272,8 +272,8 @@ def _unknown(left: list[Finding], told: list[Finding], wholes: Mapping[str, Find
         severity=left[0].severity,
         layers=_place(left, left),
         confidence=0.0,
-        recommendation="Read the findings one by one. Activations (activations=True) and weights (weights=10) under "
-        "guard, or fastguard.preflight before the run, may tell more.",
+        recommendation="Read the findings one by one. Guarding activations (activations=True) and weights "
+        "(weights=10), or fastguard.preflight before the run, may show more.",
         rule=UNKNOWN,
         link=f"docs/rules/causes.md#{UNKNOWN}",
         symptoms=tuple(wholes[name] for name in names),
@@ -281,6 +281,6 @@ def _unknown(left: list[Finding], told: list[Finding], wholes: Mapping[str, Find
 
 
 def unexplained(findings: Iterable[Finding], causes: Iterable[Finding]) -> list[Finding]:
-    """The findings that are no cause's symptom, in their order."""
+    """The findings that no cause explains, in their order."""
     told = by_sign(symptom for one in causes for symptom in one.symptoms)
     return [finding for finding in findings if sign_of(finding) not in told]

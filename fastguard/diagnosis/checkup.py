@@ -19,32 +19,32 @@ from .watch import Watch, log_news
 
 _log = logging.getLogger("fastguard")
 CHECK_EVERY = 48
-_FIRST_CLIPPER = 31  # the first step after which it is asked whether something else clips the gradients
-# Shares of the time that checks may take, where no interval was asked for: of a run that goes on as it did, and of one
-# that does not; and seconds that the first checks may take on top.
+_FIRST_CLIPPER = 31  # the first step after which the rule `already-clipped` runs
+# Shares of the time that checks may take if no interval was given, in a run that goes on as before and in one that has
+# changed; and seconds that the first checks may take on top.
 BUDGET, BUDGET_OF_CHANGE, HEAD_START = 0.0025, 0.01, 0.005
-AHEAD, GLANCE_EVERY = ("divergence-ahead",), 16  # rules that are to speak early, and how many steps apart
-AT_FIRST, FIRST_GLANCE = ("no-gradient", "unseen-updates"), 10  # and those that are so once, after the first steps
+AHEAD, GLANCE_EVERY = ("divergence-ahead",), 16  # rules that run more often than others, and their interval
+AT_FIRST, FIRST_GLANCE = ("no-gradient", "unseen-updates"), 10  # rules that run once after the first steps
 _NEVER = 1 << 62
 _CALM = 1.05  # times the best loss; below it "divergence-ahead" finds nothing
 
 
 class Checkup:
-    """Asks the rules every so many steps; what is new is logged. What raises is counted.
+    """Applies the rules at intervals and logs new findings. Counts what raises.
 
     Args:
         history: the run.
-        failures: where it is counted.
-        prepare: a bound method that brings facts up to date before the rules are asked; held weakly.
-        check_every: the interval; 0 for never. None: 48 steps, 64 from step 1024 on, or as many more as keep the checks
-            within 0.25 % of the time; within 1 % where the run has changed since the last one.
+        failures: the counter.
+        prepare: a bound method that updates facts before the rules run; held weakly.
+        check_every: the interval; 0 for never. None: 48 steps, 64 from step 1024 on, or more, to keep the checks within
+            0.25% of the time; within 1% where the run has changed since the last one.
         is_quiet: another rank logs the findings.
-        is_stepwise: each step is looked at as it comes, not a batch of them: without the extension.
+        is_stepwise: steps arrive one by one instead of in batches, as without the extension.
 
     Attributes:
-        watch: asks them; its state is what was told, so that a resumed run does not tell it again.
+        watch: applies them; its state keeps a resumed run from repeating reports.
         interval: steps from one `check` to the next; 0 for never.
-        check_at, glance_at: the steps after which the rules are asked next, all of them and those that look ahead.
+        check_at, glance_at: the steps after which all rules, and the early ones, run next.
 
     Cost: a diagnosis takes about 1 ms, a glance 30 us.
     """
@@ -75,7 +75,7 @@ class Checkup:
         self._clipper_at: float = _FIRST_CLIPPER  # the step after which to look for another clipper
 
     def plan(self, newest: int) -> None:
-        """Has the rules asked after steps that follow `newest`."""
+        """Schedules the next checks after the step `newest`."""
         if not self.interval:
             return
         first = newest + self.interval - 1
@@ -83,7 +83,7 @@ class Checkup:
         self.glance_at = FIRST_GLANCE - 1 if newest < FIRST_GLANCE else self._next_glance(newest)
 
     def look(self, newest: int) -> list[Finding]:
-        """Asks the rules that are due after the step `newest`, as a batch of steps ends; what is new."""
+        """Applies the rules that are due after the step `newest`, as a batch of steps ends; returns new findings."""
         new: list[Finding] = []
         if newest >= self._clipper_at:
             self._look_for_clipper(newest)
@@ -129,12 +129,12 @@ class Checkup:
         return is_calm
 
     def check(self) -> list[Finding]:
-        """Asks the rules, unless that would be too soon after the last time; what is new."""
+        """Applies the rules, unless it is too soon after the last time; returns new findings."""
         new: list[Finding] = []
         started = time.perf_counter()
         if self._is_budgeted and not self._may_check(started):
             return new
-        with self._failures.kept("checkup", "The rules were not asked at that step."):
+        with self._failures.kept("checkup", "The rules were skipped at that step."):
             prepare = self._prepare()
             if prepare is not None:
                 prepare()
@@ -149,17 +149,17 @@ class Checkup:
         return new
 
     def _may_check(self, now: float) -> bool:
-        """Whether there is time for it, as much as the run gives reason to."""
+        """Whether there is time for it; a run that has changed gets more."""
         is_other = now >= self._not_before_if_changed and self._state != _state_of(self.watch.history)
         return is_other or now >= self._not_before
 
     def take_new(self) -> list[Finding]:
-        """What was found since this was asked last, and was new."""
+        """The new findings since the last call."""
         new, self._new = self._new, []
         return new
 
     def glance(self) -> list[Finding]:
-        """Asks the rules that see trouble coming, more often than the others; what is new."""
+        """Applies the early rules; returns new findings."""
         with self._failures.kept("checkup", "Early-warning rules were skipped at this step."):
             is_first = self.watch.history.newest_step < FIRST_GLANCE + GLANCE_EVERY - 1
             prepare = self._prepare() if is_first else None
@@ -171,7 +171,7 @@ class Checkup:
 
 
 def _state_of(history: TrainingHistory) -> tuple[Any, ...]:
-    """How a run does, in a few coarse numbers: while these stay the same, the rules hardly find anything new.
+    """The state of a run in a few coarse numbers: while these stay the same, the rules hardly find anything new.
 
     Counts and the learning rate by powers of two, the gradient norm by powers of e, and whether the loss has risen.
     """

@@ -21,19 +21,19 @@ class Finding:
     """One thing that is wrong, or worth knowing, about a run.
 
     Attributes:
-        summary: what was seen, in a sentence with its numbers.
-        first_step, last_step: the steps it was seen at; None where no step can be named. Where a rule of
-            fastguard's own names none, they are those of the window.
+        summary: the observation, in a sentence with its numbers.
+        first_step, last_step: the steps it was seen at; None if unknown. Rules of fastguard that name no step report
+            those of the window.
         severity: "info", "warning" or "critical"; a report's status is the worst of them, info apart.
         layers: names of the tensors to look at, most suspicious first.
-        evidence: what was measured, and the thresholds it was held against: numbers and text, and lists and dicts of
-            such. Anything else is kept as its repr.
+        evidence: the measurements and their thresholds: numbers and text, and lists and dicts of such. Anything else
+            is kept as its repr.
         confidence: from 0 to 1, how sure the rule is that this is not chance.
-        recommendation: what to do; empty takes the rule's own remedy.
+        recommendation: what to do; if empty, the rule's own remedy.
         rule: name of the rule, or of the cause; filled in by it.
         link: the page that explains it; empty for rules that are not fastguard's own.
-        symptoms: of a root cause (`fastguard.diagnosis.find_causes`): the findings that it explains. Of a rule several
-            signs of which were seen: what was found of each, the weightiest first.
+        symptoms: for a root cause (`fastguard.diagnosis.find_causes`), the findings that it explains; for a rule with
+            several signs, the finding of each, the weightiest first.
 
     Raises:
         ValueError: a severity or confidence that there is not.
@@ -77,7 +77,7 @@ class Finding:
 
     @property
     def weight(self) -> tuple[int, float]:
-        """What findings are sorted by, greatest first: severity, then confidence."""
+        """The sort key of findings, greatest first: severity, then confidence."""
         return SEVERITIES.index(self.severity), self.confidence
 
 
@@ -139,22 +139,22 @@ _FILLED = _Filled()
 
 
 def sign_of(finding: Finding) -> str:
-    """The sign of its rule that was seen, or the weightiest of several; the rule's own name where it has but one."""
+    """The sign of its rule that was seen, or the weightiest of several; the rule's own name if it has one sign."""
     return str(finding.evidence.get("sign", finding.rule))
 
 
 def parts_of(finding: Finding) -> tuple[Finding, ...]:
-    """What a rule found of each of its signs."""
+    """The finding of each sign of a rule."""
     return finding.symptoms or (finding,)
 
 
 def by_sign(findings: Iterable[Finding]) -> dict[str, Finding]:
-    """What was found of each sign."""
+    """The findings by sign."""
     return {sign_of(part): part for finding in findings for part in parts_of(finding)}
 
 
 def as_one(parts: Sequence[Finding]) -> Finding:
-    """The signs of a rule that were seen as one finding: the weightiest, with what the others say."""
+    """Merges the findings of a rule's signs: the weightiest, with the texts of the others."""
     if len(parts) == 1:
         return parts[0]
     first, *others = ordered = sorted(parts, key=lambda one: one.weight, reverse=True)

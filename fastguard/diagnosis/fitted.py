@@ -1,7 +1,7 @@
-"""The weights of causes: what `python -m benchmarks.faults.fit` has written into `fitted.json` beside this file.
+"""The weights of causes, which `python -m benchmarks.faults.fit` writes into `fitted.json`.
 
 An entry that is not there has the usual weight, which makes a lone reason of strength 0.95 a share of 0.94, one of
-0.6 0.71, and one of 0.3 0.35. How far a share is to be trusted is `TRUST`: what it was worth on runs that nobody had
+0.6 0.71, and one of 0.3 0.35. `TRUST` maps a share to a probability, as measured on runs that the rules were not
 tuned on.
 """
 
@@ -23,10 +23,10 @@ _END = 0.02  # a share is not taken to be nearer to 0 or 1
 
 
 def confidence(cause: str, share: float, num_families: int) -> float:
-    """The probability that `cause` is right: a logistic regression on what was told of runs that were new.
+    """The probability that `cause` is right: a logistic regression on reports of new runs.
 
     sigmoid(offset + of_cause + by_share · logit(share) + by_families, if symptoms are of several families of rules).
-    The slopes are at least 0; a cause that was never told has the offset of all.
+    The slopes are at least 0; a cause that was never reported has the common offset.
 
     >>> confidence("dead-units", 0.9, 2) > confidence("dead-units", 0.9, 1) > confidence("dead-units", 0.5, 1)
     True

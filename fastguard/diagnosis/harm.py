@@ -1,4 +1,4 @@
-"""Whether a run has come to harm, whatever may be behind it: what alarms that are often false are held against."""
+"""Whether a run has come to harm, whatever the cause: rules that are often wrong warn only then."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ _WORSE = 1.0 / 3.0  # of the best validation loss
 
 
 def is_harmed(history: TrainingHistory) -> bool | None:
-    """Whether something not finite was seen, or losses tell, over more than one look, that all is not well.
+    """Whether something was not finite, or losses show that the run does badly.
 
-    That is: one jumped to eight times where the run began; or both of the newest two blocks of 20 losses lie no lower
-    than that (by a tenth of it, or noise), or above the best by a quarter of what was gained; or the newest two
-    validation losses by a third of the best. Losses that may rise, of games and rewards, do not tell. None where no
-    loss is known.
+    One loss jumped to eight times the first; or both of the newest two blocks of 20 losses are no lower than the first
+    (by a tenth of it, or noise), or a quarter of the gain above the best; or the newest two validation losses are a
+    third above the best. Losses of games and rewards do not count. None if no loss is known.
     """
     if history.num_nonfinite or history.first_bad_loss_step >= 0:
         return True

@@ -178,7 +178,7 @@ def weighted(history: TrainingHistory) -> bool:
 
 def may_rise(history: TrainingHistory) -> bool:
     """Whether the loss may rise while all is well: a term is to grow, or its targets follow the model."""
-    return rewarded(history) or of_chosen_outputs(history) or asks_itself(history)
+    return rewarded(history) or of_chosen_outputs(history) or bootstraps_targets(history)
 
 
 def of_chosen_outputs(history: TrainingHistory) -> bool:
@@ -190,7 +190,7 @@ def of_chosen_outputs(history: TrainingHistory) -> bool:
     return is_chosen and is_of_numbers(history) and not history.model.objective
 
 
-def asks_itself(history: TrainingHistory, *, share: float = 0.3) -> bool:
+def bootstraps_targets(history: TrainingHistory, *, share: float = 0.3) -> bool:
     """Whether the model in training mode answers without gradients, too, in a `share` of the steps that were looked at.
 
     So it gives its own targets, moves or samples, which then change with it. Not where an objective was told.

@@ -1,4 +1,4 @@
-"""The list of all rules, how a function becomes one, and how all of them are asked."""
+"""The registry of all rules: how a function becomes a rule, and how `diagnose` applies them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .signals import span
 
 
 class Rules(dict[str, "Rule"]):
-    """The rules by name. A sign of one can be looked up, too: `RULES["norm-jump"]` asks for that sign alone."""
+    """The rules by name. You can look up a single sign, too: `RULES["loss-explosion"]` applies that sign alone."""
 
     def __missing__(self, name: str) -> Rule:
         return SIGNS[name]
@@ -41,24 +41,24 @@ class Rule:
         name: a noun phrase, like "norm-spike".
         check: the function that looks for it: it returns what it has `Seen`, a `Finding`, or None.
         thresholds: its defaults, by name; a call takes others as keyword arguments.
-        severity: the worst that it reports.
+        severity: the worst that it reports, and that of a finding that does not say.
         see: the text of a finding, filled with what was `Seen`.
         sure: the confidence of a finding that does not say.
-        reads: what of the history it looks at.
-        source: where definition and thresholds come from.
+        reads: the parts of the history that it reads.
+        source: the origin of definition and thresholds.
         remedy: what to do, unless a finding says better.
         stage: "during" for rules that read a history, "before" for those of `preflight`.
         depth: of a rule of stage "before": 0 for what was given (data, loss, parameters, settings), 1 for initial
             weights, 2 for how signals flow through the model, from 3 on for trial steps. A deeper finding follows from
             a shallower one.
-        needs_descent: silent in games, with rewards, and for losses below zero: the loss must be one to minimise.
+        needs_descent: silent in games, with rewards, and for losses below zero: it requires a loss that is minimised.
         needs_targets: silent in games, where the output is not compared with targets of the data.
         needs_harm: info unless the run has come to harm (`harm.is_harmed`), a rule without this flag warns, or the
-            finding's evidence has `is_certain`. On sound runs these rules warned, and alone they found no fault.
-        of: the rule that it is a sign of; empty for a rule. What several signs of a rule find is one finding.
+            finding's evidence has `is_certain`. These rules warned on sound runs, and found no fault alone.
+        of: the rule that it is a sign of; empty for a rule. The signs of a rule make one finding.
         cause: the cause that it speaks for: the name of one in `CAUSES`, or a name and a sentence for one that it alone
             speaks for, whose remedy is the rule's.
-        weight: how strongly it speaks for that, from 0 to 1; of two weights the first where the loss stands still.
+        weight: how strongly it speaks for that, from 0 to 1; of two weights the first applies if the loss stands still.
         explains, cause_needs: further rules that the cause explains, and facts that it needs, as in `causes.Cause`.
         signs: the checks that it consists of.
     """
@@ -100,17 +100,17 @@ class Rule:
 
     @property
     def whole(self) -> str:
-        """The name of the rule that it is, or is a sign of."""
+        """The name of the rule, or of the rule that it is a sign of."""
         return self.of or self.name
 
     def _may_speak(self, history: TrainingHistory) -> bool:
-        """Whether the run has what it needs: a loss that is to come down, targets of data."""
+        """Whether the run has what it needs: a loss that is minimised, targets of data."""
         if self.needs_descent and needs.descent(history) is False:
             return False
         return not (self.needs_targets and (needs.game(history) or needs.takes_turns(history)))
 
     def _ask(self, history: TrainingHistory, thresholds: Mapping[str, float]) -> Finding | None:
-        """As a call, of a rule that may speak, with thresholds that it has."""
+        """As a call, for a rule that may speak and thresholds that it has."""
         seen = self.check(history, **thresholds)
         if seen is None:
             return None
@@ -203,7 +203,7 @@ def rule(
 
 
 def make_rule(check: Callable[..., Finding | Seen | None], name: str, **about: Any) -> Rule:
-    """As `rule`, without registering: a rule to be asked by name only, `diagnose(history, rules=[...])`."""
+    """As `rule`, without registering: pass it to `diagnose(history, rules=[...])`."""
     thresholds: dict[str, Any] = {}
     for argument in inspect.signature(check).parameters.values():
         if argument.kind is not argument.KEYWORD_ONLY:
@@ -225,18 +225,18 @@ def diagnose(
     thresholds: Mapping[str, Mapping[str, float]] | None = None,
     failures: Failures | None = None,
 ) -> list[Finding]:
-    """What the rules find in `history`: critical first, and the surer first among equals.
+    """Returns the findings of the rules in `history`: critical first, the surer first among equals.
 
-    A rule that raises finds nothing: that is logged to the logger `fastguard`, and the others are asked all the same.
+    A rule that raises finds nothing: the logger `fastguard` says so, and the other rules still run.
 
     Args:
         history: the run; it is not changed.
-        rules: the rules to ask; all registered ones by default.
+        rules: the rules to apply; all registered ones by default.
         thresholds: other thresholds by rule, like `{"norm-spike": {"ratio": 20.0}}`.
-        failures: where rules that raise are counted; one that is in there already is not logged again.
+        failures: counts the rules that raise; each is logged once.
 
     Raises:
-        ValueError: for thresholds of a rule that is not asked.
+        ValueError: for thresholds of a rule that is not applied.
         TypeError: for a threshold that the rule does not have.
 
     Cost: a few passes over the window and one over the last record's rows: about 1 ms. Not for every step.
@@ -262,7 +262,7 @@ def diagnose(
                 may_speak[needed] = a._may_speak(history)
             finding = a._ask(history, chosen.get(a.name, _NONE)) if may_speak[needed] else None
         except Exception as error:
-            failures.note(f"rule {a.name!r}", error, "What it looks for was not checked.")
+            failures.note(f"rule {a.name!r}", error, "Its check was skipped.")
         else:
             if finding is not None:
                 found.append(finding)
@@ -279,12 +279,12 @@ def diagnose(
 
 
 def families_of(findings: Iterable[Finding]) -> set[str]:
-    """The families of all that rules found: of each sign by itself."""
+    """The families of all signs that were found."""
     return {RULES[name].family for name in by_sign(findings) if name in RULES or name in SIGNS}
 
 
 def _told_once(found: list[Finding]) -> list[Finding]:
-    """`found`, where of those that tell of one event, a loss that rises, the first of `_ONE_EVENT` alone warns."""
+    """`found`, where only the first of `_ONE_EVENT` warns: they all report one event, a loss that rises."""
     warning = {sign_of(f) for f in found if f.severity != "info" and not f.evidence.get("is_certain")}
     first, *others = [name for name in _ONE_EVENT if name in warning] or [""]
     return [

@@ -53,7 +53,7 @@ cause(
     "Look for zero_grad() between backward() and step(), an optimizer made of a model's former parameters, detach() "
     "or no_grad() on the way, and for another that steps in its place.",
     {
-        "no-gradient": 0.97,
+        "no-gradient": lambda *seen: 0.0 if reasons.lost_in_float16(*seen) else 0.97,
         "parameters-not-in-optimizer": lambda finding, history, found: 0.97 if finding.severity == "critical" else 0.0,
     },
     "zero-gradients vanishing-gradients untrained-parameters standstill",

@@ -18,7 +18,6 @@ from ..records.samples import ModuleActivity
 from . import needs
 
 BLOCK = 20
-PATIENCE = 100
 _loss_of, _norm_of, _lr_of = map(operator.attrgetter, ("loss", "norm", "lr"))
 
 
@@ -186,43 +185,28 @@ class Signals:
         return (first - self.history.loss_trend.best) / abs(first)
 
     @property
-    def come_down(self) -> str:
+    def progress_in_words(self) -> str:
         """`progress` in words, after "the loss has"."""
         return f"come down by {self.progress:.0%} at best" if self.progress >= 0.005 else "not come down"
 
     @cached_property
-    def is_learnt_anew(self) -> bool:
-        """Whether the loss has come down from the newest of its `jumps`, by three tenths, and does not rise again.
+    def recovers_from_shift(self) -> bool:
+        """Whether the loss comes down again after the newest of its `jumps`: by three tenths, and without rising again.
 
-        So it looks where the data are others from one step to the next, and are learnt in their turn. In the first 20
-        steps it will do that it falls; of a jump beyond a step, which is surely of the data, in the first 100 that it
-        does not rise, and a fall by a fifth from then on.
+        In the first 20 steps any fall will do. A loss looks like this if the data change from one step to the next, and
+        the new data are learnt in their turn.
         """
-        after = self._since_a_jump
+        places = jumps(self.loss_entries)
+        after = self.losses[places[-1] :] if places else []
         if not after:
             return False
         size = min(BLOCK, len(after) // 2)
         levels = [median(after[i : i + size]) for i in range(0, len(after) - size + 1, size)]
-        now, begin = median(after[-size:]), median(after[:5])
-        if is_beyond_a_step(self.loss_entries, len(self.loss_entries) - len(after), self.history):
-            is_down = now < 0.8 * begin or len(after) < PATIENCE
-            return (is_down and now < 1.5 * min(levels)) or (now < 1.5 * begin and len(after) < PATIENCE)
+        now = median(after[-size:])
         return now < levels[0] if len(after) < BLOCK else now < 0.7 * levels[0] and now < 1.5 * min(levels)
 
     @cached_property
-    def _since_a_jump(self) -> list[float]:
-        """The losses from the newest of the `jumps` on; nothing where there is none."""
-        places = jumps(self.loss_entries, self.history)
-        return [e.loss or 0.0 for e in self.loss_entries[places[-1] :]] if places else []
-
-    def comes_down_anew(self, *, patience: int = 0) -> bool:
-        """`is_learnt_anew`, and a fifth of it is gone after `patience` steps: else weights may be what was changed."""
-        after = self._since_a_jump
-        size = min(BLOCK, len(after) // 2)
-        return self.is_learnt_anew and (len(after) < patience or median(after[-size:]) < 0.8 * median(after[:5]))
-
-    @cached_property
-    def stands(self) -> bool:
+    def is_flat(self) -> bool:
         """Whether the median of the newest 64 losses is no lower than nearly that of the 64 before them."""
         newest, before = self.losses[-64:], self.losses[-128:-64]
         return bool(before) and median(newest) >= 0.97 * median(before)
@@ -266,7 +250,7 @@ def is_felt_by_the_loss(history: TrainingHistory, steps: Iterable[int] = ()) -> 
         return False
     if trend.count < 20:
         return True
-    if signals_of(history).comes_down_anew():
+    if signals_of(history).recovers_from_shift:
         return False
     gained, spread = trend.first - trend.best, signals_of(history).loss_noise
     if trend.mean > trend.best + max(0.25 * gained, 0.0 if math.isnan(spread) else spread):
@@ -308,48 +292,25 @@ def training_batches(history: TrainingHistory) -> list[BatchSample]:
     return [sample for _, sample in history.batches if sample.training and sample.with_grad]
 
 
-def jumps(entries: Sequence[Entry], history: TrainingHistory) -> list[int]:
-    """Where the loss rose from one step to the next, out of all it was, and stayed there: places in `entries`.
+def jumps(entries: Sequence[Entry]) -> list[int]:
+    """The places in `entries` where the loss doubled from one step to the next, and stayed there for five steps.
 
-    To twice, for five steps, and not twice more; or by more than a step can change it (`is_beyond_a_step`). Not where
-    it rose, or the learning rate, in the steps before. So it was the data that changed, or what is asked of the model.
+    Not where it rose, or the learning rate, in the steps before, nor where it doubles again: a jump comes from other
+    data, not from steps that overshoot.
     """
     losses = [e.loss or 0.0 for e in entries]
     found: list[int] = []
     for i in range(10, len(losses) - 2):
         before, after = losses[i - 5 : i], losses[i : i + 5]
         low, high = min(before), max(before)
-        if min(after[:3]) <= high or after[0] - before[-1] <= high - low or (found and i < found[-1] + 5):
+        is_doubled = after[0] > 2.0 * before[-1] and min(after) > 2.0 * high > 0.0 and max(after) < 2.0 * after[0]
+        if not is_doubled or after[0] - before[-1] <= high - low or (found and i < found[-1] + 5):
             continue
         earlier, lrs = median(losses[i - 10 : i - 5]), [e.lr or 0.0 for e in entries[i - 5 : i]]
         has_risen = median(before) > 2.0 * earlier and high - earlier > 0.1 * (after[0] - before[-1])
-        if has_risen or max(lrs) > 1.02 * lrs[0]:
-            continue
-        is_doubled = after[0] > 2.0 * before[-1] and min(after) > 2.0 * high > 0.0
-        if (is_doubled and max(after) < 2.0 * after[0]) or is_beyond_a_step(entries, i, history):
+        if not has_risen and max(lrs) <= 1.02 * lrs[0]:
             found.append(i)
     return found
-
-
-def is_beyond_a_step(entries: Sequence[Entry], i: int, history: TrainingHistory) -> bool:
-    """Whether the loss rose at place `i`, out of its noise, by more than the step before can have changed it.
-
-    By the mean value theorem that is how far the step went times the slope on its way, which is taken to be no steeper
-    than at both ends. A step goes no further than the learning rate times the norms that momentum adds up, or, where
-    the optimizer is not SGD, the learning rate an element.
-    """
-    before, settings = entries[i - 10 : i], history.model.optimizer_settings
-    kinds, lr = {str(group.get("kind", "")) for group in settings}, before[-1].lr
-    losses, after = ([e.loss or 0.0 for e in part] for part in (before, entries[i : i + 5]))
-    jump, rise = after[0] - losses[-1], median(after) - median(losses)
-    is_clear = min(after[:3]) > max(losses) and rise > 8.0 * noise(losses) and jump >= 0.25 * rise
-    if not is_clear or lr is None or not kinds or kinds & {"LBFGS", "Rprop"}:
-        return False
-    momentum, way = max(float(group.get("momentum") or 0.0) for group in settings), 0.0
-    for e in before:
-        way = momentum * way + e.clipped_norm
-    size = 0 if kinds == {"SGD"} else sum(int(group.get("num_parameters") or 0) for group in settings)
-    return jump > lr * max(way, math.sqrt(size)) * max(before[-1].norm, entries[i].norm)
 
 
 def median(values: Sequence[float]) -> float:
@@ -363,22 +324,6 @@ def median(values: Sequence[float]) -> float:
 def exp(value: float) -> float:
     """e to that, at most e^700: how many times larger, from a difference of logarithms, which may be beyond floats."""
     return math.exp(min(value, 700.0))
-
-
-def slow_noise(values: Sequence[float]) -> float:
-    """The largest `noise` of a series over 1, 2, 4 and 8 steps, less what it falls or rises by then.
-
-    Losses that follow one another are alike where a batch is used several times, and differ only some steps on.
-    """
-    if len(values) < 8:
-        return math.nan
-    spreads = []
-    for lag in (1, 2, 4, 8):
-        moves = [b - a for a, b in zip(values, values[lag:])]
-        if len(moves) >= 8:
-            usual = median(moves)
-            spreads.append(1.05 * median([abs(move - usual) for move in moves]))
-    return max(spreads, default=noise(values))
 
 
 def noise(values: Sequence[float]) -> float:

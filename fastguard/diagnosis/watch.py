@@ -1,4 +1,4 @@
-"""Asks the rules now and then while a run goes on, and tells each finding once."""
+"""Applies the rules every few steps while a run goes on, and reports each finding once."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging
 
 
 class Watch:
-    """Diagnoses `history` every `check_every` steps, and tells a finding when it is new or has become more severe.
+    """Diagnoses `history` every `check_every` steps, and reports a finding when it is new or has become more severe.
 
     Args:
-        history: the run; asked, never changed.
+        history: the run; it is not changed.
         check_every: steps from one diagnosis to the next.
-        least: severity from which on findings are told.
-        tell: takes a finding; logs it to the logger `fastguard` by default.
+        least: the least severity that is reported.
+        tell: takes a finding; by default it logs it to the logger `fastguard`.
         rules, thresholds, failures: as in `diagnose`.
 
     Attributes:
         findings: the newest of each rule that ever fired, by name.
-        failures: the rules that raised: each is told once, and counted.
+        failures: counts the rules that raised; each is logged once.
 
     Raises:
         ValueError: `check_every` is not an integer >= 1, or `least` no severity.
@@ -70,18 +70,18 @@ class Watch:
         self._glanced: dict[tuple[str, ...], list[Rule]] = {}
 
     def step(self) -> list[Finding]:
-        """Counts a step; at every `check_every`-th one what `check` gives, else an empty list."""
+        """Counts a step; returns `check()` at every `check_every`-th one, else an empty list."""
         self._left -= 1
         return [] if self._left else self.check()
 
     def check(self) -> list[Finding]:
-        """Asks the rules now; tells and returns what is new, or more severe than it was told before."""
+        """Applies the rules now; reports and returns what is new, or more severe than last reported."""
         self._left = self.check_every
         found = diagnose(self.history, rules=self._rules, thresholds=self._thresholds, failures=self.failures)
         return self._told(found)
 
     def glance(self, names: tuple[str, ...]) -> list[Finding]:
-        """As `check`, of the rules `names` alone: those that are cheap, and have something to say before others do."""
+        """As `check`, for the rules `names` alone, which are cheap and early."""
         asked = self._glanced.get(names)
         if asked is None:
             rules = RULES.values() if self._rules is None else self._rules
@@ -101,11 +101,11 @@ class Watch:
         return new
 
     def state_dict(self) -> dict[str, Any]:
-        """What was told, so that a resumed run does not tell it again. Plain data."""
+        """What was reported, so that a resumed run does not repeat it. Plain data."""
         return {"severities": {name: finding.severity for name, finding in self.findings.items()}, "left": self._left}
 
     def check_state(self, state: Mapping[str, Any]) -> tuple[Mapping[str, Severity], int]:
-        """The entries of what `state_dict` gave; a ValueError for anything else, which names the entry."""
+        """The entries of a `state_dict`; a ValueError for anything else, which names the entry."""
         severities = values.entry(state, "severities", values.mapping)
         for name, severity in severities.items():
             if severity not in SEVERITIES:
@@ -113,10 +113,10 @@ class Watch:
         return severities, values.entry(state, "left", values.whole)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state_dict`. Raises as `check_state` does, and then changes nothing."""
+        """Continues from a `state_dict`. Raises as `check_state` does, and then changes nothing."""
         severities, left = self.check_state(state)
         self.findings = {
-            name: Finding("Told before the run was resumed.", severity=severity, rule=name)
+            name: Finding("Reported before the run was resumed.", severity=severity, rule=name)
             for name, severity in severities.items()
         }
         self._left = max(1, min(left, self.check_every))

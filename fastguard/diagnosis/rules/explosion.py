@@ -152,7 +152,7 @@ def growing_norm(
         return None
     if has_loss and losses.mean <= losses.best + 0.25 * max(losses.first - losses.best, 0.0):
         return None
-    if may_rise(history) or signals_of(history).is_learnt_anew:
+    if may_rise(history) or signals_of(history).recovers_from_shift:
         return None
     return Seen(
         at=(trend.best_step, history.clean[-1].step),

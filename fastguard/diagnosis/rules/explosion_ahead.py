@@ -70,7 +70,7 @@ def divergence_ahead(
     is_at_rate = is_new and norms >= 1.0 and now - low > spread
     if not is_at_rate and (not is_clear or grown <= ratio):
         return None
-    if may_rise(history) or s.is_learnt_anew:  # last, for it costs most
+    if may_rise(history) or s.recovers_from_shift:  # last, for it costs most
         return None
     return Seen(
         at=(blocks[best][-1], entries[-1]),

@@ -8,7 +8,7 @@ from ...records import TrainingHistory
 from ..finding import Seen
 from ..needs import floor_at_zero, is_lbfgs, may_rise
 from ..registry import rule
-from ..signals import fall_of, has_had_time, jumps, median, noise, signals_of, slow_noise
+from ..signals import fall_of, has_had_time, jumps, median, noise, signals_of
 
 TITLE = "Loss"
 
@@ -45,7 +45,7 @@ def loss_explosion(
     largest = max(s.losses[start:])
     return Seen(
         at=(s.loss_entries[start], s.loss_entries[max(i for i, is_high in enumerate(high) if is_high)]),
-        severity="info" if may_rise(history) or s.comes_down_anew(patience=20) else "critical",
+        severity="info" if may_rise(history) or s.recovers_from_shift else "critical",
         largest=largest,
         first=first,
         threshold_ratio=ratio,
@@ -80,9 +80,9 @@ def loss_divergence(
     back = median(newest) - trend.best
     if back <= lost * gained or sorted(newest)[3] - trend.best <= 0.5 * lost * gained:
         return None
-    calm = slow_noise([e.loss or 0.0 for e in s.loss_entries if e.step <= trend.best_step][-64:])
+    calm = noise([e.loss or 0.0 for e in s.loss_entries if e.step <= trend.best_step][-64:])
     spread = s.loss_noise if math.isnan(calm) else calm
-    if back <= z * spread or may_rise(history) or s.is_learnt_anew:
+    if back <= z * spread or may_rise(history) or s.recovers_from_shift:
         return None
     return Seen(
         at=(trend.best_step, s.loss_entries[-1].step),
@@ -131,7 +131,7 @@ def loss_spike(
         and spike.last_step - spike.first_step < max_run
     ]
     entries = signals_of(history).loss_entries if spikes else []
-    anew = {entries[place].step for place in jumps(entries, history)}
+    anew = {entries[place].step for place in jumps(entries)}
     spikes = [spike for spike in spikes if spike.first_step not in anew]
     if not spikes:
         return None
@@ -182,7 +182,7 @@ def loss_oscillation(
         return None
     return Seen(
         at=s.loss_entries[-80:],
-        warn=not (may_rise(history) or s.is_learnt_anew),
+        warn=not (may_rise(history) or s.recovers_from_shift),
         noise=now,
         calmest=blocks[calmest],
         threshold_ratio=ratio,

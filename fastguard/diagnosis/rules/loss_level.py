@@ -75,11 +75,11 @@ def loss_at_chance(
         return None
     level, width, is_squared = median(s.losses[-64:]), samples[-1].output_width, is_squared_error(history)
     levels: list[tuple[float, float, float, str]] = []  # a level, how far the loss may be below and above it
-    if is_squared and s.stands and notes.target_std:
+    if is_squared and s.is_flat and notes.target_std:
         levels.append((notes.target_std**2, 0.1, 0.2, "always giving the mean of the targets gives about"))
     elif not is_squared and width >= 2 and notes.loss_kind in _OVER_CLASSES:
         levels.append((math.log(width), tolerance, tolerance, f"guessing among {width} classes gives"))
-        if notes.target_entropy is not None and (notes.num_targets or 0) >= num_targets and s.stands:
+        if notes.target_entropy is not None and (notes.num_targets or 0) >= num_targets and s.is_flat:
             what = "knowing how frequent each class is gives about"
             levels.append((notes.target_entropy, frequent, frequent, what))
     for chance, below, above, what in levels:

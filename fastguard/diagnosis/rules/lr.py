@@ -77,7 +77,7 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
     limit = max(rise * first, 0.0 if math.isnan(usual) else first + 2.0 * usual)
     high = [loss > limit for loss in losses]
     start = next((i for i in range(len(high) - run + 1) if all(high[i : i + run])), None)
-    if first <= 0.0 or start is None or jumps(s.loss_entries[:within], history):
+    if first <= 0.0 or start is None or jumps(s.loss_entries[:within]):
         return None
     is_harmless = s.loss_level < first or may_rise(history) or max(losses) < 0.1 * s.chance
     return Seen(

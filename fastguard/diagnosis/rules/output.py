@@ -122,7 +122,7 @@ def bounded_output(
         progress=s.progress,
         is_at_its_end=is_stuck,
         threshold=progress,
-        _come_down=s.come_down,
+        _come_down=s.progress_in_words,
         _end=" Its output is at the end of its range." if is_stuck else "",
     )
 

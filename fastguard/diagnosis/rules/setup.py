@@ -132,7 +132,7 @@ def learning_rate_gone(
         num_steps=gone,
         threshold_ratio=ratio,
         _since=entries[-gone].step,
-        _come_down=s.come_down,
+        _come_down=s.progress_in_words,
     )
 
 
