@@ -92,7 +92,8 @@ class TestStep:
 
     def test_tensor_losses_and_missing_gradients(self):
         debugger = TrainingDebugger()
-        debugger.step(3, torch.tensor(2.0), [None, torch.ones(4)], 0.1, val_loss=torch.tensor([2.5]))
+        loss = torch.tensor(2.0, requires_grad=True)
+        debugger.step(3, loss, [None, torch.ones(4)], 0.1, val_loss=torch.tensor([2.5]))
         assert (debugger.history.step, debugger.history.loss, debugger.history.val_loss) == ([3], [2.0], [2.5])
         assert list(debugger.history.tensors) == ["tensor1"]
 

@@ -79,8 +79,8 @@ class TrainingDebugger:
             StepStats(
                 step=int(step),
                 tensors=tensors,
-                loss=float(loss),
-                val_loss=None if val_loss is None else float(val_loss),
+                loss=_number(loss),
+                val_loss=None if val_loss is None else _number(val_loss),
                 lr=float(learning_rate),
             )
         )
@@ -149,6 +149,10 @@ class TrainingDebugger:
         return (
             not (self.last_gradients.num_nans or self.last_gradients.num_infs) and self.last_gradients.norm <= MAX_NORM
         )
+
+
+def _number(loss: Any) -> float:
+    return float(loss.detach() if hasattr(loss, "detach") else loss)  # torch warns of a conversion with a graph
 
 
 def _named(gradients: Sequence[Any] | Mapping[str, Any]) -> tuple[list[str], list[Any]]:
