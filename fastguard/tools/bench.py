@@ -95,6 +95,12 @@ class Bench:
         return loss
 
 
+def require_module(model: Any) -> None:
+    """Raises TypeError if `model` is not a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}. Pass the model itself.")
+
+
 def _wants_closure(optimizer: torch.optim.Optimizer) -> bool:
     if isinstance(optimizer, torch.optim.LBFGS):
         return True
@@ -142,10 +148,17 @@ def set_up(model: nn.Module, optimizer: Any, loss_fn: Any, batches: list[Any]) -
         TypeError: `model` is not a module or is sharded, `optimizer` is not an optimizer, `loss_fn` cannot be called.
         ValueError: a parameter is lazy or on the meta device.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
+    require_module(model)
     if not callable(loss_fn):
         raise TypeError(f"`loss_fn` must be a function or a module, got {type(loss_fn).__name__}")
+    if isinstance(loss_fn, type):
+        name = loss_fn.__name__
+        raise TypeError(f"`loss_fn` must be a function or a module, got the class {name}. Write {name}().")
+    if str(getattr(type(loss_fn), "__module__", "")).startswith("torch.nn") and not is_pair(batches[0]):
+        raise ValueError(
+            f"`batch` must be a pair (inputs, targets) for {type(loss_fn).__name__}, got {type(batches[0]).__name__}. "
+            "Pass a pair, or a function loss_fn(model, batch)."
+        )
     refuse_sharding_model(model)
     inner = innermost(optimizer)
     for name, p in model.named_parameters():

@@ -13,7 +13,7 @@ import torch
 from ..records import values
 from ..step.wrappers import innermost
 from .batches import is_pair
-from .bench import Bench
+from .bench import Bench, require_module
 from .restoring import everything_restored, set_rate, without_guard
 
 _DIVERGED = 10.0
@@ -182,6 +182,7 @@ class LearningRateFinder:
                 f"`loader` must be iterable again and again, got {type(loader).__name__}, an iterator, which would be "
                 "used up. Pass the loader itself, or a list of batches."
             )
+        require_module(model)
         inner = innermost(optimizer)
         whole = None if compute_loss is None else lambda _, batch: compute_loss(batch)
         bench = Bench(model, inner, whole or loss_fn, "whole" if whole else "pair")

@@ -14,6 +14,7 @@ from torch import nn
 from .._text import listed
 from ..names import strip_wrappers
 from ..records import values
+from .bench import require_module
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
@@ -65,6 +66,7 @@ def param_groups(
     1, no decay 1 0.0005 0.0
     2, no decay 2 0.001 0.0
     """
+    require_module(model)
     lr = values.positive("lr", lr, "It is that of the last layer.")
     if not 0.0 <= weight_decay < math.inf:
         raise ValueError(f"`weight_decay` must be a finite number >= 0, got {weight_decay!r}")

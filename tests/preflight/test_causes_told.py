@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -126,6 +128,12 @@ class TestErrors:
             ({"model": nn.LazyLinear(3)}, ValueError, "`model` must have values in all parameters"),
             ({"optimizer": 3}, TypeError, "`optimizer` must be"),
             ({"loss_fn": 3}, TypeError, "`loss_fn` must be a function or a module, got int"),
+            ({"loss_fn": nn.MSELoss}, TypeError, "got the class MSELoss. Write MSELoss()."),
+            (
+                {"batch": torch.ones(8, 6)},
+                ValueError,
+                "must be a pair (inputs, targets) for CrossEntropyLoss, got Tensor",
+            ),
             ({"batch": 3}, TypeError, "`batch` must be a batch or give batches, got int"),
             ({"batch": []}, ValueError, "must give at least one batch"),
             ({"batch": iter([1])}, ValueError, "an iterator, which would be used up"),
@@ -137,7 +145,7 @@ class TestErrors:
         ],
     )
     def test_say_what_is_wrong(self, changes, kind, message):
-        with pytest.raises(kind, match=message.replace("(", r"\(")):
+        with pytest.raises(kind, match=re.escape(message)):
             self.ask(**changes)
 
 

@@ -218,6 +218,8 @@ def test_refused_calls():
         finder.range_test(lambda lr: None)
     with pytest.raises(ValueError, match="exactly one of `loss_fn` and `compute_loss`"):
         finder.find(model, optimizer, [])
+    with pytest.raises(TypeError, match=r"`model` must be a torch.nn.Module, got generator"):
+        finder.find(model.parameters(), optimizer, [], nn.functional.mse_loss)
     with pytest.raises(ValueError, match="`loader` must be iterable again and again, got list_iterator"):
         finder.find(model, optimizer, iter([1]), nn.functional.mse_loss)
     with pytest.raises(ValueError, match="`loader` must give at least one batch, got none"):

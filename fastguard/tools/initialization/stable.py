@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..bench import require_module
 from .check import InitializationReport, check_initialization
 from .expected import Weight, find_followers, is_without_values, weights_in, why_not_judged
 
@@ -42,6 +43,7 @@ def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = 
     >>> report.all_ok, report["0"].rule, report["2"].rule
     (True, 'He: ReLU follows', 'LeCun: no activation follows')
     """
+    require_module(model)
     for name, p in model.named_parameters():
         if is_without_values(p):
             raise ValueError(f"`model` must have values in all parameters, got none - at {name!r}: {why_not_judged(p)}")

@@ -107,7 +107,7 @@ def preflight(
 
 
 def _asked(checks: Iterable[str] | None) -> list[Rule]:
-    names = list(CHECKS if checks is None else checks)
+    names = [checks] if isinstance(checks, str) else list(CHECKS if checks is None else checks)
     for name in names:
         if name not in CHECKS:
             raise ValueError(f"`checks` must name checks, got {name!r}. {did_you_mean(name, CHECKS)}")
