@@ -1,4 +1,4 @@
-"""A log holds one run, knows whether it has ended, and everything that reads it gives the same verdict."""
+"""A log has one run and says whether it has ended, and everything that reads it gives the same verdict."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class TestOneVerdict:
         assert cli.main(["diagnose", str(path)]) == fails
         assert cli.main(["report", str(path), "--fail-on", "warning"]) == fails
 
-    def test_a_run_that_goes_on_has_not_ended(self, path, capsys):
+    def test_a_run_that_continues_has_not_ended(self, path, capsys):
         """Neither when a framework trains again, nor when another process resumes it."""
         guard = train(start(fastguard.JsonlSink(path)), 20)
         end(guard)
@@ -163,7 +163,7 @@ class TestOneRunPerLog:
         view = lines_of(FollowedRun(path), now=0.0, width=80)
         assert any("the newest is in run-3.jsonl" in text for line in view for text, _ in line)
 
-    def test_a_resumed_run_goes_on_in_its_own_file(self, path):
+    def test_a_resumed_run_continues_in_its_own_file(self, path):
         """Whichever that is: `load_state_dict` comes after the sink was opened, and may come after steps."""
         first = train(start(fastguard.JsonlSink(path)), 10)
         second = train(start(fastguard.JsonlSink(path)), 10)
@@ -180,7 +180,7 @@ class TestOneRunPerLog:
         assert steps_in(path.with_name("run-3.jsonl")) == [0, 1, 2]
         assert read_jsonl(path).num_runs == read_jsonl(path.with_name("run-2.jsonl")).num_runs == 1
 
-    def test_a_state_of_a_rank_without_sinks_goes_on_in_the_file(self, path):
+    def test_a_state_of_a_rank_without_sinks_continues_in_the_file(self, path):
         first = train(start(fastguard.JsonlSink(path)), 10)
         state = first.state_dict()
         first.close()
