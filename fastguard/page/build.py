@@ -172,7 +172,7 @@ def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -
     """
     path = Path(path)
     if os.path.lexists(path) and not force:
-        raise FileExistsError(f"{path} exists already; --force overwrites it")
+        raise FileExistsError(f"{path} exists already: use --force to overwrite it")
     if path.exists() and not path.is_file():  # a rename would replace it by a file, even /dev/null as root
         path.write_text(page, encoding="utf-8", newline="\n")
         return path

@@ -249,7 +249,7 @@ class TestCommand:
         with monkeypatch.context() as patch:  # it says so before it reads the log
             patch.setattr(report, "from_log", lambda *arguments: pytest.fail("read"))
             assert self.run(copy) == 3
-        assert "exists already; --force" in capsys.readouterr().err
+        assert "exists already: use --force" in capsys.readouterr().err
         assert self.run(copy, "-f") == 0
         assert page.stat().st_mode & 0o777 == 0o666 & ~_umask()
         before = copy.read_bytes()
