@@ -58,17 +58,19 @@ def addresses(plan: Plan) -> list[int]:
     return plan._table.tolist()
 
 
-def test_a_hit_uploads_nothing() -> None:
+def test_a_hit_uploads_nothing_and_other_addresses_keep_the_layout() -> None:
     device = FakeDevice()
     tables = Tables(device)
     tensors = [torch.zeros(3), torch.zeros(5, dtype=torch.float16)]
     plan = find(tables, tensors)
-    assert (device.num_pinned, tables.num_misses) == (2, 1)
+    for _ in range(2):
+        assert find(tables, tensors) is plan
+        assert (device.num_pinned, tables.num_misses) == (2, 1)
+    others = [t.clone() for t in tensors]
+    other = find(tables, others)
+    assert other.layout is plan.layout and tables.num_misses == 2
+    assert [addresses(p) for p in (plan, other)] == [[t.data_ptr() for t in ts] for ts in (tensors, others)]
     assert find(tables, tensors) is plan
-    assert (device.num_pinned, tables.num_misses) == (2, 1)
-    find(tables, tensors[:1])
-    assert find(tables, tensors) is plan
-    assert tables.num_misses == 2
 
 
 def test_an_address_with_another_size_or_dtype_is_another_plan() -> None:
@@ -78,16 +80,6 @@ def test_an_address_with_another_size_or_dtype_is_another_plan() -> None:
     assert plans[3] is plans[0]  # a shape is nothing to the kernels
     assert len({id(p) for p in plans}) == 3
     assert [p.layout.groups[0][0] for p in plans[:3]] == [torch.float32, torch.float32, torch.float16]
-    assert [addresses(p) for p in plans] == [[base.data_ptr()]] * 4
-
-
-def test_other_addresses_keep_the_layout() -> None:
-    tables = Tables(FakeDevice())
-    first, second = [torch.zeros(70_000)], [torch.zeros(70_000)]
-    a, b = find(tables, first), find(tables, second)
-    assert a.layout is b.layout
-    assert (addresses(a), addresses(b)) == ([first[0].data_ptr()], [second[0].data_ptr()])
-    assert tables.num_misses == 2
 
 
 def test_the_oldest_plan_makes_room() -> None:
