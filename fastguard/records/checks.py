@@ -15,7 +15,7 @@ MIN_VALIDATIONS = 20
 
 
 def diagnose_losses(history: Series) -> dict[str, Any]:
-    """`{"status", "issues", "recommendations"}`, as `TrainingHistory.diagnose` says; issues begin with their name."""
+    """`{"status", "issues", "recommendations"}` as in `TrainingHistory.diagnose`; each issue begins with its name."""
     losses = history.loss
     status = "healthy" if history.num_steps else "no-evidence"
     issues: list[str] = []
@@ -31,7 +31,7 @@ def diagnose_losses(history: Series) -> dict[str, Any]:
     if bad:
         report(
             "critical",
-            f"LOSS_EXPLOSION: {bad} of the last {len(losses[-NUM_NEWEST:])} losses NaN or Inf",
+            f"LOSS_EXPLOSION: {bad} of the last {len(losses[-NUM_NEWEST:])} losses are NaN or Inf",
             "Divide the learning rate by 10, and clip the gradients (max_norm=1.0)",
         )
     newest = [loss for loss in losses[-NUM_PLATEAU:] if math.isfinite(loss)]
@@ -41,7 +41,7 @@ def diagnose_losses(history: Series) -> dict[str, Any]:
         if spread < PLATEAU_SPREAD:
             report(
                 "warning",
-                f"LOSS_PLATEAU: the last {NUM_PLATEAU} losses lie within {100 * spread:.2g} % of their mean {mean:.4g}",
+                f"LOSS_PLATEAU: the last {NUM_PLATEAU} losses are within {100 * spread:.2g} % of their mean {mean:.4g}",
                 "Raise the learning rate, or change its schedule",
             )
     pairs = [v for v in history.validations if math.isfinite(v.train_loss)]

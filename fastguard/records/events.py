@@ -90,14 +90,14 @@ def describe_recovery(event: RecoveryEvent) -> str:
     """
     step, kind = event["step"], event["kind"]
     if kind == "recomputed":
-        same = "gave the same bits: it is the data or the model"
-        other = f"gave other bits in {event.get('num_tensors', 0)} tensors: a transient fault of the machine"
-        return f"the gradients of step {step}, computed once more, {other if event.get('num_tensors') else same}"
+        same = "gave the same bits, so the cause is the data or the model"
+        other = f"gave other bits in {event.get('num_tensors', 0)} tensors, so the hardware has a transient fault"
+        return f"recomputing the gradients of step {step} {other if event.get('num_tensors') else same}"
     if kind == "new-level":
-        return f"at step {step} the loss was taken to have a new level, after {event['num_batches']} batches left out"
+        return f"accepted a new level of the loss at step {step}, after {event['num_batches']} skipped batches"
     if kind == "failed":
-        put_back = f"; put back to step {event['to']}" if "to" in event else ""
-        return f"given up at step {step} because {event['reason']}{put_back}"
+        restored = f"; restored step {event['to']}" if "to" in event else ""
+        return f"gave up at step {step} because {event['reason']}{restored}"
     said = f"rolled back from {step} to {event['to']} because {event['reason']}; {event['num_batches']} batches skipped"
     factor = event.get("lr_factor", 1.0)
-    return said if factor == 1.0 else f"{said}; learning rate x {factor:g} at first, until {event['until']}"
+    return said if factor == 1.0 else f"{said}; learning rate x {factor:g}, rising back until step {event['until']}"
