@@ -129,12 +129,35 @@ class TestEverythingIsPutBack:
         assert same(before, state(model, optimizer, batch))
 
 
-def test_a_guard_sees_nothing():
-    model, optimizer, batch = make()
-    fastguard.wrap(optimizer, model, max_norm=1.0)
-    for kind in (nn.CrossEntropyLoss(), lambda output, target: nn.functional.cross_entropy(output, target)):
-        fastguard.preflight(model, optimizer, kind, batch, **SHORT)
-        assert optimizer.guard.history.num_steps == 0
+def test_a_guarded_training_goes_on_as_if_nothing_had_been():
+    """To the bit: also what samplers, recovery and the rules know."""
+    runs = []
+    for with_preflight in (False, True):
+        model, _, _ = make()
+        sink = fastguard.MemorySink()
+        optimizer = fastguard.wrap(
+            torch.optim.Adam(model.parameters(), 1e-2),
+            model,
+            max_norm=1.0,
+            sinks=[sink],
+            activations={"every": 2, "overhead_budget": None},
+            weights=2,
+            recovery=True,
+        )
+        for step in range(12):
+            torch.manual_seed(step)
+            batch = torch.randn(16, 6), torch.randint(3, (16,))
+            if with_preflight and step in (0, 7):
+                fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), batch, **SHORT)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+            loss.backward()
+            optimizer.step()
+            optimizer.guard.observe(loss=loss)
+        optimizer.guard.flush()
+        seen = [(r.norm, r.loss, r.activations, r.weights, r.batches) for r in sink.records]
+        runs.append((repr(seen), model.state_dict(), optimizer.guard.history.num_steps))
+    assert same(*runs) and runs[0][2] == 12
 
 
 def test_a_loader_gives_the_same_batches_afterwards():
