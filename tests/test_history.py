@@ -22,8 +22,6 @@ from fastguard.records import (
     TensorRow,
     TrainingHistory,
     overview,
-    running,
-    trend,
 )
 from fastguard.records import history as core
 from fastguard.records.columns import ROW_BYTES
@@ -339,38 +337,3 @@ def calls_of(run):
     finally:
         sys.setprofile(before)
     return calls
-
-
-class InterruptError(BaseException):
-    """What a signal handler raises."""
-
-
-@pytest.mark.parametrize("has_extension", [False, True])
-def test_a_step_that_was_counted_when_an_interrupt_came_is_not_counted_again(monkeypatch, has_extension):
-    files = {module.__file__ for module in (core, overview, running, trend)}
-    entries = random_entries(40, 6, 0.0)
-    if not has_extension:
-        monkeypatch.setattr(core, "_fold_usual", None)
-    for at in range(1, 60):
-        history, places = TrainingHistory(window=16), 0
-        history.extend(entries[:25])
-
-        def profile(frame, event, argument):
-            nonlocal places
-            if event in ("call", "c_return") and frame.f_code.co_filename in files:
-                places += 1
-                if places == at:  # noqa: B023
-                    sys.setprofile(None)
-                    raise InterruptError
-
-        before = sys.getprofile()
-        sys.setprofile(profile)
-        try:
-            history.extend(entries[25:32])
-        except InterruptError:
-            pass
-        finally:
-            sys.setprofile(before)
-        history.extend([entry for entry in entries if entry.step > history.newest_step])  # as the ledger does
-        assert history.num_steps == len(entries), at
-        assert [one.step for one in history.recent] == list(range(24, 40)), at
