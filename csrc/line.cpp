@@ -168,7 +168,7 @@ py::object json_line(py::Bytes headers, Py_ssize_t index, py::Bytes table, doubl
 }
 
 bool is_line(PyObject* table, PyObject* told, PyObject* torn) {
-  return PyByteArray_CheckExact(table) && PyList_CheckExact(told) && PyList_GET_SIZE(told) == 1 &&
+  return PyByteArray_CheckExact(table) && PyList_CheckExact(told) && PyList_GET_SIZE(told) == 1 && torn &&
          PyByteArray_CheckExact(torn) && PyByteArray_GET_SIZE(torn) == 1;
 }
 

@@ -2,6 +2,7 @@
 
 #include <structmember.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 
@@ -17,6 +18,7 @@ namespace {
 #define FLAG(State, member, name) {name, T_BOOL, offsetof(State, member), 0, nullptr}
 #define SIZE(State, member, name) {name, T_PYSSIZET, offsetof(State, member), 0, nullptr}
 #define NUMBER(State, member, name) {name, T_LONGLONG, offsetof(State, member), 0, nullptr}
+#define REAL(State, member, name) {name, T_DOUBLE, offsetof(State, member), 0, nullptr}
 
 PyMemberDef clock_members[] = {NUMBER(Clock, step, "step"), FLAG(Clock, may_wait, "may_wait"), {}};
 PyMemberDef ring_members[] = {OBJECT(RingState, headers, "headers"),
@@ -26,6 +28,9 @@ PyMemberDef ring_members[] = {OBJECT(RingState, headers, "headers"),
                               SIZE(RingState, newest, "newest"),
                               SIZE(RingState, num_open, "num_open"),
                               SIZE(RingState, limit, "limit"),
+                              SIZE(RingState, end, "end"),
+                              NUMBER(RingState, sampled, "sampled"),
+                              REAL(RingState, calm, "calm"),
                               FLAG(RingState, is_over, "is_over"),
                               {}};
 PyMemberDef run_members[] = {{"clock", T_OBJECT_EX, offsetof(RunState, clock), READONLY, nullptr},
@@ -35,7 +40,7 @@ PyMemberDef run_members[] = {{"clock", T_OBJECT_EX, offsetof(RunState, clock), R
                              NUMBER(RunState, wakes_at, "wakes_at"),
                              NUMBER(RunState, marked, "marked"),
                              NUMBER(RunState, mark, "mark"),
-                             {"buffers_at", T_DOUBLE, offsetof(RunState, buffers_at), 0, nullptr},
+                             REAL(RunState, buffers_at, "buffers_at"),
                              FLAG(RunState, is_short, "is_short"),
                              FLAG(RunState, has_more_to_do, "has_more_to_do"),
                              FLAG(RunState, marks_ends, "marks_ends"),
@@ -54,11 +59,22 @@ PyMemberDef hooks_members[] = {OBJECT(HooksState, run, "_run"),
 PyMemberDef ledger_members[] = {OBJECT(LedgerState, sinks, "sinks"),
                                 OBJECT(LedgerState, due, "_due"),
                                 OBJECT(LedgerState, log, "_only_log"),
+                                OBJECT(LedgerState, file, "_only_file"),
                                 OBJECT(LedgerState, history, "_history"),
                                 NUMBER(LedgerState, num_noted, "_num_noted"),
                                 FLAG(LedgerState, writes_lines, "writes_lines"),
                                 FLAG(LedgerState, is_writing, "is_writing"),
                                 {}};
+PyMemberDef lines_members[] = {NUMBER(LineCounts, num_lines, "num_lines"),
+                               NUMBER(LineCounts, num_timed, "num_lines_timed"),
+                               REAL(LineCounts, seconds, "line_seconds"),
+                               {}};
+PyMemberDef log_members[] = {OBJECT(LogState, torn, "_torn"),
+                             NUMBER(LogState, tensors_every, "tensors_every"),
+                             REAL(LogState, look_at, "_look_at"),
+                             {"_fd", T_INT, offsetof(LogState, fd), 0, nullptr},
+                             FLAG(LogState, is_watched, "_is_watched"),
+                             {}};
 PyMemberDef guard_members[] = {OBJECT(GuardState, run, "_run"), FLAG(GuardState, is_loss_new, "_is_loss_new"), {}};
 PyMemberDef schedule_members[] = {NUMBER(ScheduleState, training_from, "training_from"),
                                   NUMBER(ScheduleState, evaluation_from, "evaluation_from"),
@@ -157,6 +173,8 @@ PyTypeObject ring_type = state_type<RingState>("fastguard._C.RingState", ring_me
 PyTypeObject run_type = full_run_type();
 PyTypeObject hooks_type = state_type<HooksState>("fastguard._C.HooksState", hooks_members);
 PyTypeObject ledger_type = state_type<LedgerState>("fastguard._C.LedgerState", ledger_members);
+PyTypeObject lines_type = state_type<LineCounts>("fastguard._C.LineCounts", lines_members);
+PyTypeObject log_type = state_type<LogState>("fastguard._C.LogState", log_members);
 PyTypeObject guard_type = state_type<GuardState>("fastguard._C.GuardState", guard_members);
 PyTypeObject schedule_type = full_schedule_type();
 
@@ -182,10 +200,13 @@ py::object attribute(PyObject* object, PyObject* name) {
   return py::steal(PyObject_GetAttr(object, name));
 }
 
-void set_step_calls(py::handle get_num_threads, py::handle is_grad_enabled, py::handle num_operations, py::handle monotonic,
-                    py::handle log_type) {
+double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void set_step_calls(py::handle get_num_threads, py::handle is_grad_enabled, py::handle num_operations) {
   const auto held = [](py::handle callable) { return py::borrow(callable).release(); };  // for ever, as is the module
-  step_calls = {held(get_num_threads), held(is_grad_enabled), held(num_operations), held(monotonic), held(log_type)};
+  step_calls = {held(get_num_threads), held(is_grad_enabled), held(num_operations)};
 }
 
 void add_type(PyObject* module, PyTypeObject& type) {
@@ -195,7 +216,8 @@ void add_type(PyObject* module, PyTypeObject& type) {
 }
 
 void add_state(PyObject* module) {
-  for (PyTypeObject* type : {&clock_type, &ring_type, &run_type, &hooks_type, &ledger_type, &guard_type, &schedule_type})
+  for (PyTypeObject* type : {&clock_type, &ring_type, &run_type, &hooks_type, &ledger_type, &lines_type, &log_type, &guard_type,
+                             &schedule_type})
     add_type(module, *type);
 }
 

@@ -20,7 +20,9 @@ struct RingState {
   static constexpr int kNumObjects = 4;
   PyObject_HEAD
   PyObject *headers, *found, *told, *made;
-  Py_ssize_t newest, num_open, limit;
+  Py_ssize_t newest, num_open, limit, end;
+  long long sampled;
+  double calm;
   char is_over;
 };
 
@@ -45,11 +47,30 @@ struct HooksState {
 
 // fastguard.step.ledger.Ledger
 struct LedgerState {
-  static constexpr int kNumObjects = 4;
+  static constexpr int kNumObjects = 5;
   PyObject_HEAD
-  PyObject *sinks, *due, *log, *history;
+  PyObject *sinks, *due, *log, *file, *history;  // `log` is a SafeSink around `file`, which is a JsonlSink
   long long num_noted;
   char writes_lines, is_writing;
+};
+
+// fastguard.sinks.SafeSink: the lines that it was given
+struct LineCounts {
+  static constexpr int kNumObjects = 0;
+  PyObject_HEAD
+  long long num_lines, num_timed;
+  double seconds;
+};
+
+// fastguard.sinks.JsonlSink
+struct LogState {
+  static constexpr int kNumObjects = 1;
+  PyObject_HEAD
+  PyObject* torn;
+  long long tensors_every;
+  double look_at;
+  int fd;
+  char is_watched;
 };
 
 // fastguard.step.guard.Guard
@@ -69,7 +90,7 @@ struct ScheduleState {
   char is_evaluation_due;
 };
 
-extern PyTypeObject clock_type, ring_type, run_type, hooks_type, ledger_type, guard_type, schedule_type;
+extern PyTypeObject clock_type, ring_type, run_type, hooks_type, ledger_type, lines_type, log_type, guard_type, schedule_type;
 
 // `object` as a State of that type, or null, also for null.
 template <class State>
@@ -106,9 +127,9 @@ struct Holding {
   }
 };
 
-// What C++ calls of torch and Python at a step: built-in functions, whose calls make no frame; and the class `JsonlSink`.
+// What C++ calls of torch at a step: built-in functions, whose calls make no frame.
 struct StepCalls {
-  PyObject *get_num_threads, *is_grad_enabled, *num_operations, *monotonic, *log_type;
+  PyObject *get_num_threads, *is_grad_enabled, *num_operations;
 };
 extern StepCalls step_calls;
 
@@ -120,8 +141,9 @@ inline PyTypeObject empty_type() {
   return type;
 }
 
-void set_step_calls(py::handle get_num_threads, py::handle is_grad_enabled, py::handle num_operations, py::handle monotonic,
-                    py::handle log_type);
+void set_step_calls(py::handle get_num_threads, py::handle is_grad_enabled, py::handle num_operations);
+
+double seconds();  // the clock of time.monotonic
 
 // Adds the types to the module; `type` under the last part of its name.
 void add_state(PyObject* module);

@@ -1,6 +1,5 @@
 #include "step_hooks.h"
 
-#include <chrono>
 #include <cmath>
 
 #include "callable.h"
@@ -11,10 +10,6 @@
 namespace fastguard {
 
 namespace {
-
-double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // What a step needs of the parts of a guard, borrowed from the hooks.
 struct Parts {
@@ -59,6 +54,21 @@ py::object limit_of(PyObject* clip) {
   return clip == Py_None ? py::cast(HUGE_VAL) : attribute(clip, name);
 }
 
+// Whether the look that is due within a batch waits for its end, as where the losses are about the best: see `Checkup`.
+bool puts_off(RingState& ring) {
+  if (ring.num_open >= ring.end) return false;
+  double sum = 0.0, count = 0.0;
+  for (Py_ssize_t i = 0; i < ring.num_open; ++i) {
+    const double* header = header_at(ring.headers, i);
+    if (!header || !(int(header[kFlags]) & kHasLoss)) continue;
+    sum += header[kLoss];
+    ++count;
+  }
+  if (count > 0.0 && !(sum <= ring.calm * count)) return false;
+  ring.limit = ring.end;
+  return true;
+}
+
 // Whether the next step may be taken here. As the conditions of `Hooks._before`.
 bool may_take(const Parts& parts, PyObject* optimizer, PyObject* args, PyObject* kwargs) {
   if (!parts.are_there() || !is_plain(*parts.hooks) || !is_called_plainly(args, kwargs)) return false;
@@ -66,8 +76,8 @@ bool may_take(const Parts& parts, PyObject* optimizer, PyObject* args, PyObject*
   const long long step = parts.clock->step;
   if (!run.is_short || run.asks_clip || step >= run.wakes_at || double(step) >= run.buffers_at) return false;
   if (!run.clip || !run.skip_nonfinite) return false;
-  const RingState& ring = *parts.ring;
-  if (ring.num_open >= ring.limit || !header_at(ring.headers, ring.num_open) || !is_step_list(ring.found)) return false;
+  RingState& ring = *parts.ring;
+  if ((ring.num_open >= ring.limit && !puts_off(ring)) || !header_at(ring.headers, ring.num_open) || !is_step_list(ring.found)) return false;
   PyObject* handles = parts.hooks->handles;
   if (!handles || !PyList_CheckExact(handles) || !PyList_GET_SIZE(handles)) return false;
   return step_calls.get_num_threads && !has_scaler_attributes(optimizer);
@@ -87,6 +97,12 @@ PyObject* finish(const Parts& parts, PyObject* const* args, int outcome, double 
   return PyObject_VectorcallMethod(name, given, 6, nullptr);
 }
 
+// Has the newest step written by `Ledger.write`, where a line does not say all of it.
+void write_in_python(PyObject* ledger) {
+  static PyObject* name = name_of("write");
+  py::steal(PyObject_CallMethodNoArgs(ledger, name));
+}
+
 // The gradients of the step measured, clipped and in their slot; null with `left` set where that is for Python.
 PyObject* take_here(const Parts& parts, PyObject* const* args, bool& left) {
   static PyObject* name = name_of("param_groups");
@@ -96,7 +112,10 @@ PyObject* take_here(const Parts& parts, PyObject* const* args, bool& left) {
   if (!PyFloat_CheckExact(limit.ptr())) return nullptr;
   RingState& ring = *parts.ring;
   const double started = seconds();
-  if (ring.num_open && parts.ledger->writes_lines && !write_newest(*parts.ledger, ring)) return nullptr;
+  if (ring.num_open && parts.ledger->writes_lines && !write_newest(*parts.ledger, ring)) {
+    write_in_python(reinterpret_cast<PyObject*>(parts.ledger));
+    if (!may_take(parts, args[0], args[1], args[2])) return nullptr;  // a sink has closed the guard, say
+  }
   left = false;
   const py::object groups = attribute(args[0], name);
   Question question;

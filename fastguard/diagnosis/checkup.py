@@ -26,6 +26,7 @@ BUDGET, BUDGET_OF_CHANGE, HEAD_START = 0.0025, 0.01, 0.005
 AHEAD, GLANCE_EVERY = ("divergence-ahead",), 16  # rules that run more often than others, and their interval
 AT_FIRST, FIRST_GLANCE = ("no-gradient", "unseen-updates"), 10  # rules that run once after the first steps
 _NEVER = 1 << 62
+_NUM_NEWEST = 8  # losses that say whether a run is calm as a batch ends
 _CALM = 1.05  # times the best loss; below it "divergence-ahead" finds nothing
 
 
@@ -39,7 +40,6 @@ class Checkup:
         check_every: the interval; 0 for never. None: 48 steps, 64 from step 1024 on, or more, to keep the checks within
             0.25% of the time; within 1% where the run has changed since the last one.
         is_quiet: another rank logs the findings.
-        is_stepwise: steps arrive one by one instead of in batches, as without the extension.
 
     Attributes:
         watch: applies them; its state keeps a resumed run from repeating reports.
@@ -57,12 +57,10 @@ class Checkup:
         check_every: int | None,
         *,
         is_quiet: bool = False,
-        is_stepwise: bool = False,
     ) -> None:
         tell = (lambda finding: None) if is_quiet else functools.partial(log_news, history)
         self.watch = Watch(history, check_every or CHECK_EVERY, tell=tell, failures=failures)
         self._failures = failures
-        self._is_stepwise = is_stepwise
         self._prepare = weakref.WeakMethod(prepare)
         self._is_budgeted = check_every is None
         self.interval = CHECK_EVERY if check_every is None else check_every
@@ -91,9 +89,11 @@ class Checkup:
             following = newest + self.interval
             self.check_at = batch_end(following) if self._is_budgeted else following
             new += self.check()
-        if newest >= self.glance_at and (newest == batch_end(newest) or not self._waits(newest)):
+        if newest >= self.glance_at:
             self.glance_at = self._next_glance(newest)
-            new += self.glance()
+            is_first = newest < FIRST_GLANCE + GLANCE_EVERY - 1
+            if is_first or self.watch.history.loss_trend.best <= 0.0 or not self._is_calm(self._newest_losses()):
+                new += self.glance()
         return new
 
     def _look_for_clipper(self, newest: int) -> None:
@@ -104,10 +104,19 @@ class Checkup:
             self._clipper_at = math.inf
             _log.log(self._level, "%s %s", finding.summary, finding.recommendation)
 
-    def _waits(self, newest: int) -> bool:
-        """As `puts_off`, where every step is delivered by itself."""
-        losses = [entry.loss for entry in list(self.watch.history.recent)[-8:] if entry.loss is not None]
-        return self._is_stepwise and self.glance_at >= FIRST_GLANCE and self.puts_off(batch_end(newest), losses)
+    def _newest_losses(self) -> list[float]:
+        entries = self.watch.history.recent
+        newest = (entries[i] for i in range(-min(_NUM_NEWEST, len(entries)), 0))
+        return [entry.loss for entry in newest if entry.loss is not None]
+
+    @property
+    def calm_below(self) -> float:
+        """The mean loss up to which "divergence-ahead" finds nothing: about the best."""
+        best = self.watch.history.loss_trend.best
+        return math.inf if best <= 0.0 else _CALM * best
+
+    def _is_calm(self, losses: Sequence[float]) -> bool:
+        return not losses or sum(losses) <= self.calm_below * len(losses)  # False where one is NaN
 
     def _next_glance(self, newest: int) -> int:
         """The middle of a batch or its end, to see slow changes early; the check's turn before any loss."""
@@ -115,18 +124,6 @@ class Checkup:
             return self.check_at
         half = batch_length(newest) // 2
         return (newest + half) | (half - 1)
-
-    def puts_off(self, end: int, losses: Sequence[float]) -> bool:
-        """Whether a glance that is due within a batch can wait for its `end`: the newest losses are about the best.
-
-        Args:
-            losses: those that are not in the history yet.
-        """
-        best = self.watch.history.loss_trend.best
-        is_calm = not losses or best <= 0.0 or sum(losses) <= _CALM * best * len(losses)  # False where one is NaN
-        if is_calm:
-            self.glance_at = end
-        return is_calm
 
     def check(self) -> list[Finding]:
         """Applies the rules, unless it is too soon after the last time; returns new findings."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,10 +41,13 @@ class Figures(NamedTuple):
     away_from_one: float
 
 
-def sample_of(args: Any, kwargs: dict[str, Any], output: Any, training: bool, with_grad: bool) -> BatchSample | None:
-    """Figures of the inputs and the output of one pass; None if no tensors in it can be read here."""
-    given = data_of(args, kwargs)
-    given = [x for x in given if x.dim()] or given  # a single number next to tensors is not data
+def sample_of(data: Sequence[torch.Tensor], output: Any, training: bool, with_grad: bool) -> BatchSample | None:
+    """Figures of the inputs and the output of one pass; None if no tensors in it can be read here.
+
+    Args:
+        data: what `data_of` returned.
+    """
+    given = [x for x in data if x.dim()] or list(data)  # a single number next to tensors is not data
     returned = [x for _, x in leaves(output) if can_be_read(x) and (x.is_floating_point() or x.is_complex())]
     if not given or not returned:
         return None
@@ -86,6 +90,9 @@ def is_mask(x: torch.Tensor) -> bool:
     """Whether `x` holds 0 and one number below -1000, or -Inf, and nothing else: it is added to attention scores."""
     if not x.is_floating_point() or not x.numel():
         return False
+    found = figures_of(x)
+    if found is not None and abs(found.max) > 0.0:
+        return False  # most tensors
     values = strided(x.detach().as_subclass(torch.Tensor), _MAX_ELEMENTS).double()
     low, high = values.aminmax()
     return bool(high == 0.0 and low < _MASKED and ((values == low) | (values == high)).all())

@@ -154,9 +154,10 @@ class BatchWatch(Transient, Observer):
             self.first.end(output)
             inner = self._inner()
             mode = bool(module.training if inner is None else inner.training)
-            sample = sample_of(args, kwargs, output, mode, with_grad)
+            data = data_of(args, kwargs)
+            sample = sample_of(data, output, mode, with_grad)
             if is_training:
-                self.loss.watch(output, data_of(args, kwargs)[:4])
+                self.loss.watch(output, data[:4])
                 if self._num_taken in _COMPARED:
                     self.norms.arm()
             if sample is not None:

@@ -13,6 +13,7 @@ from .sketches import guarded_parameters, next_look, sample
 
 _MAX_PARAMETERS = 16
 _PER_PARAMETER = 4
+_REST = 64  # steps without a look while no gradient is missing
 _NUM_REACHED, _MAX_LOOKS = 20, 40  # steps for which it counts backward passes; after which it ends
 _Sample: TypeAlias = list[tuple[weakref.ref[torch.Tensor], str, Any]]  # parameters, their names, and what they were
 _ELSEWHERE = ("main_grad", "ds_tensor", "ds_id")  # attributes where Megatron and DeepSpeed keep gradients
@@ -39,7 +40,9 @@ class CoverageWatch(Observer):
         self._elsewhere = ""
 
     def next_after(self, step: int) -> float:
-        return next_look(step) if self._num_looks < _MAX_LOOKS else math.inf
+        if self._num_looks >= _MAX_LOOKS:
+            return math.inf
+        return next_look(step + _REST if self._run.ring.seen.has_all else step)
 
     def before(self, step: int) -> None:
         taken, self._after, self._before = self._after, None, None

@@ -88,19 +88,26 @@ class Observers:
         run, self._step = self._run, step
         run.wakes_at, run.has_more_to_do = step + 1, True  # should the step raise, the next one wakes this again
         self._due = [observer for observer, due_at in self._next.items() if due_at <= step]
-        with torch.no_grad():
+        self._call("before", step)
+
+    def _call(self, method: str, step: int) -> None:
+        """Calls those that are due, without autograd."""
+        before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # a tenth of what `torch.no_grad` takes where it is not in a cache
+        try:
             for observer in self._due:
-                self._ask(observer, observer.before, step)
+                self._ask(observer, getattr(observer, method), step)
+        finally:
+            torch._C._set_grad_enabled(before)
 
     def end_step(self) -> None:
         """Called when all optimizers have taken or skipped a step."""
         run, step = self._run, self._run.step - 1
         if self._step == step:
-            with torch.no_grad():
-                for observer in self._due:
-                    self._ask(observer, observer.after, step)
-                    due_at = self._ask(observer, observer.next_after, step)
-                    self._next[observer] = math.inf if due_at is None else due_at
+            self._call("after", step)
+            for observer in self._due:
+                due_at = self._ask(observer, observer.next_after, step)
+                self._next[observer] = math.inf if due_at is None else due_at
             self._step = -1
             due_at = min(self._next.values())
             run.wakes_at = int(due_at) if due_at < math.inf else step + (1 << 30)

@@ -37,7 +37,7 @@ def looks(block: int) -> dict[int, int]:
     """The steps of a block of 1000 that are sampled, in order, and what to do: READ, COMPARE, KEEP.
 
     Gradients are compared at the first twenty steps, then at one in fifty, because a record with a cosine takes the
-    slow path into the log. Parameters are kept at one step in twenty, from step 1000 on at one in a hundred, and
+    slow path into the log. Parameters are kept at one step in 25, from step 1000 on at one in a hundred, and
     compared when the next step begins. Samples come in pairs, at another place in each span of steps, so that nothing
     periodic can hide.
 
@@ -50,17 +50,22 @@ def looks(block: int) -> dict[int, int]:
         found = {step: READ | (COMPARE if step else 0) | (KEEP if step % 4 == 3 else 0) for step in range(21)}
     for number in range(block * _BLOCK // span or 2, (block + 1) * _BLOCK // span):
         start = number * span + number * 7 % (span - 1)
-        is_compared, is_kept = block > 0 or number % 5 == 0, number % 2 == 0
+        is_compared, is_kept = block > 0 or number % 5 == 0, number % 2 == 0 if block else number % 5 in (0, 2)
         if is_compared or is_kept:
             found[start] = (READ if is_compared else 0) | (KEEP if is_kept else 0)
             found[start + 1] = READ | COMPARE if is_compared else 0
     return found
 
 
+@functools.lru_cache(maxsize=4)
+def _steps(block: int) -> tuple[int, ...]:
+    return tuple(looks(block))
+
+
 def next_look(step: int) -> int:
     """The first step after `step` that is sampled."""
     for block in itertools.count(step // _BLOCK):
-        due = list(looks(block))
+        due = _steps(block)
         if step < due[-1]:
             return due[bisect.bisect_right(due, step)]
     raise AssertionError("no block is the last")

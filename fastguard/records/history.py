@@ -44,6 +44,7 @@ EQUAL_NORMS_TOLERANCE = 1e-3
 NUM_TOTALS = 64
 NUM_LONE = 16
 LONE_SHARE, LONE_AMONG = 0.99, 256  # share of the squares in one element of at least 256; as in csrc/step.cpp
+SAMPLES = ("activations", "weights", "batches", "grad_cosine")  # fields of a record
 
 _isfinite = math.isfinite
 _COUNTERS = (  # a step changes these before it enters `recent`
@@ -146,11 +147,12 @@ class TrainingHistory(Series):
         if records or not _isfinite(sum(map(_norm_of, entries))):
             known = {record.step: record for record in records}
             for place, entry in enumerate(entries):
-                record = known.get(entry.step)
-                if record is not None or not _isfinite(entry.norm):
+                record, is_finite = known.get(entry.step), _isfinite(entry.norm)
+                if not is_finite:
                     self._fold(entries, start, place)
-                    self._look(entry, record)
                     start = place
+                if record is not None or not is_finite:
+                    self._look(entry, record)
         self._fold(entries, start, len(entries))
         self._noted = None
         self.revision += 1
@@ -272,7 +274,7 @@ class TrainingHistory(Series):
         elif record is not None and not record.skipped:
             self._see_tensors(record, entry.norm)
         if record is not None:
-            self._take_samples(record)
+            self.take_samples(record.step, record.lr, {name: getattr(record, name) for name in SAMPLES})
 
     def _see_tensors(self, record: StepStats, norm: float) -> None:
         row = record.tensors.total_row()
@@ -290,17 +292,22 @@ class TrainingHistory(Series):
             holders = tuple(islice((name for name, of_one in pairs if of_one == largest), 4))
             self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel), holders))
 
-    def _take_samples(self, record: StepStats) -> None:
-        """Takes samples of activations, weights and batches."""
-        if record.activations:
-            self.activations.add(record.step, record.activations)
-        if record.weights:
-            self.weights.add(record.step, record.weights)
-            self.updates.add(record.step, record.weights, record.lr, self.model.judged_weights)
-        if record.batches:
-            self.batches.add(record.step, record.batches)
-        if record.grad_cosine is not None:
-            self.grad_cosines.append(GradientCosine(record.step, record.grad_cosine))
+    def take_samples(self, step: int, lr: float | None, samples: Mapping[str, Any]) -> None:
+        """Takes what was sampled beside the gradients of a step.
+
+        Args:
+            samples: fields of its record, `SAMPLES` among them; those without a value may be missing.
+        """
+        if activations := samples.get("activations"):
+            self.activations.add(step, activations)
+        if weights := samples.get("weights"):
+            self.weights.add(step, weights)
+            self.updates.add(step, weights, lr, self.model.judged_weights)
+        if batches := samples.get("batches"):
+            self.batches.add(step, batches)
+        if (cosine := samples.get("grad_cosine")) is not None:
+            self.grad_cosines.append(GradientCosine(step, cosine))
+        self.revision += 1
 
     def _fold(self, entries: list[Entry], start: int, end: int) -> None:
         """Takes the numbers of `entries[start:end]` into windows and aggregates."""

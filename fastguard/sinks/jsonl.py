@@ -8,6 +8,7 @@ import logging
 import os
 import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,16 @@ from ..records import StepStats, strict_json
 from ..records.log import JsonlLog as JsonlLog
 from ..records.log import read_jsonl as read_jsonl
 from ..records.log import run_id_of
-from .sink import Sink, flatten_step
+from .sink import LogState, Sink, flatten_step
 
 _log = logging.getLogger("fastguard")
 _monotonic = time.monotonic
 _FLAGS = os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_SAMPLED = ("activations", "weights", "batches")
 LOOK_EVERY_S = 0.25  # how often the sink checks that its file is still there
 
 
-class JsonlSink(Sink):
+class JsonlSink(Sink, LogState):
     """Writes each record as one line of strict JSON. The keys are those of `fastguard.sinks.flatten`.
 
     A line also has `time`, when it was written, in seconds since 1970. Every `tensors_every` steps, and at every step
@@ -63,6 +65,7 @@ class JsonlSink(Sink):
         self._run_id: str | None = None
         self._model: dict[str, Any] = {}
         self._owed: list[bytes] = []  # lines that must be written before the next one
+        self._fd = -1
         self._torn = bytearray(1)  # whether the file ends within a line; C++ writes it too
         self._newest: int | None = None  # the last step that was written completely
         self._is_unsure = False  # whether `_newest` is right, after an interrupt
@@ -93,19 +96,14 @@ class JsonlSink(Sink):
             line["tensors"] = dict(zip(record.tensors.names, record.tensors, strict=True))
         if record.groups:
             line["clip/groups"] = {group.name: list(group[1:]) for group in record.groups}
-        for key, items in (("activations", record.activations), ("weights", record.weights)):
-            if items:
-                plain = [item.to_dict() for item in items]
-                line[key] = {one.pop("name"): one for one in plain}
-        if record.batches:
-            line["batches"] = [batch.to_dict() for batch in record.batches]
+        line.update(_plain({name: getattr(record, name) for name in _SAMPLED}))
         self._append(_line_of(line), record.step)
 
     def write_line(self, step: int, line: bytes) -> bool:
         """Writes the line of a clean step, unless its table is due; returns whether it did.
 
         Args:
-            line: the line that `write` would write for a step without a table or samples.
+            line: the line that `write` would write for a step without a table.
 
         Raises:
             ValueError, OSError: as `write`.
@@ -256,11 +254,39 @@ class JsonlSink(Sink):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_fd"):
+        if hasattr(self, "_torn"):  # else `__init__` has refused an argument
             self._release()
 
     def __repr__(self) -> str:
         return f"JsonlSink({str(self.path)!r})"
+
+
+def with_samples(line: bytes, samples: Mapping[str, Any]) -> bytes:
+    """The line of a clean step with what was sampled beside its gradients, byte for byte as `JsonlSink.write` has it.
+
+    Args:
+        samples: fields of the record.
+    """
+    numbers = {"grad/cosine": samples.get("grad_cosine"), "grad/noise_scale": samples.get("noise_scale")}
+    start, mark, rest = line.partition(b',"clip/coef"')
+    known = {key: number for key, number in numbers.items() if number is not None}
+    return start + _items(known) + mark + rest[:-2] + _items(_plain(samples)) + b"}\n"
+
+
+def _items(plain: dict[str, Any]) -> bytes:
+    return b"," + _line_of(plain)[1:-2] if plain else b""
+
+
+def _plain(samples: Mapping[str, Any]) -> dict[str, Any]:
+    """What was sampled of modules, weights and batches, as plain data."""
+    plain: dict[str, Any] = {}
+    for key in _SAMPLED[:2]:
+        if items := samples.get(key):
+            of_each = [item.to_dict() for item in items]
+            plain[key] = {one.pop("name"): one for one in of_each}
+    if batches := samples.get("batches"):
+        plain["batches"] = [batch.to_dict() for batch in batches]
+    return plain
 
 
 def _line_of(plain: dict[str, Any]) -> bytes:

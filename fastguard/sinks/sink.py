@@ -14,6 +14,17 @@ from .._text import ended, prose
 from ..records import StepStats
 from ..records.samples import ModuleActivity, WeightStats
 
+_extension: Any = None
+try:
+    from .. import _C
+
+    _extension = _C
+except ImportError:
+    pass
+# Base classes whose attributes lie in C structs: see csrc/state.h.
+LineCounts: Any = object if _extension is None else _extension.LineCounts
+LogState: Any = object if _extension is None else _extension.LogState
+
 _log = logging.getLogger("fastguard")
 _perf_counter = time.perf_counter
 MAX_TRIES = 3  # for a record whose writing was interrupted
@@ -223,7 +234,7 @@ def _takes_lines(sink: Sink) -> bool:
     return "write_line" in first.__dict__
 
 
-class SafeSink(Sink):
+class SafeSink(Sink, LineCounts):
     """A sink around another that never raises: it warns once, counts lost records, and keeps trying.
 
     Every later record is tried again, because a full disk can recover. `KeyboardInterrupt` and `SystemExit` pass
@@ -246,6 +257,7 @@ class SafeSink(Sink):
     """
 
     def __init__(self, sink: Sink | Callable[[StepStats], object], name: str | None = None) -> None:
+        self.num_lines, self.num_lines_timed, self.line_seconds = 0, 0, 0.0
         self.sink = as_sink(sink)
         self.name = name_of(self.sink) if name is None else name
         self.takes_lines = _takes_lines(self.sink)
@@ -256,8 +268,7 @@ class SafeSink(Sink):
         self.last_error: BaseException | None = None
         self.newest = -1
         self._interrupted = (-1, 0)  # the step whose writing was interrupted, and how often
-        self.seconds = self.line_seconds = 0.0
-        self.num_lines = self.num_lines_timed = 0
+        self.seconds = 0.0
         self._since: float | None = None
         self._has_warned = self._is_known_slow = False
 

@@ -44,7 +44,6 @@ class HostClipping:
         ruling: on all gradients together, groups or tensors.
         trigger: for the record; None without one.
         has_shrunk: the policy has written to the gradients itself.
-        has_groups: the record has groups, which a line of a log does not.
     """
 
     def __init__(self, clip: ClipPolicy | None, norm: float, table: bytearray, positions: Sequence[int] | None) -> None:
@@ -52,7 +51,6 @@ class HostClipping:
         self._norm, self._table, self._positions = norm, table, positions
         limits = limits_of(clip)
         self.ruling, self.has_shrunk = Ruling(), False
-        self.has_groups = self._clip is not None and self._clip.scope == "group"
         self.trigger = trigger_of(clip, limits)
         if limits is not None and math.isfinite(norm):
             rows = () if limits.norms is None else row_norms(table)

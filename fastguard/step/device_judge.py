@@ -237,10 +237,7 @@ class DeviceJudge:
         """Puts a step that has arrived into the ring."""
         ring, ledger = self._run.ring, self._ledger
         if ring.is_over:
-            if ring.num_open >= ring.limit:
-                ledger.open()
-            elif ring.num_open and ledger.writes_lines:
-                ledger.write(as_lines=True)
+            ledger.open()
         else:
             ledger.deliver()
         finite, skipped = ring.arrive_as_left(pending)
@@ -269,4 +266,4 @@ class DeviceJudge:
             ring.found[OVER] = over
         clip.observe_step(norm, ring.loss, limits)
         if finite and self._ledger.sinks and (over or clip.scope == "group"):
-            ring.limit = min(ring.limit, ring.num_open)  # a line of a log does not have the groups
+            self._ledger.want_record()  # a line of a log does not have the groups

@@ -16,7 +16,6 @@ from .._text import listed
 from ..clip import as_policy
 from ..diagnosis.checkup import Checkup
 from ..errors import NotGuardedError
-from ..kernels.cpu import extension
 from ..names import Namer
 from ..observers.activations import ActivationMonitor, ActivationWatch, Replay
 from ..observers.facts import ModelFacts
@@ -127,7 +126,7 @@ class Guard(GuardState):
         seen = self._sampling, facts, namer
         self._facts = ModelFactRecorder(self._run, self._ledger, *seen, settings.objective, local)
         asks = self._run.failures, self._facts.record, settings.check_every
-        self._checkup = Checkup(self.history, *asks, is_quiet=is_quiet, is_stepwise=extension is None)
+        self._checkup = Checkup(self.history, *asks, is_quiet=is_quiet)
         self._ledger.watch(self._checkup)
         flush_at_end(self, self._ledger, self._judge.flush)
 

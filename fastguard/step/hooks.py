@@ -85,10 +85,8 @@ class Hooks(LongWay):
             clip: Any = run.clip
             if step >= run.wakes_at:
                 self._sampling.observers.begin_step(step)
-            if ring.num_open >= ring.limit:
+            if ring.num_open:
                 self._ledger.open()
-            elif ring.num_open and self._ledger.writes_lines:
-                self._ledger.write(as_lines=True)
             if not self._handles:
                 return None  # a sink has detached the guard
             limits: Any = math.inf if clip is None else clip.limit
@@ -111,9 +109,11 @@ class Hooks(LongWay):
             )
             if limits.__class__ is Limits and not outcome & (_ODD | _UNSUITED):
                 clip.observe_step(ring.words[HEADER_WORDS * slot + NORM], loss)
-                if clip.norms is not None and self._ledger.sinks and (outcome & _OVER or clip.scope == "group"):
-                    ring.limit = min(ring.limit, slot + 1)  # who was over is in no line
-            return self._finish(optimizer, args, kwargs, outcome, _perf_counter() - started)
+            given = self._finish(optimizer, args, kwargs, outcome, _perf_counter() - started)
+            has_parts = limits.__class__ is Limits and clip.norms is not None and self._ledger.sinks and ring.num_open
+            if has_parts and (outcome & _OVER or clip.scope == "group"):
+                self._ledger.want_record()  # the groups, and which were over, are in no line
+            return given
         except BaseException as error:
             if self._is_kept(error):
                 return None
@@ -170,7 +170,7 @@ class Hooks(LongWay):
                 return self._leave_out(optimizer, args, kwargs, None)
         if outcome & _LONE and self._num_lone < NUM_LONE:
             self._num_lone += 1
-            self._ledger.enter(is_bad=False, from_scaler=False)  # its table is to be looked at before the next step
+            self._ledger.enter(is_bad=False, from_scaler=False, is_lone=True)
         return None
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

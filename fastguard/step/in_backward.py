@@ -148,7 +148,7 @@ class InBackward:
 
     def _begin(self) -> _Pass:
         run = self._run
-        self._ledger.deliver()
+        self._ledger.open()
         if run.step >= run.wakes_at:
             self._sampling.observers.begin_step(run.step)
         self._pass = current = _Pass(run)
@@ -224,7 +224,7 @@ class InBackward:
             if current is None:
                 return
             started = time.perf_counter()
-            run, ring, clip = self._run, self._run.ring, self._run.clip
+            run, ring = self._run, self._run.ring
             places = sorted(current.rows)
             table = bytearray(b"".join(current.rows[place] for place in places))
             positions = None if len(places) == len(current.places) else places
@@ -232,8 +232,7 @@ class InBackward:
             judged.lr = learning_rate(run.optimizers()[0])
             judged.clip_coef = current.coefficient(places, table, judged.norm)
             judged.skipped, judged.over = bool(current.skipped), tuple(sorted(current.over))
-            judged.has_groups = clip is not None and clip.scope == "group"
-            judged.trigger = trigger_of(clip, current.limits)
+            judged.trigger = trigger_of(run.clip, current.limits)
             self._observe(current, judged)
             self._judge.enter(judged)
             if run.has_more_to_do or run.marks_ends:

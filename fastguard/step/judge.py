@@ -230,7 +230,7 @@ class Judge:
             judged.skipped, ruling = True, Ruling(over=ruling.over)
         else:
             ruling = clipping.shrink(groups, judged.names, scaling.inverse) or ruling
-        judged.clip_coef, judged.over, judged.has_groups = ruling.coefficient, ruling.over, clipping.has_groups
+        judged.clip_coef, judged.over = ruling.coefficient, ruling.over
         judged.trigger = None if run.is_vetoed else clipping.trigger  # the policy has no part in a vetoed step
         self.enter(judged, again=not first and ring.is_held)
         self._ledger.raise_due()
@@ -250,14 +250,14 @@ class Judge:
         if is_news:
             ring.arrive(judged, again=again)
             run.step = step + 1  # at once: after an interrupt the next step must not have the same number
-            if self._ledger.sinks and (judged.over or judged.has_groups):
-                ring.limit = min(ring.limit, ring.num_open)  # a line of a log does not have the groups
             ring.note("lr", judged.lr)
             ring.note("loss", judged.loss)
             ring.closure_step = -1 if judged.loss is None else step
         else:
             ring.mark_skipped(judged.skipped)
         run.follow_buffers(step, judged.skipped)
+        if judged.total is not None or judged.over or (run.clip is not None and run.clip.scope == "group"):
+            self._ledger.want_record()  # no line has the groups, and its norm is that of the table
         self._ledger.enter(is_bad=is_news and not finite, from_scaler=judged.from_scaler)
 
     def _measure(self, groups: list[list[torch.Tensor]], scaling: Handed, first: bool) -> tuple[JudgedStep, Handed]:
@@ -268,7 +268,7 @@ class Judge:
             shared = self._measure_over_ranks(ranks, groups, scaling, step, first)
             scaling = scaling._replace(found_inf=shared.found_inf)
         if first:
-            self._ledger.deliver()  # before there is a new table, so that no more than two are in memory
+            self._ledger.open()  # before there is a new table, so that no more than two are in memory
         if ranks is not None:
             table, total, positions, present, fingerprint = shared[:5]
             fold: Any = total

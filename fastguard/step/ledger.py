@@ -18,14 +18,14 @@ from ..records.failures import Failures
 from ..records.history import entry_of
 from ..records.slot import FLAGS, HEADER_WORDS, NORM, SKIPPED, STEP, batch_end, read_headers
 from ..records.table import without_rows
-from ..sinks import SafeSink
+from ..sinks import JsonlSink, SafeSink
+from ..sinks.jsonl import with_samples
 from .consecutive_skips import ConsecutiveSkips, log_nonfinite, log_skipped_by_policy
 from .ring import NUM_SLOTS, TABLE, Ring
 from .state import LedgerState
 
 _log = logging.getLogger("fastguard")
 _time = time.time
-_MAX_ASIDE = 65_536  # bytes of tables of records that wait for the end of their batch
 
 
 class Ledger(LedgerState):
@@ -60,16 +60,16 @@ class Ledger(LedgerState):
         self.fetch: Callable[[], None] | None = None
         self.seen: Callable[[], None] | None = None
         self.where_among_ranks: Callable[[], str] = str
-        self._aside: list[StepStats] = []  # records of open slots, kept until their batch is delivered
-        self._aside_bytes = 0  # of their tables
         self._first = self._batch_end = 0  # steps that the open slots begin and end with
-        self._wants_record = False  # of the newest step, for the history
+        self._whole_step = -1  # the newest step of which a line does not say all
 
     def _take_sinks(self, sinks: list[SafeSink]) -> None:
         self.sinks = sinks
         self._due = sinks  # those that the newest record still has to go to; fewer after an interrupt
         self.writes_lines = cpu.json_line is not None and any(sink.takes_lines for sink in sinks)
-        self._only_log = sinks[0] if self.writes_lines and len(sinks) == 1 else None  # C++ writes to a `JsonlSink`
+        self._only_log = sinks[0] if self.writes_lines and len(sinks) == 1 else None
+        inner = None if self._only_log is None else self._only_log.sink
+        self._only_file = inner if type(inner) is JsonlSink else None  # C++ writes to it, not to one of a subclass
         self._noted: dict[str, Any] = {}
         self._num_noted = -1  # changes of what is known of the model that the sinks were told
         if sinks and not self._history.model.run_id:
@@ -101,38 +101,12 @@ class Ledger(LedgerState):
     def open(self) -> None:
         """Another step begins, over the newest one's table: makes room for it, if there is none.
 
-        Cost: 30 us as a batch ends, 10 us where a record is set aside.
+        Cost: 30 us as a batch ends.
         """
-        if self.ring.num_open >= self.ring.limit and not self._set_aside():
+        if self.ring.num_open >= self.ring.limit:
             self.deliver()
-
-    def _set_aside(self) -> bool:
-        """Has the open slots wait for the end of their batch; False where they are to be delivered now.
-
-        The newest step's record is made and kept, where more than its header is wanted.
-        """
-        ring = self.ring
-        step, num_bytes = ring.step, len(ring.found[TABLE])
-        if (
-            step >= self._batch_end
-            or self._is_bad
-            or self.is_writing
-            or (self.sinks and not self.writes_lines)
-            or self._aside_bytes + num_bytes > _MAX_ASIDE
-        ):
-            return False
-        checkup = self.checkup
-        if checkup is not None and step >= checkup.glance_at and not checkup.puts_off(self._batch_end, ring.losses):
-            return False
-        if self.sinks or ring.samples or self._wants_record:
-            self._complete()
-            if not ring.num_open:  # a sink has closed the guard
-                return True
-            self._aside.append(ring.latest())
-            self._aside_bytes += num_bytes
-            ring.let_go_of_samples()
-        self._set_limit()
-        return True
+        elif self.writes_lines:
+            self.write()
 
     @property
     def _is_bad(self) -> bool:
@@ -162,7 +136,7 @@ class Ledger(LedgerState):
         but_held = but_held or self.is_writing
         if ring.num_open <= but_held:
             return
-        if not but_held and (self.fetch is not None or self.sinks):
+        if not but_held:
             self._complete()
             if not ring.num_open:
                 return  # a sink has closed the guard
@@ -176,24 +150,20 @@ class Ledger(LedgerState):
 
     def _extend(self, count: int, newest: StepStats | None) -> None:
         """Hands the first `count` open slots to the history, but for what it has; `newest` is the last one's record."""
-        history = self._history
+        history, samples = self._history, self.ring.samples
         known = history.newest_step if self._is_delivering else -1
         self._is_delivering = True
-        records = self._aside if newest is None else [newest, *self._aside]
-        entries = read_headers(self.ring.headers, count)
-        if known >= 0:
-            entries = [entry for entry in entries if entry.step > known]
-        if records:
-            by_step = {record.step: record for record in records}
-            for place, entry in enumerate(entries):
-                if entry.step in by_step:
-                    entries[place] = entry_of(by_step[entry.step], entry.overhead_s)
-        history.extend(entries, records)
+        entries = [entry for entry in read_headers(self.ring.headers, count) if entry.step > known]
+        for place, entry in enumerate(entries):
+            if newest is not None and entry.step == newest.step:
+                entries[place] = entry_of(newest, entry.overhead_s)
+            elif entry.step in samples:
+                history.take_samples(entry.step, entry.lr, samples.pop(entry.step))
+        history.extend(entries, () if newest is None else (newest,))
         if history.last is not None and history.last.is_finite:  # else its rows tell which tensors are not
             history.last = replace(history.last, tensors=without_rows(history.last.tensors))
 
     def _end_delivery(self) -> None:
-        self._aside, self._aside_bytes = [], 0
         self._is_delivering = False
         self._follow(self._history.newest_step)
 
@@ -207,13 +177,11 @@ class Ledger(LedgerState):
         else:
             ring.forget()
 
-    def write(self, *, as_lines: bool = False) -> None:
-        """Has the sinks take the newest slot, those that have not yet. `deliver` does so too.
+    def write(self) -> None:
+        """Hands the newest slot to the sinks that have not had it: as a line of JSON if the sink takes lines and the
+        line says all of it. `deliver` calls this, and C++ where it does not write the line itself.
 
         An exception that a sink lets pass is raised when all have had their turn. Whom it broke off is due again.
-
-        Args:
-            as_lines: it is a clean step's; a sink that wants no more of it than a line of JSON gets that.
 
         Cost: 3 us for a log as a line; no record is made.
         """
@@ -223,8 +191,10 @@ class Ledger(LedgerState):
             return
         if self._history.model.num_changes != self._num_noted:
             self._note_model()
-        if as_lines:
+        if self.writes_lines and step != self._whole_step and not self._is_bad:
             line = cpu.json_line(ring.headers, ring.newest, ring.found[TABLE], _time())
+            if step in ring.samples:
+                line = with_samples(line, ring.samples[step])
         is_done = False
         try:
             self.is_writing = True
@@ -274,22 +244,27 @@ class Ledger(LedgerState):
     def _set_limit(self) -> None:
         """Sets how many slots may be open: up to the end of the batch, and to where the checkup wants a step."""
         ring, first = self.ring, self._first
-        self._wants_record = False
-        limit = self._batch_end - first + 1
+        limit = end = self._batch_end - first + 1
         if self.checkup is not None and self.checkup.glance_at < self._batch_end:
-            limit = max(first, self.checkup.glance_at) - first + 1
-        is_alone = self._is_bad or bool(ring.samples) or (bool(self.sinks) and not self.writes_lines)
-        ring.limit = 1 if is_alone else min(limit, NUM_SLOTS)
+            limit, ring.calm = max(first, self.checkup.glance_at) - first + 1, self.checkup.calm_below
+        is_alone = self._is_bad or (bool(self.sinks) and not self.writes_lines)
+        ring.limit, ring.end = (1, 0) if is_alone else (min(limit, NUM_SLOTS), min(end, NUM_SLOTS))
 
-    def enter(self, *, is_bad: bool, from_scaler: bool) -> None:
+    def want_record(self) -> None:
+        """A line does not say all of the newest step: the sinks get its record."""
+        self._whole_step = self.ring.sampled = self.ring.step
+
+    def enter(self, *, is_bad: bool, from_scaler: bool, is_lone: bool = False) -> None:
         """Takes note of a slot that took the long way, or is not a clean step's.
 
         Args:
             is_bad: its norm is not finite, and that is news.
             from_scaler: a scaler is at work, for which bad gradients are nothing unusual.
+            is_lone: one element holds nearly all of its gradients: the history is to see its table.
         """
         ring = self.ring
-        ring.limit, self._wants_record = min(ring.limit, ring.num_open), True
+        if is_bad or is_lone or ring.is_skipped:
+            ring.limit, ring.end = min(ring.limit, ring.num_open), 0
         num_taken = self._history.num_nonfinite_applied  # of LBFGS, say, of which no step can be skipped
         if is_bad and (ring.is_skipped or num_taken < 8 or num_taken & (num_taken - 1) == 0):
             level = min(self.level, logging.INFO) if from_scaler else self.level  # which overflows to find its scale
@@ -387,7 +362,7 @@ class Ledger(LedgerState):
         self.ring.told[0] = None  # steps may have the numbers of earlier ones
         for sink in self.sinks:
             sink.newest = -1
-        self._aside, self._aside_bytes = [], 0
+        self._whole_step = -1
         if self.checkup is not None:
             self.checkup.plan(history.newest_step)
         self._begin_batch()

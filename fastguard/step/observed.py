@@ -11,6 +11,7 @@ from .judge import Judge
 from .run import Run
 from .scalars import check_scalar, scalar
 
+_NUM_MARKED = 8  # steps whose ends are noted until a loss comes ahead of one
 _LAST_OPERATIONS = 8  # of a loss, which may have come after the step that it led to
 
 
@@ -98,9 +99,10 @@ class Observed:
     def end_step(self) -> None:
         """A step has been taken: it gets what came ahead of it."""
         run = self._run
-        run.marked, run.mark = run.step - 1, num_operations()
+        if run.marks_ends or run.step <= _NUM_MARKED:
+            run.marked, run.mark = run.step - 1, num_operations()
         if self._judge.is_held:
-            if self._step == run.marked:
+            if self._step == run.step - 1:
                 self._put()
             if self._val_loss is not None:
                 self._judge.record_loss(val_loss=self._val_loss)

@@ -45,7 +45,6 @@ class JudgedStep:
         table, positions: rows of the gradients, and indices of their parameters; None for all.
         names: of all parameters.
         trigger, over: the clip policy's trigger, if it has one, and the groups or tensors above theirs.
-        has_groups: its record has groups.
         total, present: the fold of all gradients and where they are, if `table` does not have them all.
         from_scaler: whether a scaler is at work.
     """
@@ -62,7 +61,6 @@ class JudgedStep:
     loss: float | None = None
     trigger: float | None = None
     over: Sequence[int] = ()
-    has_groups: bool = False
     total: tuple[float, ...] | None = None
     present: Sequence[int] | None = None
     from_scaler: bool = False
@@ -86,10 +84,12 @@ class Ring(RingState):
         seen: which of them had a gradient at any step.
         newest: index of the newest slot; -1 before the first.
         told: a list of one, which C++ writes, too: number of the newest step that the sinks have had, or None.
+        end, calm: where a batch's steps go beyond `limit` while the mean of their losses is at most `calm`.
         is_over: whether neither another evaluation nor a loss can come to the newest slot.
         made: the newest slot as a record, if it was made. Set it to None before you fill a slot without `arrive`.
         closure_step: number of the newest step that has the loss of a closure.
-        samples: what was sampled beside the gradients, by step, until its record is made.
+        samples: what was sampled beside the gradients, by step, until that is delivered; `sampled` is the newest of
+            these steps, whose line C++ leaves to Python.
         tell_of_parts: makes the record's fields about groups and tensors from `found[OVER]`; None for other policies.
     """
 
@@ -103,10 +103,11 @@ class Ring(RingState):
         self.newest = -1
         self.num_open = 0
         self.told: list[int | None] = [None]
-        self.limit = NUM_SLOTS
+        self.limit, self.end, self.calm = NUM_SLOTS, 0, 0.0
         self.is_over = False
         self.closure_step = -1
         self.samples: dict[int, dict[str, Any]] = {}
+        self.sampled = -1
         self.made: StepStats | None = None
         self._total: tuple[float, ...] | None = None
 
@@ -245,7 +246,7 @@ class Ring(RingState):
         if self.newest >= 0 and self.step >= step:
             step = self.step + (not self.num_open)
         self.samples.setdefault(step, {}).update(fields)
-        self.limit = min(self.limit, self.num_open)  # a record with samples is made while its table is there
+        self.sampled = step
         self.made = None
 
     def latest(self) -> StepStats:
@@ -268,8 +269,9 @@ class Ring(RingState):
         return self.made
 
     def _claim_samples(self, step: int) -> None:
-        """Samples of steps up to `step` that came too late for a record of their own go to its record."""
-        for late in sorted(earlier for earlier in self.samples if earlier < step):
+        """Samples of steps before the open ones, which came too late, go to the record of `step`."""
+        first = int(self.words[STEP])
+        for late in sorted(earlier for earlier in self.samples if earlier < first):
             self.samples.setdefault(step, {}).update(self.samples[late])
             del self.samples[late]  # not before: an interrupt may come in between
 

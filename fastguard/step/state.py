@@ -5,14 +5,12 @@ See `csrc/state.h`. Without the extension each base class is `object`, the hooks
 
 from __future__ import annotations
 
-import time
 from typing import Any, TypeVar
 
 import torch
 from torch._C._autograd import _get_sequence_nr as num_operations
 
 from ..kernels.cpu import extension
-from ..sinks import JsonlSink
 
 _Function = TypeVar("_Function")
 RingState: Any = object
@@ -29,7 +27,7 @@ if extension is not None:
     LedgerState, GuardState = extension.LedgerState, extension.GuardState
     StepPreHook, StepPostHook = extension.StepPreHook, extension.StepPostHook
     guard_attribute = extension.guard_attribute
-    extension.set_step_calls(torch.get_num_threads, torch.is_grad_enabled, num_operations, time.monotonic, JsonlSink)
+    extension.set_step_calls(torch.get_num_threads, torch.is_grad_enabled, num_operations)
 
 
 def observing(function: _Function) -> _Function:

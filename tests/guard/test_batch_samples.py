@@ -11,10 +11,15 @@ import pytest
 import torch
 from guard_helpers import needs_extension
 
-from fastguard.observers.batch_sample import figures_of, sample_of
+from fastguard.observers import batch_sample
+from fastguard.observers.batch_sample import data_of, figures_of
 from fastguard.records import BatchSample
 
 pytestmark = needs_extension
+
+
+def sample_of(args: Any, kwargs: dict[str, Any], y: Any, training: bool, with_grad: bool) -> BatchSample | None:
+    return batch_sample.sample_of(data_of(args, kwargs), y, training, with_grad)
 
 
 def sampled(x: Any, y: Any, **kwargs: Any) -> BatchSample:

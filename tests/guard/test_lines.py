@@ -187,7 +187,8 @@ def test_two_guards_on_one_log_count_their_own_lines(tmp_path: Path) -> None:
     counts = [optimizer.guard._ledger.costs()[0]["num_steps"] for optimizer in optimizers]
     assert counts == [39, 19]
     first, second = (optimizer.guard._ledger.sinks[0] for optimizer in optimizers)
-    assert (first.num_lines_timed, second.num_lines_timed) == (1, 0) and first.line_seconds > 0.0 == second.line_seconds
+    timed = first.num_lines_timed, second.num_lines_timed
+    assert timed == (2, 1) and first.line_seconds > 0.0 < second.line_seconds
 
 
 def test_nothing_is_written_behind_half_a_line(tmp_path: Path) -> None:
