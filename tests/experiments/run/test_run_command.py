@@ -55,7 +55,7 @@ def main():
         child = context.Process(target=work, args=(queue,))
         child.start()
         print(method, queue.get(), child.join(), child.exitcode)
-        for a, b in DataLoader(TensorDataset(x, x[:, :1]), 16, num_workers=1, multiprocessing_context=method):
+        for a, b in DataLoader(TensorDataset(x, x[:, :1]), 16, num_workers=1, multiprocessing_context="fork"):
             optimizer.zero_grad()
             nn.functional.mse_loss(model(a), b).backward()
             optimizer.step()
@@ -72,7 +72,7 @@ def _run(folder: Path, *command: str, options: tuple[str, ...] | None = ()) -> s
     ours = [] if options is None else ["-m", "fastguard", "run", *options]
     known = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *ours, *command], cwd=folder, env=known, capture_output=True, text=True, timeout=120
+        [sys.executable, *ours, *command], cwd=folder, env=known, capture_output=True, text=True, timeout=240
     )
 
 
