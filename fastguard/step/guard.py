@@ -110,6 +110,8 @@ class Guard(GuardState):
             others.append(activations)
         observers = Observers(self._run, model, optimizers, facts, others)
         made.callback(observers.close)
+        if activations is not None:
+            activations.start()
         self._observed = Observed(self._run, self._judge)
         self._sampling = Sampling(self._run, self._judge, observers, self._observed, model, activations, monitor)
         if monitor is not None:

@@ -271,6 +271,11 @@ class ActivationMonitor:
             self._next_sample = min(self._next_sample, step + 1)
         return self._end_step(step)
 
+    def _wait(self, is_waiting: bool) -> None:
+        """Removes the hooks, or sets them again: others may have to come first on the model."""
+        if self._collector is not None and is_waiting is self._collector.is_on:
+            self._disarm(self._collector) if is_waiting else self._arm(self._collector)
+
     def _next_end_after(self, step: int) -> int:
         """The next step after `step` at whose end the guard must call `end_step`."""
         is_busy = self._arrivals.are_pending or (self._collector is not None and self._collector.is_on)
