@@ -21,7 +21,7 @@ from ..records.columns import COLUMNS, INDEX, norm_of, norm_parts
 from ..records.events import MAX_RANKS, BadRank
 from . import shards
 from .odd import NoiseScale, OddRanks
-from .ranks import told
+from .ranks import describe
 from .unsharded import Unsharded, compares_ranks, num_averaged, ranks_of
 
 EVERY = 10  # steps
@@ -148,9 +148,9 @@ class LocalGradients(Observer):
                     self._hear()
         return self._trouble[1] if self._trouble[0] == step else []
 
-    def told_trouble(self) -> str:
+    def describe_trouble(self) -> str:
         """The same for the step that was just judged, in words."""
-        return told(self.find_trouble(self._run.step - 1), self.num_ranks)
+        return describe(self.find_trouble(self._run.step - 1), self.num_ranks)
 
     def facts(self) -> dict[str, Any]:
         """The noise scale. Findings about single ranks are noted when they arrive."""

@@ -119,14 +119,15 @@ class Parity(Observer):
         places = (highest != ~lowest).nonzero()[:, 0].tolist()
         if not places:
             return
-        told: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(told, sums[places].tolist(), group=group)
+        sums_by_rank: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(sums_by_rank, sums[places].tolist(), group=group)
         members = dist.get_process_group_ranks(group)
-        first = [rank_sums[0] for rank_sums in told]
+        first = [rank_sums[0] for rank_sums in sums_by_rank]
         usual, count = Counter(first).most_common(1)[0]
         odd = [rank for rank, value in zip(members, first) if value != usual]
         event = {"step": step, "what": what, "name": names[places[0]], "num_tensors": len(places)}
-        event |= {"num_ranks": len(told), "ranks": odd if count > len(told) - count else []}  # of two, either may be
+        has_majority = count > len(members) - count  # of two, either may be the odd one
+        event |= {"num_ranks": len(members), "ranks": odd if has_majority else []}
         if len(self.events) < _MAX_EVENTS:
             self.events.append(event)
 
@@ -254,14 +255,16 @@ class AlikeSettings:
 
 
 def _differences(settings: Mapping[int, Mapping[str, str]]) -> str:
-    told = []
+    differences = []
     for name in next(iter(settings.values())):
         ranks: dict[str, list[int]] = {}
         for rank, each in settings.items():
             ranks.setdefault(each[name], []).append(rank)
         if len(ranks) > 1:
-            told.append(f"`{name}`: " + ", ".join(f"{value} on ranks {those[:16]}" for value, those in ranks.items()))
+            differences.append(
+                f"`{name}`: " + ", ".join(f"{value} on ranks {those[:16]}" for value, those in ranks.items())
+            )
     return (
         "the ranks of a guarded optimizer must have the same settings, got different "
-        f"{'; '.join(told)}. Give `fastguard.wrap`, and `optimizer.guard`, the same on each."
+        f"{'; '.join(differences)}. Give `fastguard.wrap`, and `optimizer.guard`, the same on each."
     )

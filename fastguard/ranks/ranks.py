@@ -19,7 +19,7 @@ from .pieces import PieceReader
 
 _log = logging.getLogger("fastguard")
 TABLES_EVERY, FIRST_TABLES = 10, 10
-_MAX_TOLD = 4  # tensors of a rank
+_MAX_NAMED = 4  # tensors of a rank
 _STEP, _PARAMS, _BAD_LOSSES, _LOSS, _LOSSES, _FOUND_INF, _DECIDED, _CHANGES = range(8)  # behind the columns of a header
 _ALIKE = {
     _STEP: "steps",
@@ -188,19 +188,19 @@ class Ranks:
         if self.trouble:
             return True
         rank = dist.get_rank()
-        told: list[tuple[int, str, int, int]] = []
+        own_trouble: list[tuple[int, str, int, int]] = []
         places = range(len(names)) if present is None else present
         rows = torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS).tolist() if table else []
         for place, row in reversed([*zip(places, rows)]):
-            if len(told) < _MAX_TOLD and (row[_NANS] or row[_INFS]):
-                told.append((rank, names[place], int(row[_NANS]), int(row[_INFS])))
-        found = self.wire.tell(told) if self.wire.groups else told
+            if len(own_trouble) < _MAX_NAMED and (row[_NANS] or row[_INFS]):
+                own_trouble.append((rank, names[place], int(row[_NANS]), int(row[_INFS])))
+        found = self.wire.tell(own_trouble) if self.wire.groups else own_trouble
         self.trouble = found if self._beyond is None else self._beyond.tell(found)
         return False
 
-    def told_trouble(self) -> str:
+    def describe_trouble(self) -> str:
         """`trouble` in words; empty where all ranks have it, or none."""
-        return told(self.trouble, self.num_ranks)
+        return describe(self.trouble, self.num_ranks)
 
     def _exchange(self, words: list[float]) -> list[float]:
         for wire in filter(None, (self.wire, self._beyond)):
@@ -227,7 +227,7 @@ class Ranks:
         return bytes_of(rows[there]), there
 
 
-def told(trouble: Sequence[tuple[int, str, int, int]], num_ranks: int) -> str:
+def describe(trouble: Sequence[tuple[int, str, int, int]], num_ranks: int) -> str:
     """Ranks, tensors, NaNs and Infs in words; empty if all ranks have some, or none."""
     ranks = sorted({rank for rank, *_ in trouble})
     if not ranks or len(ranks) == num_ranks:

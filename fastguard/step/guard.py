@@ -85,10 +85,10 @@ class Guard(GuardState):
         self._local = local
         if local is not None:
             local.start(self._run, partial(getattr, self._ledger, "history"))
-            self._ledger.where_among_ranks = local.told_trouble
+            self._ledger.where_among_ranks = local.describe_trouble
         if over is not None:
             over.own = local
-            self._ledger.where_among_ranks = over.told_trouble
+            self._ledger.where_among_ranks = over.describe_trouble
         if is_quiet:
             self._ledger.level = logging.DEBUG
         if _env.num_restarts():
