@@ -165,11 +165,17 @@ class _Experimenter:
         return become
 
     def _arms(self, guard: Any) -> list[Arm]:
-        """What is due: the null arm, until it was harmful; arms of the doubtful causes that were not tried yet."""
+        """What is due: the null arm, twice at most; arms of the doubtful causes that were not tried yet.
+
+        Permuted inputs say nothing once samples come again: by then they may have been learned by heart.
+        """
         arms = []
         if self._num_steps >= self._null_at:
-            self._null_at *= 4
-            arms.append(_NULL)
+            epoch = guard.history.model.steps_per_epoch
+            if epoch is None or self._num_steps + self._settings.num_steps <= epoch:
+                arms.append(_NULL)
+            is_first = self._null_at == self._settings.first
+            self._null_at = 4 * self._null_at if is_first else math.inf
         if self._num_steps >= self._look_at:
             self._look_at = max(self._num_steps + _LOOK_EVERY, 1.1 * self._num_steps)
             causes = find_causes(diagnose(guard.history), guard.history)
