@@ -286,6 +286,10 @@ BAD = {
         falling_losses(60), loss_kind="binary cross-entropy with logits", target_in_inputs=1.0
     ),
     "unrelated-targets": run(falling_losses(120), loss_kind="cross-entropy", target_dependence=0.3),
+    "inputs-without-effect": run(falling_losses(200), experiments=[{
+        "step": 120, "arm": "inputs permuted", "causes": ["wrong-targets"], "verdict": "no difference", "effect": 0.0,
+        "t": 0.4, "num_steps": 40, "ratio": 2.0, "text": "Tried: with inputs permuted, no clear difference.",
+    }]),
     "uneven-targets": run(flat_losses(60), num_targets=200, num_target_classes=3, target_top_share=0.95),
     "target-scale": run(
         [1e4, *flat_losses(100, level=1e4, noise=10.0)], loss_kind="squared error", squared_losses=[1e4],

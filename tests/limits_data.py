@@ -62,6 +62,13 @@ def unrelated(losses=None, **notes):
     return run(losses or flat_losses(220), **{"loss_kind": "cross-entropy", "target_dependence": 0.0, **notes})
 
 
+def tried(**changes):
+    """Inputs were permuted, after 100 steps, to no effect."""
+    note = {"step": 100, "arm": "inputs permuted", "causes": ["wrong-targets"], "verdict": "no difference"}
+    note |= {"effect": 0.0, "t": -1.0, "num_steps": 40, "ratio": 2.0, "text": "Tried: no clear difference."}
+    return run(falling_losses(200), experiments=[{**note, **changes}])
+
+
 def uneven(losses=None, share=0.91, **notes):
     return run(losses or flat_losses(60), num_targets=128, target_top_share=share, **{"num_target_classes": 3, **notes})
 
@@ -197,6 +204,13 @@ LIMITS = {
         (unrelated(falling_losses(220)), "info"),
         (noted(flat_losses(220), batch(input_is_integer=True), target_dependence=0.0), None),  # tokens
         *((follows(level), said) for level, said in ((1.0, None), (2.2, "warning"), (9.0, "warning"))),
+    ],
+    "inputs-without-effect": [
+        (tried(), "warning"),
+        (tried(verdict="helps", t=9.0), "warning"),
+        (tried(verdict="harms", t=-3.1), None),
+        (tried(step=99), None),
+        (tried(arm="lr x10"), None),
     ],
     "uneven-targets": [
         (uneven(), "warning"),

@@ -28,7 +28,7 @@ Weight = float | Callable[[Finding, TrainingHistory, Mapping[str, Finding]], flo
 Need = Callable[[TrainingHistory], bool | None]
 CAUSES: dict[str, Cause] = {}
 UNKNOWN = "unknown"
-_STANDSTILL = "loss-not-decreasing loss-at-chance bounded-output"
+_STANDSTILL = "loss-not-decreasing loss-at-chance bounded-output inputs-without-effect"
 _LEAST = 0.35
 _LIKELY = 0.6
 

@@ -76,7 +76,7 @@ def test_copies_find_out_and_the_training_stays_the_same_to_the_bit(tmp_path):
     assert plain["bits"] == tried["bits"] and plain["experiments"] == []
     (note,) = tried["experiments"]
     assert (note["arm"], note["verdict"], note["step"], note["num_steps"]) == ("inputs permuted", "harms", 10, 24)
-    assert note["t"] < -3.0 and note["ratio"] < 0.2
+    assert note["t"] < -3.0 and note["ratio"] == 0.2
     history = fastguard.TrainingHistory.from_jsonl(tmp_path / "experiments" / "run.jsonl")
     assert history.num_steps == 100 and list(history.model.experiments) == [note]
 

@@ -101,6 +101,27 @@ def unrelated_targets(
 
 
 @rule(
+    "inputs-without-effect",
+    reads="the experiment that permutes inputs against targets (`wrap(..., experiments=True)`)",
+    source="permutation tests (Fisher 1935)",
+    see="Other inputs do not make the loss worse: with inputs permuted against targets from step {step} on, it was no "
+    "higher in {num_steps} steps (t = {t:.1f}).",
+    remedy="Look at single samples with their targets as the model gets them. Then look for what keeps the model from "
+    "learning: a loss that does not use the output, gradients that vanish, a learning rate that is too low.",
+)
+def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) -> Seen | None:
+    """The newest such experiment began after `least_step` steps, within the first epoch, and harmed nothing.
+
+    Earlier, a sound model may have learned no more than the frequencies of the targets.
+    """
+    tried = [one for one in history.model.experiments if one["arm"] == "inputs permuted"]
+    if not tried or tried[-1]["verdict"] not in ("no difference", "helps") or tried[-1]["step"] < least_step:
+        return None
+    step, num_steps = tried[-1]["step"], tried[-1]["num_steps"]
+    return Seen(at=(step, step + num_steps - 1), step=step, num_steps=num_steps, t=-tried[-1]["t"])
+
+
+@rule(
     "sorted-targets",
     reads="the classes that each of the first batches asked for",
     source="Bottou 2012, section 3.1: examples in random order",
