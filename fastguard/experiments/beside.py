@@ -188,7 +188,7 @@ class _Experimenter:
         news = []
         for name, losses in found.items():
             arm = ARMS[name]
-            comparison = compare(base, losses, least_share=0.0) if arm.is_null else compare(base, losses)
+            comparison = compare(base, losses, is_null=arm.is_null)
             if arm.is_null and comparison.verdict == HARMS:
                 self._null_at = math.inf
             if comparison.verdict != UNKNOWN:

@@ -79,20 +79,20 @@ def compare(
     *,
     skip: int | None = None,
     noise: float = 0.0,
-    least_share: float = LEAST_SHARE,
+    is_null: bool = False,
 ) -> Comparison:
     """Compares the losses of two runs, step by step.
 
     The mean of the paired differences, base minus arm, and its t: mean / (standard deviation / sqrt(n)). Differences
     that lie further than five median absolute deviations from their median count as if they lay there, so that one
-    spike decides nothing. A verdict other than "no difference" needs |t| >= 3, and twice the noise or a share of the
-    loss.
+    spike decides nothing. A verdict other than "no difference" needs |t| >= 3, and twice the noise or 2 % of the loss.
 
     Args:
         base, arm: the loss of each step, in order. NaN and Inf are losses that diverged.
         skip: number of steps to leave out at the beginning, when the change has had no time to show. None: a quarter.
         noise: how far two runs of the base lie apart that differ in their seed only: `noise_between`. 0: not known.
-        least_share: of the loss that a difference must have where the noise is not known.
+        is_null: the arm is expected to harm. A harm of any size counts, from a t of 3 or of 0.4 sqrt(n) on: differences
+            of neighbouring steps are alike.
 
     >>> found = compare([1.0, 1.2, 1.1, 1.3] * 3, [0.9, 1.0, 1.0, 1.1] * 3, skip=0)
     >>> found.verdict, round(found.effect, 2), round(found.t, 2), found.num_steps
@@ -115,8 +115,8 @@ def compare(
     error = deviation / math.sqrt(len(held))
     t = _ratio(effect, error)
     share = _ratio(effect, level)
-    is_large = abs(effect) >= 2.0 * noise if noise else abs(share) >= least_share
-    is_clear = is_large and abs(t) >= LEAST_T
+    is_large = is_null or (abs(effect) >= 2.0 * noise if noise else abs(share) >= LEAST_SHARE)
+    is_clear = is_large and abs(t) >= (max(LEAST_T, 0.4 * math.sqrt(len(held))) if is_null else LEAST_T)
     verdict = SAME if not is_clear else HELPS if effect > 0.0 else HARMS
     return Comparison(verdict, effect, t, shared, share, math.hypot(error, noise))
 

@@ -15,26 +15,24 @@ import os
 import select
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..diagnosis import UNKNOWN as NO_CAUSE
 from ..diagnosis import diagnose, find_causes
 from ..errors import FastguardError
 from ..records import TrainingHistory
 from ..records.log import read_jsonl
 from . import isolation
 from .arms import ARMS, Arm, arms_for
-from .paired import HARMS, HELPS, LEAST_SHARE, LEAST_T, SAME, UNKNOWN, Comparison, compare, noise_between
+from .paired import HELPS, noise_between
+from .results import NOT_TRIED, Outcome, Row, Run, confirm, judged, may_help
 
-NOT_TRIED = "not tried"
 LEAST_STEPS = 16  # of the base
 _WAIT_S = 0.25
 _MOST_CONFIRMED = 3  # arms that are run with the second seed
@@ -85,73 +83,6 @@ class Task:
     def to_json(self) -> str:
         """As the child's argument."""
         return json.dumps(asdict(self))
-
-
-@dataclass
-class Run:
-    """One run of the script.
-
-    Attributes:
-        losses: training loss of each step.
-        val_losses: by step.
-        seconds: how long it took.
-        problem: why it ended early, or was not run; empty if it reached its last step or the script's end.
-    """
-
-    losses: list[float] = field(default_factory=list)
-    val_losses: dict[int, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    problem: str = ""
-
-
-@dataclass
-class Row:
-    """What came of one arm.
-
-    Attributes:
-        verdict: "helps", "harms", "no difference", "not tried" or "not known".
-        comparison: of the losses that the verdict is about; None if it was not run.
-        why: more about the verdict; empty if there is nothing to add.
-        num_seeds: with how many seeds it was run.
-    """
-
-    arm: Arm
-    run: Run
-    verdict: str
-    comparison: Comparison | None = None
-    why: str = ""
-    num_seeds: int = 1
-
-
-@dataclass
-class Outcome:
-    """Of a whole trial: the two runs of the script as it is, the causes found in the first, and a row for each arm."""
-
-    base: Run
-    other: Run
-    noise: float
-    causes: list[Any]
-    rows: list[Row]
-
-    @property
-    def best(self) -> Row | None:
-        """The arm that helps most; None if none does."""
-        rows = [row for row in self.rows if row.comparison is not None and not row.arm.is_null]
-        helpful = [row for row in rows if row.verdict == HELPS]
-        return max(helpful, key=lambda row: row.comparison.share if row.comparison else 0.0, default=None)
-
-    @property
-    def accusation(self) -> Row | None:
-        """The null arm, if it did no harm, no other arm helped, and the rules name no other cause.
-
-        A learning rate ten times as high has to be among the arms: a model that hardly moves learns nothing either.
-        """
-        null = next((row for row in self.rows if row.arm.is_null), None)
-        has_tried_more = any(row.arm.name == "lr x10" and row.comparison is not None for row in self.rows)
-        if null is None or null.verdict not in (SAME, HELPS) or self.best is not None or not has_tried_more:
-            return None
-        others = [one for one in self.causes if one.rule not in (NO_CAUSE, *null.arm.remedies)]
-        return None if others else null
 
 
 class Trial:
@@ -344,76 +275,6 @@ class Trial:
         caches = [home / name for name in (".cache", ".triton", ".nv")]
         caches += [Path(os.environ[name]) for name in _CACHES if os.environ.get(name)]
         isolation.refuse_writes([self._room, "/dev", *caches])
-
-
-def judged(arm: Arm, run: Run, base: Run, other: Run, noise: float) -> Row:
-    """The row of an arm that was run with the seed of `base`; `other` has another seed."""
-    if arm.is_null:  # any harm clears the targets
-        training = compare(base.losses, run.losses, least_share=0.0)
-    else:
-        training = compare(base.losses, run.losses, noise=noise)
-    validation = _compare_validation(base, run, other)
-    if arm.by_validation:
-        return Row(arm, run, UNKNOWN if validation is None else validation.verdict, validation, "by validation losses")
-    if arm.from_start and training.verdict == UNKNOWN and run.problem:
-        return Row(arm, run, UNKNOWN, training, run.problem)
-    why = run.problem
-    verdict = training.verdict
-    if verdict == HELPS and validation is not None and validation.verdict == HARMS:
-        verdict, why = HARMS, "the training loss is lower, the validation loss higher"
-    return Row(arm, run, verdict, training, why)
-
-
-def may_help(row: Row, noise: float) -> bool:
-    """Whether to run an arm with the second seed: it helps, or would, were two runs of the script more alike."""
-    found = row.comparison
-    if found is None or row.arm.is_null:
-        return False
-    if row.arm.by_validation:
-        return row.verdict == HELPS
-    is_clear = found.t >= LEAST_T and found.share >= LEAST_SHARE and found.effect >= noise
-    return row.verdict == HELPS or (row.verdict == SAME and is_clear)
-
-
-def confirm(row: Row, again: Row, noise: float) -> bool:
-    """Makes of an arm's results with two seeds one; returns whether it helps.
-
-    It does if it helps with both, or if both effects are clear, and their mean is as large as the noise between seeds
-    and three times its own standard error.
-    """
-    first, second = row.comparison, again.comparison
-    row.num_seeds = 2
-    if first is None or second is None:
-        return False
-    is_sure = row.verdict == again.verdict == HELPS
-    if math.isfinite(first.effect) and math.isfinite(second.effect):
-        mean, error = 0.5 * (first.effect + second.effect), 0.5 * abs(first.effect - second.effect)
-        is_sure = is_sure or (may_help(again, noise) and mean >= max(noise, LEAST_T * error))
-        share = 0.5 * (first.share + second.share)
-        error = max(error, abs(first.effect / first.t))
-        row.comparison = replace(first, effect=mean, share=share, error=error, t=min(first.t, second.t))
-    if not is_sure:
-        row.why = f"with the second seed: {again.verdict}"
-    row.verdict = HELPS if is_sure else SAME
-    return is_sure
-
-
-def _compare_validation(base: Run, run: Run, other: Run) -> Comparison | None:
-    """Of the later half of the validation losses; None if there are none at equal steps."""
-    steps = [step for step in base.val_losses if step in run.val_losses and step in other.val_losses]
-    steps = sorted(steps)[len(steps) // 2 :]
-    if not steps:
-        return None
-    ours, theirs, others = ([one.val_losses[step] for step in steps] for one in (base, run, other))
-    if not all(map(math.isfinite, theirs)):
-        return Comparison(HARMS, -math.inf, -math.inf, len(steps), -math.inf)
-    effect = statistics.fmean(ours) - statistics.fmean(theirs)
-    noise = abs(statistics.fmean(ours) - statistics.fmean(others))
-    level = abs(statistics.fmean(ours))
-    share = effect / level if level else 0.0
-    is_clear = abs(effect) >= 2.0 * noise and abs(share) >= 0.02
-    verdict = SAME if not is_clear else HELPS if effect > 0.0 else HARMS
-    return Comparison(verdict, effect, effect / noise if noise else math.inf, len(steps), share, noise)
 
 
 def _run_of(log: Path, num_steps: int) -> Run:

@@ -73,6 +73,13 @@ def test_a_difference_counts_from_twice_that_between_seeds_on():
     assert noise_between(base, other) == pytest.approx(0.2) and noise_between([], []) == 0.0
 
 
+def test_a_small_harm_of_the_null_arm_is_one_too():
+    base, arm = [100.0] * 400, [100.0 + 0.5 * (i % 5 - 1) for i in range(400)]  # t = -12.2, half a percent
+    assert compare(base, arm).verdict == "no difference" and compare(base, arm, is_null=True).verdict == "harms"
+    weak = [100.0 + 0.5 * (i % 5 - 1.5) for i in range(400)]  # t = -6.1, of 0.4 sqrt(300) = 6.9
+    assert compare(base, weak, is_null=True).verdict == "no difference"
+
+
 def test_text_says_effect_steps_and_t():
     text = compare([2.0, 2.1] * 20, [1.5, 1.7] * 20).text("the learning rate times 10")
     assert text == "Tried: with the learning rate times 10 the loss is 0.45 lower after 40 steps (t = 48.5)."

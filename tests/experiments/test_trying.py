@@ -17,9 +17,9 @@ import pytest
 from fastguard.commands import trial_page, trying
 from fastguard.commands.cli import main
 from fastguard.diagnosis import Finding
-from fastguard.experiments import ARMS, trial
+from fastguard.experiments import ARMS, results
 from fastguard.experiments.isolation import landlock_version
-from fastguard.experiments.trial import NOT_TRIED, Outcome, Row, Run, judged
+from fastguard.experiments.results import NOT_TRIED, Outcome, Row, Run, judged
 
 
 def losses(level, n=60):
@@ -63,12 +63,12 @@ def test_a_smaller_difference_helps_if_two_seeds_agree():
     def small(level):
         return judged(ARMS["lr x10"], Run(losses(level)), BASE, OTHER, 0.05)
 
-    assert small(0.93).verdict == "no difference" and trial.may_help(small(0.93), 0.05)
-    assert not trial.may_help(small(0.97), 0.05) and not trial.may_help(row("inputs permuted", 0.5), 0.05)
+    assert small(0.93).verdict == "no difference" and results.may_help(small(0.93), 0.05)
+    assert not results.may_help(small(0.97), 0.05) and not results.may_help(row("inputs permuted", 0.5), 0.05)
     agreed, parted = small(0.93), small(0.93)
-    assert trial.confirm(agreed, small(0.92), 0.05) and (agreed.verdict, agreed.num_seeds) == ("helps", 2)
+    assert results.confirm(agreed, small(0.92), 0.05) and (agreed.verdict, agreed.num_seeds) == ("helps", 2)
     assert agreed.comparison.effect == pytest.approx(0.075, abs=1e-3)
-    assert not trial.confirm(parted, small(0.99), 0.05) and parted.verdict == "no difference"
+    assert not results.confirm(parted, small(0.99), 0.05) and parted.verdict == "no difference"
     assert parted.why == "with the second seed: no difference"
 
 
