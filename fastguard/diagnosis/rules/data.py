@@ -29,11 +29,10 @@ TITLE = "Data"
 def periodic_loss_spikes(
     history: TrainingHistory, *, num_spikes: int = 3, tolerance: int = 1, min_period: int = 5, ratio: float = 1.5
 ) -> Seen | None:
-    """At least `num_spikes` spikes above `ratio` times their average, a constant number of steps apart.
+    """At least `num_spikes` spikes above `ratio` times their average are a constant number of steps apart.
 
     To within `tolerance` steps, at least `min_period` apart; one in two may be missing. Two spikes exactly one epoch
-    apart are enough. Info in games, and where the length of an epoch is not known and no spike rises above the first
-    losses: renewed copies and restarts of a schedule are periodic, too.
+    apart are enough. Info in games, and if the length of an epoch is unknown and no spike rises above the first losses.
     """
     spikes = [s for s in history.loss_trend.spikes if s.value > ratio * s.mean and s.last_step - s.first_step < 5]
     gaps = [b.first_step - a.first_step for a, b in pairwise(spikes[-8:])]
@@ -69,11 +68,11 @@ def periodic_loss_spikes(
 def label_noise(
     history: TrainingHistory, *, learnt: float = 0.3, carried: float = 0.1, validations: int = 4
 ) -> Seen | None:
-    """The training loss fell by a share `learnt` of where it began, the best validation loss by less than `carried`.
+    """The training loss fell by a share `learnt` of its first value, the best validation loss by less than `carried`.
 
-    From `validations` validations on, the newest above the first. Only a hint, as too few samples look the same; more
-    than a hint where the best is far above the chance level. Silent where sixty steps were enough to learn everything
-    by heart.
+    Fires from `validations` validations on, if the newest is above the first. The confidence is low unless the best is
+    far above the chance level, since too few samples look the same. Silent if sixty steps were enough to memorise
+    everything.
     """
     known = [v for v in history.validations if math.isfinite(v.train_loss)]
     s, first = signals_of(history), signals_of(history).initial_loss
@@ -103,11 +102,11 @@ def _batches(history: TrainingHistory, *, training: bool) -> list[tuple[int, Bat
 def input_scale(
     history: TrainingHistory, *, spread: float = 10.0, far: float = 50.0, small: float = 1e-3, progress: float = 0.3
 ) -> Seen | None:
-    """Inputs whose size (root of mean square) is above `spread`, or below `small`.
+    """The inputs' root of mean square is above `spread`, or below `small`.
 
     Info. A warning if 60 losses gained less than a share `progress` of the first; or, above `far` or below `small`,
-    after 60 losses or at the end, unless the model normalises. Critical above `far` where the loss is three times the
-    first, or not finite. Integers, as of tokens, do not count.
+    after 60 losses or at the end, unless the model normalises. Critical above `far` if the loss tripled or is not
+    finite. Integers, such as tokens, do not count.
     """
     known = [x for _, x in _batches(history, training=True) if not x.input_is_integer and not x.input_num_nonfinite]
     size = median([math.hypot(x.input_mean, x.input_std) for x in known])
@@ -153,10 +152,10 @@ def batch_not_finite(history: TrainingHistory) -> Seen | None:
     explains="overfitting label-noise standstill",
 )
 def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float = 0.999) -> Seen | None:
-    """All of at least `samples` sampled batches are equal, though an epoch has several; or all samples in them are.
+    """At least `samples` sampled batches are equal, though an epoch has several; or all samples in them are equal.
 
-    Samples are equal where at least a share `constant` of the features is. Where the length of an epoch is not known, a
-    warning only if validation is far behind; else info: a small set may be one batch.
+    Samples are equal if at least a share `constant` of the features is. If the length of an epoch is unknown, it is a
+    warning only if validation is far behind: a small set may be one batch.
     """
     known = _batches(history, training=True)
     are_alike = all(x.input_constant_share >= constant and x.num_samples > 1 for _, x in known)
@@ -184,10 +183,9 @@ def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float =
     "parsing. Clip or repair it.",
 )
 def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: int = 4) -> Seen | None:
-    """A batch's largest input is `ratio` times the median batch's, or `ratio` standard deviations of its own.
+    """A batch's largest input is `ratio` times that of the median batch, or `ratio` standard deviations of its own.
 
-    From `samples` batches of numbers that are not all integers on. Info, unless the loss has had spikes, or was NaN or
-    Inf.
+    Fires from `samples` batches of non-integers on. Info, unless the loss had spikes, NaN or Inf.
     """
     known = [(s, x) for s, x in _batches(history, training=True) if not x.input_is_integer and x.input_std > 0.0]
     if len(known) < samples:
@@ -219,9 +217,10 @@ def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: in
 def validation_inputs_differ(
     history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5, samples: int = 2, worse: float = 1.5
 ) -> Seen | None:
-    """Means differ by `shift` standard deviations, or spreads by a factor `ratio`; a warning if validation is worse.
+    """Means differ by `shift` standard deviations, or spreads by a factor `ratio`.
 
-    Worse: the newest validation loss is `worse` times the training loss of its time. From `samples` passes of each on.
+    Fires from `samples` passes of each kind on. A warning if the newest validation loss is `worse` times the training
+    loss of that time; else info.
     """
     sides = [[x for _, x in _batches(history, training=is_training)] for is_training in (True, False)]
     sides = [[x for x in side if not x.input_is_integer] for side in sides]

@@ -31,9 +31,9 @@ def _rises_above_its_first(history: TrainingHistory) -> bool:
     needs_targets=True,
 )
 def one_target(history: TrainingHistory, *, num_targets: int = 64) -> Seen | None:
-    """Of at least `num_targets` targets all are of one class, or of a squared error all are one number.
+    """At least `num_targets` targets are all of one class, or those of a squared error are all one number.
 
-    Silent where other classes follow, so that the loss rose above its first, and for numbers that are all zero.
+    Silent if other classes follow, so that the loss rises above its first, and for numbers that are all zero.
     """
     notes, num = history.model, history.model.num_targets or 0
     # What looks like a class may be a squared error far from its targets.
@@ -57,10 +57,11 @@ def one_target(history: TrainingHistory, *, num_targets: int = 64) -> Seen | Non
     needs_targets=True,
 )
 def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progress: float = 0.9) -> Seen | None:
-    """One feature follows the target with a correlation of `share` or more; or all of a sequence is to be given back.
+    """One feature follows the target with a correlation of `share` or more; or the targets of a sequence are its
+    inputs.
 
-    In all batches looked at. The latter is info, as of an autoencoder, unless a share `progress` of the first loss was
-    gained.
+    Counts if all sampled batches agree. A sequence is info, as for an autoencoder, unless a share `progress` of the
+    first loss was gained.
     """
     follows = history.model.target_in_inputs
     if follows is None or follows < share or loss_kind(history) in ("", "zero"):
@@ -83,12 +84,11 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
 def unrelated_targets(
     history: TrainingHistory, *, z: float = 1.64, carried: float = 0.7, progress: float = 0.5, patience: int = 200
 ) -> Seen | None:
-    """In the first batches, similar inputs have targets no more similar than chance makes them, to within `z` of its
-    deviations.
+    """In the first batches, similar inputs have targets no more similar than by chance, to within `z` deviations.
 
-    Inputs may tell more than that shows: info before `patience` losses unless the run has ended, and where a share
-    `progress` of the first loss was gained and no validation loss contradicts it. Silent where a validation loss came
-    below a share `carried` of the first losses, or of the chance level; and for tokens.
+    Info before `patience` losses unless the run has ended, and if a share `progress` of the first loss was gained
+    without any validation. Silent if a validation loss came below a share `carried` of the first losses or of the
+    chance level; and for tokens.
     """
     found, s = history.model.target_dependence, signals_of(history)
     begin = min(s.initial_loss, s.chance or math.inf) if history.losses.min >= 0.0 else -math.inf
@@ -139,10 +139,10 @@ def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) ->
     "zero-gradients learning-rate-jump standstill",
 )
 def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets: int = 64) -> Seen | None:
-    """Within a batch a `share` of the targets is of one class, on average; over the batches there are several.
+    """Within a batch, a share `share` of the targets is of one class, but several classes occur over the batches.
 
-    From `num_targets` targets on, in batches of four or more. Silent where one class has three quarters of that share
-    over all batches, too, unless it has all of them and the loss rose above its first later.
+    Fires from `num_targets` targets on, in batches of four or more. Silent if one class has three quarters of that
+    share over all batches, unless it has all of them and the loss later rose above its first.
     """
     notes, num_classes, top = history.model, history.model.num_target_classes or 0, history.model.target_top_share
     within = notes.target_batch_top_share or 0.0
@@ -173,10 +173,10 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
 def uneven_targets(
     history: TrainingHistory, *, share: float = 0.9, num_targets: int = 64, of_many: float = 0.8
 ) -> Seen | None:
-    """A class has more than a `share` of at least `num_targets` targets, and there is another.
+    """One class has more than a share `share` of at least `num_targets` targets, and there is another.
 
-    Or, of five classes or more, a share `of_many`: always a warning. Otherwise info, unless 50 losses gained less than
-    0.3 of the first.
+    With five classes or more, a share `of_many` is enough, and a warning. Otherwise info, unless 50 losses gained less
+    than 0.3 of the first.
     """
     notes, top, num_classes = history.model, history.model.target_top_share, history.model.num_target_classes or 0
     if top is None or (notes.num_targets or 0) < num_targets or num_classes == 1:
@@ -202,11 +202,11 @@ def uneven_targets(
 def target_scale(
     history: TrainingHistory, *, size: float = 10.0, progress: float = 0.3, min_steps: int = 80
 ) -> Seen | None:
-    """Targets of a squared error whose size (root of mean square) is above `size`.
+    """The root of mean square of a squared error's targets is above `size`.
 
-    Or of an absolute or Huber error that began above `size`, and above ten times the first outputs. Info; a warning if
+    Or an absolute or Huber error began above `size`, and above ten times the first outputs. Info; a warning if
     `min_steps` losses gained less than a share `progress` of the first, if the loss is twice what the targets' mean
-    alone would give, or if ten steps were NaN or Inf before that; of an absolute error, if the newest losses are still
+    alone would give, or if ten steps were NaN or Inf before that; for an absolute error, if the newest losses are still
     above `size`.
     """
     notes, s, is_known = history.model, signals_of(history), history.losses.count >= min_steps

@@ -35,11 +35,12 @@ _OTHER_THAN_ZCLIP = (
 def clip_rate_high(
     history: TrainingHistory, *, rate: float = 0.9, min_steps: int = 50, max_steps: int = 200, coef_low: float = 0.15
 ) -> Seen | None:
-    """More than `rate` of the newest `max_steps` (at least `min_steps`) clean steps were clipped by more than 0.1%.
+    """More than a share `rate` of the newest `max_steps` (at least `min_steps`) clean steps were clipped by more than
+    0.1%.
 
-    Info: noisy small batches live with it. A warning where the median step is scaled by less than `coef_low`, unless
-    half of the first loss has been gained, or the optimizer divides by the size of the gradient anyway. Silent under a
-    policy that clips nearly every step on purpose: AdaGC, AGC, Value, Percentile.
+    Info: noisy small batches live with it. A warning if the median step is scaled by less than `coef_low`, unless half
+    of the first loss was gained, or the optimizer divides by the gradient's size. Silent under a policy that clips
+    nearly every step on purpose: AdaGC, AGC, Value, Percentile.
     """
     newest = list(history.clean)[-max_steps:] if history.num_clipped else []
     num_clipped, policy = sum(entry.clip_coef < 0.999 for entry in newest), history.model.clip_policy
@@ -84,10 +85,10 @@ _CLIPPED_SPIKE = (
 def norm_spike(
     history: TrainingHistory, *, z: float = 8.0, ratio: float = 10.0, baseline: int = 128, min_steps: int = 32
 ) -> Seen | None:
-    """A norm far above those before it: robust z of its logarithm above `z`, and `ratio` times their median.
+    """A norm has a robust z of its logarithm above `z`, and is `ratio` times the median of those before it.
 
-    Each is compared with the `baseline` clean steps before it (at least `min_steps`): norms that fall as training
-    begins are no spikes. Info where the loss keeps what it has gained and did not jump with them.
+    The `baseline` clean steps before it count, at least `min_steps`, so that norms that fall as training begins are no
+    spikes. Info if the loss keeps its gain and did not jump with them.
     """
     steps = [entry for entry in signals_of(history).clean if entry.norm > 0.0]
     norms = [entry.norm for entry in steps]
@@ -141,10 +142,10 @@ def norm_spike(
 def growing_norm(
     history: TrainingHistory, *, ratio: float = 10.0, ratio_alone: float = 100.0, min_steps: int = 100
 ) -> Seen | None:
-    """The average norm is `ratio` times its least, and the loss is not at its best; without losses `ratio_alone` times.
+    """The average norm is `ratio` times its least, and the loss is not at its best; without losses, `ratio_alone`
+    times.
 
-    From `min_steps` clean steps on: norms that grow while the loss falls are how some models learn. Silent where the
-    loss may rise by design, and while other data are being learnt: it jumped within one step, and has come down since.
+    Fires from `min_steps` clean steps on. Silent if the loss may rise by design, or recovers from a jump to other data.
     """
     trend, losses = history.norm_trend, history.loss_trend
     grown, has_loss = exp(trend.mean - trend.best), losses.count >= min_steps
@@ -177,9 +178,10 @@ def growing_norm(
 def unscaled_accumulation(
     history: TrainingHistory, *, share: float = 2.0, steps: int = 20, update: float = 0.033
 ) -> Seen | None:
-    """Several backward passes a step, and a median clip coefficient below `share` divided by their number.
+    """Several backward passes a step, and over the newest `steps` clean steps a median clip coefficient below `share`
+    divided by their number.
 
-    Over the newest `steps` clean steps. Or, where nothing is clipped, updates above a share `update` of the weights.
+    If nothing is clipped: updates above a share `update` of the weights.
     """
     passes, peak = history.model.backward_per_step, history.updates.peak
     newest = signals_of(history).clean[-steps:]

@@ -34,12 +34,13 @@ _OVER = 3.0  # times the first loss: it has exploded, and nothing is ahead any m
 def divergence_ahead(
     history: TrainingHistory, *, ratio: float = 1.1, norm_ratio: float = 1.5, ratio_at_new_rate: float = 1.05
 ) -> Seen | None:
-    """The median loss of the newest 20 steps is `ratio` times that of the best 20, the median norm `norm_ratio` times
-    theirs, and the loss still rises, by more than 0.2 of its gain and 5 times the uncertainty of the medians.
+    """The median loss of the newest 20 steps is `ratio` times that of the best 20, the median norm `norm_ratio` times,
+    and the loss still rises.
 
-    At a learning rate 1.05 times the highest one up to the best, `ratio_at_new_rate` is enough, and a norm that has not
-    fallen. From 60 losses on. Silent above three times the first loss, where the loss may rise by design, and while
-    other data are being learnt.
+    The rise must exceed 0.2 of the gain and 5 times the uncertainty of the medians. At a learning rate 1.05 times the
+    highest up to the best, `ratio_at_new_rate` and a norm that has not fallen are enough. Fires from 60 losses on.
+    Silent above three times the first loss, if the loss may rise by design, or if it recovers from a jump to other
+    data.
     """
     if history.loss_trend.count < 60:
         return None

@@ -26,10 +26,10 @@ TITLE = "Loss"
 def loss_explosion(
     history: TrainingHistory, *, ratio: float = 3.0, run: int = 3, peak: float = 30.0, peak_ratio: float = 1.5
 ) -> Seen | None:
-    """At least `run` losses in a row above `ratio` times the first, or one above `peak` and the next `peak_ratio`.
+    """At least `run` losses in a row are above `ratio` times the first, or one above `peak` and the next above
+    `peak_ratio`.
 
-    Info where the loss may rise by design, and where other data are being learnt: it jumped within one step, less than
-    20 steps ago or coming down since.
+    Info if the loss may rise by design, or recovers from a jump to other data.
     """
     s = signals_of(history)
     first = max(s.initial_loss, *history.loss_trend.firsts[:1], 0.0)  # a loss may be gone within the first ten
@@ -67,11 +67,10 @@ def loss_explosion(
 def loss_divergence(
     history: TrainingHistory, *, lost: float = 0.5, min_progress: float = 0.1, z: float = 6.0
 ) -> Seen | None:
-    """The median of the newest 20 losses has lost more than a share `lost` of the way down, and `z` times the noise.
+    """The median of the newest 20 losses has lost more than a share `lost` of the gain, and `z` times the noise.
 
-    Once the best average was `min_progress` below the first losses. Critical when all of the way is lost. Silent where
-    the loss may rise by design, and while other data are being learnt: it jumped within one step, and has come down
-    since.
+    Counts once the best average was `min_progress` below the first losses. Critical if all of the gain is lost. Silent
+    if the loss may rise by design, or recovers from a jump to other data.
     """
     s, trend = signals_of(history), history.loss_trend
     newest, gained = s.losses[-20:], trend.first - trend.best
@@ -113,11 +112,11 @@ def loss_divergence(
 def loss_spike(
     history: TrainingHistory, *, z: float = 8.0, ratio: float = 2.0, norm_ratio: float = 8.0, max_run: int = 4
 ) -> Seen | None:
-    """Losses `z` standard deviations above their average, and above `ratio` times the run's first losses.
+    """Losses are `z` standard deviations above their average, and above `ratio` times the run's first losses.
 
-    Or, at any height, with a norm `norm_ratio` times its average at the same step. What lasts longer than `max_run`
-    steps is a new level, not a spike. Info where the loss may rise by design. Certain, whatever became of the run,
-    where there were one or two spikes in all, each of one step and above twice the largest of the first ten losses.
+    At any height if the norm is `norm_ratio` times its average at the same step. More than `max_run` steps are a new
+    level, not a spike. Info if the loss may rise by design. Certain if there were one or two spikes in all, each of one
+    step and above twice the largest of the first ten losses.
     """
     trend = history.loss_trend
     if trend.first <= 0.0:
@@ -166,10 +165,10 @@ def loss_spike(
 def loss_oscillation(
     history: TrainingHistory, *, ratio: float = 4.0, share: float = 0.1, min_steps: int = 120
 ) -> Seen | None:
-    """The loss's noise is `ratio` times what it was at its calmest, above a `share` of the first losses, and rising.
+    """The loss's noise is `ratio` times its calmest, above a share `share` of the first losses, and rising.
 
-    Over blocks of 40 steps of the window, from `min_steps` losses on; silent near the best loss. Info where the loss
-    may rise by design, and while other data are being learnt.
+    Blocks of 40 steps of the window count, from `min_steps` losses on. Silent near the best loss. Info if the loss may
+    rise by design, or recovers from a jump to other data.
     """
     s, trend = signals_of(history), history.loss_trend
     gained = max(trend.first - trend.best, 0.0)
@@ -203,12 +202,11 @@ def loss_oscillation(
 def loss_not_decreasing(
     history: TrainingHistory, *, progress: float = 0.02, z: float = 1.0, min_steps: int = 100, patience: int = 200
 ) -> Seen | None:
-    """After `min_steps` steps the best average of the loss is not a share `progress` below the run's first ten losses.
+    """After `min_steps` steps the best average of the loss is not a share `progress` below the first ten losses.
 
-    Steps of a warm-up do not count: those below half of the largest learning rate, and all while it rises. Silent where
-    the newest losses are twice that share, or `z` times their noise, below the first: the fall has just begun. Info
-    before `patience` losses unless the run has ended; where the newest two thirds fall by three standard errors; where
-    the loss is below the chance level; and where it may rise by design.
+    Steps of a warm-up do not count. Silent if the newest losses are twice that share, or `z` times their noise, below
+    the first. Info before `patience` losses unless the run has ended; if the newest two thirds fall by three standard
+    errors; if the loss is below the chance level; and if it may rise by design.
     """
     s, trend = signals_of(history), history.loss_trend
     if trend.count < min_steps or s.num_full_lr < min(min_steps, history.window // 2) or s.is_lr_rising:
@@ -242,13 +240,13 @@ def loss_not_decreasing(
 def underfitting(
     history: TrainingHistory, *, progress: float = 0.15, min_steps: int = 120, flat: float = 0.03, validations: int = 4
 ) -> Seen | None:
-    """Over the newest two thirds of the run the loss has fallen by less than `flat` of it, and it is still high.
+    """Over the newest two thirds of the run the loss fell by less than a share `flat`, after a gain of less than
+    `progress`.
 
-    High: less than a share `progress` of the first losses has been gained. Fallen: by the line through the losses, plus
-    two standard errors. Less than 0.06 is enough where `validations` validation losses of these steps fell by less than
-    `flat`. From `min_steps` steps on, within the window, up to a decay to a third. Silent where the loss rose by half,
-    or is known to have no floor at zero. Info before 150 losses unless the run has ended, where the loss is
-    below the chance level, and where it may rise by design.
+    The fall is that of the line through the losses, plus two standard errors; 0.06 is the limit if `validations`
+    validation losses of these steps fell by less than `flat`. Counts steps from `min_steps` on, within the window, up
+    to a decay to a third. Silent if the loss rose by half, or has no floor at zero. Info before 150 losses unless the
+    run has ended, if the loss is below the chance level, and if it may rise by design.
     """
     s, trend = signals_of(history), history.loss_trend
     losses = [loss for e, loss in zip(s.loss_entries, s.losses) if 3.0 * (e.lr or math.inf) >= history.lrs.max]

@@ -30,7 +30,7 @@ TITLE = "Loss"
 def loss_begins_high(history: TrainingHistory, *, times: float = 8.0, min_steps: int = 100) -> Seen | None:
     """The first cross-entropy was `times` the chance level, and the outputs' standard deviation was above `times`.
 
-    Info until `min_steps` losses were seen, and where the newest are below the chance level.
+    Info until `min_steps` losses were seen, and if the newest are below the chance level.
     """
     samples, firsts = training_batches(history)[:1], history.loss_trend.firsts
     if not samples or not firsts or history.model.loss_kind != "cross-entropy" or samples[0].output_width < 2:
@@ -65,10 +65,10 @@ _OVER_CLASSES = ("", "cross-entropy", "negative log-likelihood", "log of the out
 def loss_at_chance(
     history: TrainingHistory, *, tolerance: float = 0.03, frequent: float = 0.05, num_targets: int = 512
 ) -> Seen | None:
-    """After 100 losses their median is within a share `tolerance` of ln C, and the best average is not far below.
+    """The median of 100 losses or more is within a share `tolerance` of ln C, and the best average is not far below.
 
-    Or, where the loss no longer falls, within a share `frequent` of the entropy of the targets, where `num_targets` or
-    more of them are known; or, of a squared error, at nine tenths of the targets' variance or above.
+    Or, if the loss no longer falls, within a share `frequent` of the entropy of `num_targets` targets or more; or, for
+    a squared error, at nine tenths of the targets' variance or above.
     """
     notes, s, samples = history.model, signals_of(history), training_batches(history)
     if not samples or len(s.losses) < 100:
@@ -104,10 +104,10 @@ def loss_at_chance(
 def loss_gone(
     history: TrainingHistory, *, ratio: float = 1e-3, steps: int = 40, min_first: float = 1e-6
 ) -> Seen | None:
-    """Ten or more losses of the first `steps` steps are below `ratio` of the first, and few are above it after them.
+    """Ten or more of the first `steps` losses are below `ratio` of the first, and few after them are above it.
 
-    The first: the median of ten. Silent where it is not above `min_first`. Info where the loss has a margin, which
-    is met at once where the task is easy.
+    The first is the median of ten; silent if it is not above `min_first`. Info if the loss has a margin, which an easy
+    task meets at once.
     """
     first = history.loss_trend.first
     buckets = [b for b in history.overview.buckets if b.loss.num and b.last_step < steps]
@@ -141,11 +141,11 @@ def loss_gone(
 def loss_still_falling(
     history: TrainingHistory, *, fall: float = 0.2, share: float = 0.2, high: float = 0.2, very_few: int = 25
 ) -> Seen | None:
-    """The loss fell by more than `fall` of itself over the newest `share` of a run that has ended within the window.
+    """The loss fell by more than a share `fall` over the newest share `share` of a run that ended within the window.
 
-    Info, while the level is above `high` of the first losses. A warning, at any level, after more than `very_few`
-    steps: in fewer than 100 where the second half of the run gained a quarter of the first losses, and in fewer than
-    150 where a loss that ends at zero falls steadily and 0.35 is left.
+    Info, while it is above `high` of the first losses. A warning at any level after more than `very_few` steps: in
+    fewer than 100 if the second half gained a quarter of the first losses, in fewer than 150 if a loss that ends at
+    zero falls steadily and 0.35 is left.
     """
     s = signals_of(history)
     if not history.has_ended or len(s.losses) < 10 or history.num_clean > history.window:
@@ -194,10 +194,10 @@ _PASSED = ("Mean", "Neg", "Add", "Sum", "Div", "Mul")
 def one_side_wins(
     history: TrainingHistory, *, lost: float = 4.6, won: float = 0.02, steps: int = 100, min_steps: int = 200
 ) -> Seen | None:
-    """A logistic loss of one side of a game has been above `lost` or below `won` nats for the newest `steps` steps.
+    """A game's logistic loss has been above `lost` or below `won` nats for the newest `steps` steps.
 
-    Above `lost` the other side is right in 99 of 100 cases; below `won` this side is. From `min_steps` losses on;
-    above, only where it has risen to twice its first.
+    Above `lost` the other side is right in 99 of 100 cases; below `won` this side is. Fires from `min_steps` losses on;
+    above, only if it has doubled.
     """
     s = signals_of(history)
     ops = [op for op in history.model.loss_ops if not op.startswith(_PASSED)]

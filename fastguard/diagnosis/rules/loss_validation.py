@@ -30,10 +30,11 @@ TITLE = "Loss"
 def overfitting(
     history: TrainingHistory, *, ratio: float = 1.2, gap: float = 0.1, by_heart: float = 0.02
 ) -> Seen | None:
-    """The newest 5 validation losses are all above `ratio` times the best, and the training loss fell since.
+    """The newest 5 validation losses are `ratio` times the best and a share `gap` above the training loss, which fell
+    since.
 
-    They are also a `gap` above the training loss. Or none of them is the best, which is above 0.3 of where the losses
-    began, and the training loss is below `by_heart` of it.
+    Or none of them is the best, which is above 0.3 of the first losses, and the training loss is below `by_heart` of
+    it.
     """
     known = [v for v in history.validations if math.isfinite(v.train_loss)]
     place = min(range(len(known)), key=lambda i: known[i].val_loss, default=0)
@@ -79,11 +80,10 @@ def overfitting(
 def training_above_validation(
     history: TrainingHistory, *, ratio: float = 1.12, validations: int = 3, high: float = 0.3, strong: float = 0.7
 ) -> Seen | None:
-    """In `validations` in a row the training loss after a validation is `ratio` times the validation loss, and high.
+    """Over `validations` validations in a row the training loss is `ratio` times the validation loss.
 
-    The training loss of the steps until the next validation counts, so that a loss that falls quickly is silent. High:
-    above a share `high` of the first losses. Info where the model is known to drop less than a share `strong`
-    anywhere: a loss may be smoothed, or summed, in training alone.
+    The training loss until the next validation counts, above a share `high` of the first losses. Info if no dropout
+    module drops a share `strong`: a loss may be smoothed, or summed, in training alone.
     """
     s, known = signals_of(history), list(history.validations)[-validations - 1 :]
     if len(known) <= validations or not s.loss_level > high * history.loss_trend.first:
@@ -115,9 +115,10 @@ def _may_fall_for_ever(history: TrainingHistory) -> bool:
     'an adversary or in unlearning, say objective="game".',
 )
 def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Seen | None:
-    """The loss is minus a cross-entropy, a squared or an absolute error, and of `min_steps` losses none is above zero.
+    """The loss is minus a cross-entropy, squared or absolute error, or a negative, and none of `min_steps` losses is
+    above zero.
 
-    Or it is minus a negative. Silent in a game, and where the objective is not to be minimised.
+    Silent in a game, and if the objective is not minimised.
     """
     ops = [op for op in computing(history.model.loss_ops) if not op.startswith(_REDUCED)][:2]
     if len(ops) < 2 or ops[0] != "NegBackward0" or not ops[1].startswith(("NegBackward0", *ZERO_FLOORED)):
@@ -148,10 +149,10 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Seen | Non
 def loss_without_floor(
     history: TrainingHistory, *, norm_ratio: float = 100.0, min_steps: int = 60, cosine: float = 0.9
 ) -> Seen | None:
-    """Each sixth of the window has fallen further than the one before, the last to below zero, and norms grew.
+    """Each sixth of the window fell further than the one before, the last to below zero, and norms grew.
 
-    From `min_steps` losses on: 4-fold in one direction, by a median `cosine` of gradients, or `norm_ratio`-fold in any.
-    Critical where a loss was minus Inf, or anything else was not finite.
+    Fires from `min_steps` losses on: norms 4-fold in one direction, by a median `cosine` of gradients, or
+    `norm_ratio`-fold in any. Critical if a loss was minus Inf, or anything else was not finite.
     """
     norms, trend = history.norm_trend, history.loss_trend
     has_ended = any(e.loss == -math.inf for e in history.recent) if history.num_bad_losses else False

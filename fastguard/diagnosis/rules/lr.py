@@ -29,7 +29,7 @@ TITLE = "Learning rate"
 def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_steps: int = 20) -> Seen | None:
     """The learning rate became `ratio` times the largest ever in one step, after `min_steps` clean steps.
 
-    Not where it rose no higher than the scheduler's own initial value, which a warm-up by the epoch reaches in leaps.
+    Silent up to the scheduler's own initial value, which a warm-up by the epoch reaches in leaps.
     """
     entries = [e for e in signals_of(history).clean if e.lr is not None]
     if history.num_clean <= min_steps or history.lrs.max < ratio * history.lrs.min or len(entries) < 2:
@@ -65,9 +65,9 @@ def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_step
 def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, within: int = 60) -> Seen | None:
     """The run began at its full learning rate, and its loss rose above `rise` times its first for `run` steps in a row.
 
-    In the first `within` steps, and by twice the noise. Info before twice as many losses, or `within` where the run has
-    ended; once the loss is below its first; where it may rise; and below a tenth of the chance level. Silent where it
-    jumped within one step after the first ten: the data did.
+    The first `within` steps count; the rise must exceed twice the noise. Info before twice as many losses, or `within`
+    if the run has ended; if the loss is below its first, may rise by design, or is below a tenth of the chance level.
+    Silent if the loss jumped to other data.
     """
     s = signals_of(history)
     losses, lrs = s.losses[:within], s.lrs
@@ -102,9 +102,9 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
     cause_needs=(needs.scheduler,),
 )
 def scheduler_not_stepping(history: TrainingHistory, *, steps: int = 50, steps_at_full: int = 1000) -> Seen | None:
-    """There is a scheduler, but the learning rate has been the same from the first step on, for `steps` clean steps.
+    """A scheduler exists, but the learning rate has been the same for all of `steps` clean steps or more.
 
-    Info, after `steps_at_full` steps and two epochs, where it is the scheduler's own initial value, as before a decay.
+    Info, after `steps_at_full` steps and two epochs, if it is the scheduler's own initial value, as before a decay.
     """
     notes, lrs = history.model, history.lrs
     at_full = notes.initial_lr is None or math.isclose(lrs.max, notes.initial_lr, rel_tol=1e-6)
@@ -167,10 +167,10 @@ def estimated_update_ratio(history: TrainingHistory, *, at_first: bool = False) 
 def steps_too_large(
     history: TrainingHistory, *, ratio: float = 0.3, progress: float = 0.1, min_steps: int = 80
 ) -> Seen | None:
-    """A step changes the median weight by an estimated share `ratio` or more, and little has been learnt.
+    """A step changes the median weight by an estimated share `ratio` or more, and little was learnt.
 
-    Little: from `min_steps` losses on, less than a share `progress` of the first has been gained; three times that
-    where a step is as large as the weight.
+    Little: `min_steps` losses gained less than a share `progress` of the first, or three times that if a step is as
+    large as the weight.
     """
     value, s = estimated_update_ratio(history), signals_of(history)
     least = progress * (3.0 if (value or 0.0) >= 1.0 else 1.0)
@@ -192,11 +192,11 @@ def steps_too_large(
 def steps_too_small(
     history: TrainingHistory, *, ratio: float = 5e-4, progress: float = 0.1, still: float = 0.02, min_steps: int = 40
 ) -> Seen | None:
-    """A step changes the median weight by an estimated share of less than `ratio`, and little has been learnt.
+    """A step changes the median weight by an estimated share below `ratio`, and little was learnt.
 
-    Little: from `min_steps` losses at half of the largest learning rate on, less than a share `progress` of the first;
-    or weights that moved by less than `still` of themselves in all. From 100 losses on, and at the end. Or, from 200
-    on, less than twice `ratio`, and a loss that falls steadily with half of it left.
+    Little: `min_steps` losses at half of the largest learning rate gained less than a share `progress` of the first, or
+    the weights moved by less than `still` of themselves in all. Fires from 100 losses on, and at the end; from 200 on
+    below twice `ratio` if the loss falls steadily with half of it left.
     """
     value, s = estimated_update_ratio(history), signals_of(history)
     if value is None or value >= 2.0 * ratio or s.num_full_lr < min_steps or (s.is_lr_rising and not history.has_ended):

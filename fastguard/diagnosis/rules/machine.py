@@ -119,8 +119,8 @@ def replicas_differ(history: TrainingHistory) -> Seen | None:
 def odd_rank(history: TrainingHistory, *, min_steps: int = 20) -> Seen | None:
     """The norm of one rank's own gradients differed from the others' for `min_steps` steps or more.
 
-    With three ranks or more: it was a quarter above their median or a fifth below it, in the median of twenty steps,
-    and five standard deviations away.
+    With three ranks or more: a quarter above their median or a fifth below it, in the median of twenty steps, and five
+    standard deviations away.
     """
     found = [one for one in history.model.odd_ranks if one["num_steps"] >= min_steps]
     if not found:

@@ -38,8 +38,8 @@ def non_finite_gradients(
 ) -> Seen | None:
     """NaN or Inf in the gradients of any step.
 
-    A warning; critical if the last step was one, if such a step was not skipped, or if there were `run` in a row, or
-    more than `share` of the window. Under a GradScaler, which finds its scale by such skips: info, a warning from a
+    A warning; critical if the last step had it, if such a step was not skipped, or if there were `run` in a row, or a
+    share `share` of the window. Under a GradScaler, which finds its scale by such skips: info, a warning from a share
     `share` of a full window on, critical for more than `scaled_run` in a row.
     """
     if not history.num_nonfinite:
@@ -285,11 +285,12 @@ def describe_bad_ranks(bad: Sequence[BadRank]) -> str:
 def lone_element(
     history: TrainingHistory, *, times: float = 100.0, most: int = 3, numel: int = 64, loss_ratio: float = 3.0
 ) -> Seen | None:
-    """At `most` steps or fewer one element of a gradient was at least `times` its tensor's usual norm, and all others
-    together less than a tenth of it; or it was the only one that is not finite.
+    """One element of a gradient was at least `times` its tensor's usual norm, and all others together below a tenth of
+    it.
 
-    In a tensor of at least `numel` elements, after 20 clean steps, at a loss below `loss_ratio` times the usual.
-    Critical where several of the next ten steps were not finite, or had losses ten times as large.
+    Or it was the only one that is not finite. Counts at `most` steps, in tensors of at least `numel` elements, after 20
+    clean steps, at a loss below `loss_ratio` times the usual. Critical if several of the next ten steps were not
+    finite, or had losses ten times as large.
     """
     lone = [(one.step, one.name, one.value) for one in history.lone_elements if 0.0 < times * one.usual <= one.value]
     # The first non-finite steps, as long as each had one bad element: later ones may come of these.

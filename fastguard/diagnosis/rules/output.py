@@ -75,7 +75,7 @@ def last_layer(history: TrainingHistory) -> tuple[str, ...]:
     "no sigmoid, no ReLU before them. Give nll_loss a log_softmax, and binary_cross_entropy a sigmoid.",
 )
 def output_against_loss(history: TrainingHistory) -> Seen | None:
-    """The loss has its own softmax or sigmoid and gets the output of another activation, or lacks the one it needs."""
+    """The loss applies its own softmax or sigmoid to an activated output, or lacks the activation that it needs."""
     kind, activation = loss_and_activation(history.model.loss_ops)
     bad = {
         "cross-entropy": activation in _BEFORE_LOGITS,
@@ -102,7 +102,7 @@ def output_against_loss(history: TrainingHistory) -> Seen | None:
 def bounded_output(
     history: TrainingHistory, *, progress: float = 0.5, clear: float = 0.2, min_steps: int = 60
 ) -> Seen | None:
-    """The model ends in an activation, and after `min_steps` losses less than a share `progress` has been gained.
+    """The model ends in an activation, and `min_steps` losses gained less than a share `progress`.
 
     Info, unless the output is at an end of its range, or twice as many losses gained less than `clear`.
     """
@@ -140,10 +140,10 @@ def bounded_output(
 def same_output_for_all(
     history: TrainingHistory, *, spread: float = 1e-4, samples: int = 2, patience: int = 200, spread_then: float = 1e-3
 ) -> Seen | None:
-    """In the `samples` newest samples the output's spread over a batch is below `spread` of its size; inputs differ.
+    """In the newest `samples` samples the output's spread over a batch is below `spread` of its size; inputs differ.
 
-    Or, of 16 samples in eval mode, below `spread_then` in the newest look; of a squared error, below that share of the
-    spread of its targets. Info until `patience` losses were seen, or the run has ended: codes and gates may open late.
+    In eval mode, with 16 samples, the limit is `spread_then`, taken of the targets' spread for a squared error. Info
+    until `patience` losses were seen, or the run has ended: codes and gates may open late.
     """
     known = [x for x in training_batches(history) if x.num_samples > 1 and not math.isnan(x.output_spread)]
     if history.num_steps < 20 or not known:

@@ -66,9 +66,8 @@ def targets_beyond_output(history: TrainingHistory, *, margin: float = 0.02) -> 
     needs_harm=True,
 )
 def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -> Seen | None:
-    """Probabilities where the loss makes its own, or no logarithms of probabilities where it needs them.
-
-    In all of at least `samples` training batches.
+    """At least `samples` training batches hold probabilities where the loss makes its own, or no log-probabilities
+    where it needs them.
     """
     known, kind = training_batches(history), history.model.loss_kind
     if len(known) < samples:
@@ -97,10 +96,10 @@ def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -
 def loss_against_targets(
     history: TrainingHistory, *, binary: float = 0.99, progress: float = 0.3, min_steps: int = 80, huge: float = 1e3
 ) -> Seen | None:
-    """A squared error whose targets are 0 or 1 to a share `binary`, or a cross-entropy that was below zero.
+    """A squared error has targets of 0 or 1 to a share `binary`, or a cross-entropy was below zero.
 
-    Or a relative error that began above `huge`. The first is info; a warning if `min_steps` losses gained less than a
-    share `progress` of the first.
+    Or a relative error began above `huge`. The first is info; a warning if `min_steps` losses gained less than a share
+    `progress` of the first.
     """
     notes, first = history.model, history.loss_trend.first
     kind = loss_kind(history) or loss_and_activation(notes.loss_ops)[0]
@@ -129,10 +128,10 @@ def loss_against_targets(
     needs_targets=True,
 )
 def broadcast_targets(history: TrainingHistory) -> Seen | None:
-    """An error between output and targets is taken of more pairs than the output has elements.
+    """An error is taken of more pairs than the output has elements.
 
-    Or, where the graph is not known: the gradient is that of a squared error against one number, and the loss is larger
-    than that error by the spread of the targets.
+    Or, if the graph is unknown: the gradient is that of a squared error against one number, and the loss exceeds that
+    error by the spread of the targets.
     """
     notes, firsts = history.model, history.loss_trend.firsts[:1]
     then, std = notes.squared_losses[:1], notes.target_std

@@ -33,9 +33,10 @@ TITLE = "Set-up"
     "no-warm-up update-ratio-high non-finite-gradients non-finite-loss skip-run standstill",
 )
 def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watched: int = 4) -> Seen | None:
-    """In more than a `share` of at least `watched` backward passes that followed a step, its gradients were there.
+    """In a share `share` of at least `watched` backward passes after a step, the gradients of that step were still
+    there.
 
-    Critical where the loss is three times what it was in the beginning, or no longer finite.
+    Critical if the loss tripled, or is no longer finite.
     """
     left, total = history.model.num_left_gradients or 0, history.model.num_watched_backwards or 0
     if total < watched or left <= share * total:
@@ -75,10 +76,10 @@ def odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[
 def odd_optimizer_settings(
     history: TrainingHistory, *, eps: float = 1e-3, momentum: float = 0.98, progress: float = 0.5, min_steps: int = 150
 ) -> Seen | None:
-    """eps from `eps` on, a momentum or beta1 above `momentum`, a beta2 below 0.5 or of nearly 1.
+    """eps is `eps` or more, momentum or beta1 is above `momentum`, or beta2 is below 0.5 or nearly 1.
 
     Info; a warning if `min_steps` losses, or all at the end, gained less than a share `progress` of the first, or lost
-    it again; less than 0.8 where a beta2 is below 0.5, or eps is 1 or more.
+    it again; less than 0.8 if beta2 is below 0.5, or eps is 1 or more.
     """
     groups, gained, harm = history.model.optimizer_settings, signals_of(history).progress, is_harmed(history)
     odd = list(dict.fromkeys(text for settings in groups for text in odd_settings(settings, eps, momentum)))
@@ -115,9 +116,9 @@ def odd_optimizer_settings(
 def learning_rate_gone(
     history: TrainingHistory, *, ratio: float = 0.01, share: float = 0.4, min_steps: int = 40, progress: float = 0.5
 ) -> Seen | None:
-    """Of all clean steps a `share`, the newest, had a learning rate below `ratio` of the largest.
+    """For the newest share `share` of all clean steps the learning rate was below `ratio` of the largest.
 
-    From `min_steps` such steps on, while less than a share `progress` of the first loss was gained.
+    Fires from `min_steps` such steps on, while less than a share `progress` of the first loss was gained.
     """
     s, peak, num = signals_of(history), history.lrs.max, min(history.num_clean, history.window)
     entries = [e for e in history.clean if e.lr is not None] if history.lrs.count and peak < math.inf else []
@@ -150,8 +151,7 @@ def learning_rate_gone(
 def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_steps: int = 80) -> Seen | None:
     """Weights changed between two steps.
 
-    Info; a warning if after `min_steps` losses, or at the end, less than a share `progress` of the first has been
-    gained.
+    Info; a warning if `min_steps` losses, or all at the end, gained less than a share `progress` of the first.
     """
     names = history.model.overwritten if history.num_clean else ()
     warns = is_stuck(history, progress, min_steps, at_end=True)
@@ -172,7 +172,9 @@ def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_
     explains="overfitting label-noise",
 )
 def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -> Seen | None:
-    """At least `samples` passes without gradients in training mode, none in eval mode, and validation losses."""
+    """At least `samples` passes without gradients ran in training mode, none in eval mode, and there are validation
+    losses.
+    """
     passes = [sample for _, sample in history.batches if not sample.with_grad]
     if min(len(passes), len(history.validations)) < samples or not all(sample.training for sample in passes):
         return None
@@ -196,11 +198,10 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -
 def tiny_batches(
     history: TrainingHistory, *, num_samples: int = 4, noise: float = 0.5, min_steps: int = 100
 ) -> Seen | None:
-    """Training batches of at most `num_samples` samples, and a loss whose noise is above `noise` of its level.
+    """Training batches have at most `num_samples` samples, and the loss's noise is above `noise` of its level.
 
-    From `min_steps` losses on. Info, unless the loss no longer falls beyond its noise and is above 0.4 of where it
-    began (above all of it for an error between numbers, whose targets may be noisy). Whatever the noise, where after
-    twice as many losses it is at the chance level.
+    Fires from `min_steps` losses on. Info, unless the loss no longer falls and is above 0.4 of its first (for an error
+    between numbers, above all of it). A warning whatever the noise if twice as many losses are at the chance level.
     """
     s, sizes = signals_of(history), [sample.num_samples for sample in training_batches(history)]
     if len(sizes) < 3 or max(sizes) > num_samples or len(s.losses) < min_steps:
@@ -231,10 +232,10 @@ def tiny_batches(
     needs_descent=True,
 )
 def layers_without_activation(history: TrainingHistory, *, progress: float = 0.4, min_steps: int = 80) -> Seen | None:
-    """Two linear layers without anything between them but a change of shape.
+    """Two linear layers have nothing between them but a change of shape.
 
-    Info; a warning if `min_steps` losses gained less than a share `progress` of the first, or where there are only
-    linear layers, none narrower than both ends (as a code or a low rank would be).
+    Info; a warning if `min_steps` losses gained less than a share `progress` of the first, or if there are only linear
+    layers, none narrower than both ends.
     """
     ops = computing(history.model.loss_ops)
     if not any(a == b == "AddmmBackward0" for a, b in pairwise(ops)) or not history.num_clean:
@@ -264,10 +265,11 @@ def _is_as_wide(history: TrainingHistory, num_layers: int) -> bool:
 def learning_rate_still_rising(
     history: TrainingHistory, *, ratio: float = 1.0, share: float = 0.9, min_steps: int = 200, few: int = 80
 ) -> Seen | None:
-    """Over at least `min_steps` steps, or `few` of a run that has ended, the rate never fell, and rose after a `share`.
+    """Over at least `min_steps` steps, or `few` of a run that has ended, the rate never fell, and rose after a share
+    `share`.
 
-    It is above `ratio` times the middle's, while the loss is above half of the first, or above twice its best. Critical
-    where the loss is three times the first, or not finite.
+    It is above `ratio` times the rate at the middle, and the loss is above half of the first, or above twice its best.
+    Critical if the loss tripled, or is not finite.
     """
     rates, trend = signals_of(history).lrs, history.loss_trend
     if len(rates) < (few if history.has_ended else min_steps) or len(rates) != history.num_clean:

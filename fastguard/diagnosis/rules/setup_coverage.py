@@ -77,9 +77,10 @@ def _pattern(history: TrainingHistory) -> tuple[str, str, str]:
     "steps for it.",
 )
 def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Seen | None:
-    """From the first step on, for at least `steps`, all gradients were zero or missing; silent where the loss is zero.
+    """From the first step on, for at least `steps` steps, all gradients were zero or missing.
 
-    Critical; a warning where gradients are there and zero, and there is a reward for an objective, or no loss.
+    Critical; a warning if gradients exist and are zero, and the objective is a reward, or there is no loss. Silent if
+    the loss is zero.
     """
     if history.num_clean < steps or history.num_clean != history.num_steps or history.norm_max != 0.0:
         return None
@@ -117,7 +118,7 @@ def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Seen | None:
 def unseen_updates(history: TrainingHistory) -> Seen | None:
     """Trainable parameters change although the guard never saw a gradient of theirs, while it did of others.
 
-    A warning where a step of the optimizer changes them, or a backward pass reaches them; else info: averages of other
+    A warning if a step of the optimizer changes them, or a backward pass reaches them; else info: averages of other
     weights look the same.
     """
     notes, never = history.model, {*history.model.never_seen}
@@ -147,9 +148,9 @@ def unseen_updates(history: TrainingHistory) -> Seen | None:
     "ignored index (truncation, a wrong mask), or a loss that is already zero. These batches teach nothing.",
 )
 def no_signal(history: TrainingHistory, *, steps: int = 3, share: float = 0.01, most: float = 0.5) -> Seen | None:
-    """In the window at least `steps` steps, and a `share`, had gradients of exactly zero, while others had not.
+    """At least `steps` steps of the window, and a share `share`, had gradients of exactly zero, while others had not.
 
-    Info; a warning if they are more than a share `most` of at least 50 and their loss is not zero: not with rewards,
+    Info; a warning if they are more than a share `most` of at least 50 and their loss is not zero, except with rewards,
     margins or games.
     """
     clean = list(history.clean)
@@ -193,11 +194,11 @@ def no_signal(history: TrainingHistory, *, steps: int = 3, share: float = 0.01, 
 def running_statistics_apart(
     history: TrainingHistory, *, gap: float = 0.5, ratio: float = 2.0, worse: float = 1.1, min_steps: int = 30
 ) -> Seen | None:
-    """A BatchNorm's running mean is more than `gap` standard deviations from a batch's, or its variance a factor of
-    more than `ratio`, over all channels, after `min_steps` clean steps.
+    """A BatchNorm's running mean is `gap` standard deviations from a batch's, or its variance a factor `ratio`, over
+    all channels.
 
-    Info; a warning where nearly all validation losses are `worse` times the training loss. Critical at any step where
-    the running statistics are not finite.
+    Fires after `min_steps` clean steps. Info; a warning if nearly all validation losses are `worse` times the training
+    loss. Critical at any step if the running statistics are not finite.
     """
     known = history.model.norm_statistics
     lost = [name for name, (away, _) in known.items() if away == math.inf]

@@ -81,10 +81,10 @@ def _saturated(module: ModuleActivity) -> float:
     "LeakyReLU or GELU. A step or a bias pushed them below zero for every input; dead units rarely recover.",
 )
 def dead_units(history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2) -> Seen | None:
-    """At least a `share` of a module's units are (near) zero for every input, in `samples` samples in a row: info.
+    """At least a share `share` of a module's units are (near) zero for every input, in `samples` samples in a row.
 
-    A warning from `severe` on if the loss suffers, or from 95% on. Where units were not told apart, the share of zeros
-    must reach 0.99.
+    Info; a warning from `severe` on if the loss suffers, or from 95% on. If single units are unknown, the share of
+    zeros must reach 0.99.
     """
     return _seen(_lasting(history, ("relu", "gelu", "silu"), _dead, share, samples), history, share, severe)
 
@@ -148,9 +148,9 @@ def attention_collapse(
 def attention_logits_large(
     history: TrainingHistory, *, limit: float = 100.0, severe: float = 1e3, most: float = 1e4, samples: int = 2
 ) -> Seen | None:
-    """The largest attention logit of a module is above `limit` in `samples` samples in a row: info.
+    """The largest attention logit of a module is above `limit` in `samples` samples in a row.
 
-    A warning above `severe`; critical above `most` where the loss has lost part of its gain.
+    Info; a warning above `severe`; critical above `most` if the loss has lost part of its gain.
     """
     found = _lasting(history, ("attention_weights",), lambda m: m.max_logit or 0.0, limit, samples)
     seen = _seen(found, history, limit)

@@ -50,11 +50,11 @@ def siblings(names: Iterable[str]) -> list[dict[str, list[str]]]:
 def idle_experts(
     history: TrainingHistory, *, samples: int = 5, min_steps: int = 40, share: float = 0.5, most: float = 0.7
 ) -> Seen | None:
-    """Of modules side by side, some never got a gradient, or none for a hundred steps; from `min_steps` steps on.
+    """Of modules side by side, some never got a gradient, or none for a hundred steps, after `min_steps` steps.
 
-    Or only zeros in `samples` samples, while others got some. Info; a warning from a `share` of them on where the loss
-    has lost part of its gain; critical from `most` on. Modules are side by side where their names say so, or where an
-    idle one is between two that are not.
+    Zeros in `samples` samples count as none. Info; a warning from a share `share` of them on if the loss has lost part
+    of its gain; critical from `most` on. Modules are side by side if their names say so, or if an idle one is between
+    two that are not.
     """
     tensors, frozen = history.tensors, {*history.model.without_gradient, *history.model.not_in_optimizer}
     if tensors.num_samples < samples or tensors.last_step < min_steps or not history.norm_max:
@@ -136,10 +136,10 @@ def _are_parallel(modules: list[str], idle: list[str]) -> bool:
 def unused_experts(
     history: TrainingHistory, *, batches: int = 4, min_tokens: float = 20.0, share: float = 0.5, most: float = 0.7
 ) -> Seen | None:
-    """Experts to which no token went in at least `batches` sampled batches in a row: info.
+    """No token went to some experts in at least `batches` sampled batches in a row.
 
-    A warning from a `share` of a router's experts on where the loss has lost part of its gain; critical from `most` on.
-    Only where an expert would have had `min_tokens` tokens in these, had they been spread evenly.
+    Info; a warning from a share `share` of a router's experts on if the loss has lost part of its gain; critical from
+    `most` on. Fires only if an expert would have had `min_tokens` tokens in an even spread.
     """
     found = []
     for name, window in signals_of(history).modules.get("router", ()):
@@ -187,8 +187,8 @@ def used_experts(load: tuple[float, ...]) -> float:
 def router_collapse(history: TrainingHistory, *, share: float = 0.1, samples: int = 3) -> Seen | None:
     """Nearly all tokens go to the same few experts, in `samples` samples in a row.
 
-    exp(entropy of the load) experts are in use: at least the k that each token goes to, at most all n. It fires where
-    no more than a `share` of the way from k to n is in use.
+    exp(entropy of the load) experts are in use: at least the k that each token goes to, at most all n. Fires if at most
+    a share `share` of the way from k to n is in use.
     """
     found = []
     for name, window in signals_of(history).modules.get("router", ()):

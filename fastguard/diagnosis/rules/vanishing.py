@@ -28,10 +28,10 @@ _HALF_STEP = 2.0**-24  # the smallest positive float16
     needs_harm=True,
 )
 def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float = 0.5) -> Seen | None:
-    """A tensor whose gradient was all zeros at the last step: info, a warning from `share` of all tensors on.
+    """A tensor's gradient was all zeros at the last step.
 
-    Info, too, where the loss has gained a share `kept` and keeps it; and where all are zero, but were not within twenty
-    steps: the loss of this batch was met.
+    Info; a warning from a share `share` of all tensors on, unless the loss has gained a share `kept` and keeps it.
+    Info, too, if all are zero, but were not within twenty steps: the loss of this batch was met.
     """
     record = history.last
     if record is None or not record.is_finite or record.loss == 0.0:  # nothing is left to learn from this batch
@@ -66,10 +66,10 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float 
 def zero_gradient_tensors(
     history: TrainingHistory, *, samples: int = 3, min_steps: int = 20, kept: float = 0.5
 ) -> Seen | None:
-    """Tensors whose gradient was all zeros in `samples` samples in a row, over `min_steps` steps at least.
+    """A tensor's gradient was all zeros in `samples` samples in a row, over at least `min_steps` steps.
 
-    Info where others before them have one, as beside an expert that is not chosen, and the loss has gained a share
-    `kept` and keeps it. Silent where the loss has come down to nothing: a hinge loss that is met has no gradient.
+    Info if others before it have one, as beside an expert that is not chosen, and the loss has gained a share `kept`
+    and keeps it. Silent if the loss is nearly zero: a hinge loss that is met has no gradient.
     """
     tensors = history.tensors
     if tensors.all_are("zero_since", -1.0) or signals_of(history).loss_level <= 1e-3 * history.loss_trend.first:
@@ -146,10 +146,9 @@ def _to_blame(names: list[str], zero: list[str]) -> tuple[str, ...]:
 def vanishing_layers(history: TrainingHistory, *, ratio: float = 1e-3, ratio_stuck: float = 0.02) -> Seen | None:
     """The first quarter of the tensors has a median gradient below `ratio` of the last quarter's, element for element.
 
-    Or below `ratio_stuck` where it falls off evenly from layer to layer, and 100 losses gained less than 0.2 of the
-    first; or it was so in the beginning, for that many steps (at a run's end six tenths) and a tenth of the run. A
-    warning if the loss has not come down by 0.6; else info. Of at least eight tensors (four where it is stuck); biases
-    and zeros do not count. From the fourth sample on.
+    The limit is `ratio_stuck` if it falls off evenly from layer to layer, and 100 losses gained less than 0.2 of the
+    first, now or in the beginning. A warning if the loss has not come down by 0.6; else info. Needs four samples of
+    eight tensors (four if stuck); biases and zeros do not count.
     """
     tensors, gained, had_time = history.tensors, signals_of(history).progress, has_had_time(history, 100)
     num_stood = _num_stood(history, 0.2) if had_time else 0
@@ -218,9 +217,10 @@ def _evenness(values: Sequence[float]) -> float:
     remedy="Use a GradScaler, or bfloat16: small gradients become zero in float16.",
 )
 def half_precision_underflow(history: TrainingHistory, *, zeros: float = 0.5, share: float = 0.25) -> Seen | None:
-    """Tensors whose smallest non-zero gradient is one to four times 2**-24, more than `zeros` of it zeros.
+    """A share `share` of all tensors has a smallest non-zero gradient of one to four times 2**-24, and more than a
+    share `zeros` of zeros.
 
-    With a loss scale the scaled gradients are looked at. Fires when a `share` of all tensors is like that.
+    With a loss scale the scaled gradients count.
     """
     tensors, scale = history.tensors, 1.0
     if history.num_scaled:

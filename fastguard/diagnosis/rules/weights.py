@@ -26,10 +26,10 @@ def update_ratio_high(
 ) -> Seen | None:
     """The median weight's update is above `first` of it at the first sample, or above `later` from 20 steps later on.
 
-    From 15 steps after the first sample on; silent if the learning rate has come down by then, or still rises. A
-    warning where the loss rises; where 80 losses gained less than 0.3 of the first, or lost it again; where they change
-    from step to step by more than a share `restless` of their level; and, certainly, where more than half of the units
-    of a module are dead. Else info.
+    Fires from 15 steps after the first sample on; silent if the learning rate has come down by then, or still rises.
+    Info; a warning if the loss rises, if 80 losses gained less than 0.3 of the first or lost it again, or if they
+    change by more than a share `restless` of their level each step. Certain if more than half of a module's units are
+    dead.
     """
     updates, s = history.updates, signals_of(history)
     start, peak = updates.first, updates.peak
@@ -80,9 +80,9 @@ def _is_hurt(history: TrainingHistory, restless: float) -> bool:
 def update_ratio_low(
     history: TrainingHistory, *, ratio: float = 5e-4, ratio_alone: float = 1e-7, progress: float = 0.03
 ) -> Seen | None:
-    """The median weight changes by less than `ratio` of itself a step, and the loss has fallen by less than `progress`.
+    """The median weight changes by less than `ratio` of itself a step, and the loss fell by less than `progress`.
 
-    Without losses, by less than `ratio_alone`. In all samples (two at least), after 30 steps at half of the largest
+    Without losses the limit is `ratio_alone`. All samples count (two at least), after 30 steps at half of the largest
     learning rate or more, once it no longer rises.
     """
     s, updates, is_known = signals_of(history), history.updates, history.loss_trend.count >= 30
@@ -120,9 +120,10 @@ def _is_a_part(num: int, total: int, share: float) -> bool:
     "another optimizer trains them, guard both together: wrap([a, b], model).",
 )
 def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75) -> Seen | None:
-    """Trainable parameters that the optimizer does not have; info if they are more than a `share` of the model's.
+    """The optimizer lacks trainable parameters of the model.
 
-    Unless after a hundred losses hardly anything was learnt. Critical if it has none of them.
+    A warning; info if they are more than a share `share` of the model's, unless 100 losses gained hardly anything.
+    Critical if it has none of them.
     """
     names, total = history.model.not_in_optimizer, len(history.model.names)
     if not names or not history.num_steps:
@@ -148,10 +149,10 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
     "optimizer to silence this.",
 )
 def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, backbone: int = 4) -> Seen | None:
-    """Parameters that cannot learn: a warning if they are at most a `share` of the model.
+    """Parameters cannot learn.
 
-    Info where they are the first `backbone` parameters or more, where the optimizer was given none of them, for the
-    first 100 losses, and where 0.8 of the first loss was gained.
+    A warning if they are at most a share `share` of the model. Info if they are the first `backbone` parameters or
+    more, if the optimizer has none of them, for the first 100 losses, and if 0.8 of the first loss was gained.
     """
     notes, progress = history.model, signals_of(history).progress
     newest = () if history.last is None else history.last.tensors.names  # some may have joined since that was noted
@@ -191,12 +192,12 @@ def _num_held(history: TrainingHistory) -> int | None:
 def missing_gradients(
     history: TrainingHistory, *, samples: int = 4, share: float = 0.5, progress: float = 0.3, min_steps: int = 40
 ) -> Seen | None:
-    """Parameters without a gradient, from `samples` samples on: info, as a head that a task does not use has none.
+    """Parameters never had a gradient in `samples` samples.
 
-    A warning where they are the first of the model, weights among them, as where something detaches the way to them; or
-    where `min_steps` losses gained less than a share `progress` of the first. Info if they are more than a `share` of
-    the model's (of the first ones, seven tenths), unless 100 losses gained hardly anything. Experts and other branches,
-    some of which have a gradient, do not count: idle-experts reports them.
+    Info, as a head that a task does not use has none. A warning if they are the first of the model, weights among them,
+    or if `min_steps` losses gained less than a share `progress` of the first. Info if they are more than a share
+    `share` of the model's (0.7 for the first ones), unless 100 losses gained hardly anything. Experts that others stand
+    beside do not count: idle-experts reports them.
     """
     notes, tensors = history.model, history.tensors
     newest = () if history.last is None else history.last.tensors.names  # some may have joined since the last sample

@@ -31,11 +31,11 @@ _COUPLED = frozenset(["SGD", "ASGD", "Adam", "NAdam", "RAdam", "Adamax", "Adagra
 def large_weight_decay(
     history: TrainingHistory, *, coupled: float = 0.05, decoupled: float = 1.0, progress: float = 0.4
 ) -> Seen | None:
-    """A decay of `coupled` or more that goes through the gradient, or of `decoupled` or more in AdamW.
+    """Weight decay is `coupled` or more through the gradient, or `decoupled` or more in AdamW.
 
-    Info; a warning if 100 losses, or forty at the end of a run, gained less than a share `progress` of the first; where
-    the decay goes through the gradient, 0.6 from twice `coupled` on. Or a warning where a term of the loss takes |w| or
-    w² and is nearly all of the gradient, and all inputs of a batch come to have the same output.
+    Info; a warning if 100 losses, or forty at the end, gained less than a share `progress` of the first (0.6 from twice
+    `coupled` on). Also a warning if a term of the loss takes |w| or w², is nearly all of the gradient, and all inputs
+    of a batch come to have one output.
     """
     largest, least = 0.0, progress
     for settings in history.model.optimizer_settings:
@@ -79,8 +79,8 @@ def large_weight_decay(
 def moment_out_of_bounds(history: TrainingHistory, *, margin: float = 1.1) -> Seen | None:
     """A second moment rose above `margin` times the square of the largest norm, to which weight decay is added.
 
-    From one sample to the next, so that what was there before the guard does not count. Critical where one is not
-    finite; silent after a step with NaN or Inf was taken, which explains that.
+    It must rise from one sample to the next, so that a state from before the guard does not count. Critical if it is
+    not finite; silent after a step with NaN or Inf was taken.
     """
     if history.num_nonfinite_applied or not history.norm_max > 0.0:
         return None
@@ -123,12 +123,13 @@ def moment_out_of_bounds(history: TrainingHistory, *, margin: float = 1.1) -> Se
 def poor_initialisation(
     history: TrainingHistory, *, small: float = 0.1, large: float = 8.0, tiny: float = 0.02, share: float = 0.5
 ) -> Seen | None:
-    """Weights that began above `large` times the expected spread, or below `small` times it in a `share` of the layers.
+    """Weights began above `large` times the expected spread, or below `small` times it in a share `share` of the
+    layers.
 
-    A single layer counts as too small below `tiny`, unless it is the last. Fewer than a `share` are info unless 50
-    losses gained less than 0.3 of the first. Above twice the spread a `share` of the layers is needed. Recurrent
-    weights (weight_hh) count as too large above 1.1. A spread of zero counts where more than a `share` of the layers
-    has it, and less than 0.8 of the first loss was gained. GPT-2's spreads are not too small.
+    A single layer is too small below `tiny`, unless it is the last; fewer than a share `share` are info unless 50
+    losses gained less than 0.3 of the first. Twice the spread is too large in a share `share` of the layers, 1.1 for
+    recurrent weights (weight_hh). Equal weights count in a share `share` of the layers if less than 0.8 of the first
+    loss was gained. GPT-2's spreads are not too small.
     """
     if not history.num_steps:
         return None
@@ -174,9 +175,10 @@ def poor_initialisation(
 def shrinking_weights(
     history: TrainingHistory, *, decay: float = 0.01, shrunk: float = 0.3, progress: float = 0.5
 ) -> Seen | None:
-    """Decay takes more than a share `decay` of the weights each step, or the median weight's norm fell below `shrunk`.
+    """Decay takes more than a share `decay` of the weights each step, or the median weight's norm fell below `shrunk`
+    of its first.
 
-    The latter, of what it was at the first sample, counts while the loss has not come down by a share `progress`.
+    The latter counts while the loss has not come down by a share `progress`.
     """
     taken, learns = history.model.decay_per_step or 0.0, signals_of(history).progress >= progress
     left = 1.0
