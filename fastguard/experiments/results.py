@@ -62,10 +62,14 @@ class Outcome:
 
     @property
     def best(self) -> Row | None:
-        """The arm that helps most; None if none does."""
-        rows = [row for row in self.rows if row.comparison is not None and not row.arm.is_null]
-        helpful = [row for row in rows if row.verdict == HELPS]
-        return max(helpful, key=lambda row: row.comparison.share if row.comparison else 0.0, default=None)
+        """The arm that helps most, a remedy of a cause that was found before any other; None if none helps."""
+        helpful = [row for row in self.rows if row.verdict == HELPS and not row.arm.is_null]
+        return max(helpful, key=self.promise, default=None)
+
+    def promise(self, row: Row) -> tuple[bool, bool, float]:
+        """What arms are sorted by: whether they help, whether they are the remedy of a cause, and by how much."""
+        is_remedy = any(one.rule in row.arm.remedies for one in self.causes)
+        return row.verdict == HELPS, is_remedy, row.comparison.share if row.comparison else 0.0
 
     @property
     def accusation(self) -> Row | None:

@@ -30,7 +30,7 @@ from ..records import TrainingHistory
 from ..records.log import read_jsonl
 from . import isolation
 from .arms import ARMS, Arm, arms_for
-from .paired import HELPS, noise_between
+from .paired import noise_between
 from .results import NOT_TRIED, Outcome, Row, Run, confirm, judged, may_help
 
 LEAST_STEPS = 16  # of the base
@@ -163,7 +163,7 @@ class Trial:
         """Runs what may help with the second seed as well, most promising first, until something helps with both."""
         base, other, noise = outcome.base, outcome.other, outcome.noise
         promising = [row for row in outcome.rows if may_help(row, noise)]
-        promising.sort(key=lambda row: (row.verdict == HELPS, row.comparison.share if row.comparison else 0.0))
+        promising.sort(key=outcome.promise)
         for row in promising[: -_MOST_CONFIRMED - 1 : -1]:
             if time.monotonic() + 1.1 * base.seconds > self._ends_at:
                 row.why = row.why or "with one seed: no time left for the second"

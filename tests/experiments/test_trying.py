@@ -53,6 +53,10 @@ def test_the_first_line_says_what_to_change():
     assert trying.verdict_of(outcome(helps, more)).startswith(
         "Raise the learning rate linearly over the first steps. The training loss is 0.5 lower then (0.4 to 0.6"
     )
+    both = outcome(helps, more, causes=["learning-rate-too-low"])
+    assert trying.verdict_of(both).startswith(
+        "Multiply the learning rate by 10."
+    )  # the remedy of a cause that was found
     told = trying.verdict_of(outcome(row("lr x10", 1.0)))
     assert told == "No change helps: none of 1 lowers the loss by more than the noise between seeds, 0.05."
     diverged = judged(ARMS["lr x0.1"], Run(losses(1.0)), Run([*losses(1.0, 20), math.nan] * 2), OTHER, 0.05)
