@@ -14,9 +14,9 @@ from typing import Any
 
 from ..records import StepStats, strict_json
 from ..records.log import JsonlLog as JsonlLog
+from ..records.log import LogState, run_id_of
 from ..records.log import read_jsonl as read_jsonl
-from ..records.log import run_id_of
-from .sink import LogState, Sink, flatten_step
+from .sink import Sink, flatten_step
 
 _log = logging.getLogger("fastguard")
 _monotonic = time.monotonic

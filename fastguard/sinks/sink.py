@@ -12,18 +12,8 @@ from typing import Any, cast
 
 from .._text import ended, prose
 from ..records import StepStats
+from ..records.log import LineCounts
 from ..records.samples import ModuleActivity, WeightStats
-
-_extension: Any = None
-try:
-    from .. import _C
-
-    _extension = _C
-except ImportError:
-    pass
-# Base classes whose attributes lie in C structs: see csrc/state.h.
-LineCounts: Any = object if _extension is None else _extension.LineCounts
-LogState: Any = object if _extension is None else _extension.LogState
 
 _log = logging.getLogger("fastguard")
 _perf_counter = time.perf_counter
