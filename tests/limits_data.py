@@ -219,6 +219,8 @@ LIMITS = {
         (uneven([2.3] * 10 + [1.65] * 90), "warning"),
         (uneven([2.3] * 10 + [1.55] * 90), "info"),
         (uneven(share=0.9), None),
+        (uneven(LEARNT, share=0.94), "info"),
+        (uneven(LEARNT, share=0.95), "warning"),
         (uneven(share=1.0, num_target_classes=1), None),  # one-target
         (uneven(falling_losses(100), share=0.85, num_target_classes=9), "warning"),  # of many classes
         (uneven(falling_losses(100), share=0.79, num_target_classes=9), None),

@@ -350,6 +350,8 @@ LIMITS = {
         (sized("Adadelta", 1.0, num_steps=80), None),
         (sized("Adadelta", 1e-3, num_steps=80), "warning"),
         (sized("Muon", 50.0, num_steps=80), None),  # its usual range is not known
+        (sized("Adadelta", 1e-3, losses=line(2e-3)), "warning"),  # it falls steadily, slowly
+        (sized("Adadelta", 1e-3, losses=line(2e-3, 199)), "info"),
         (sized(lr=0.1, losses=falling_losses(100, pace=15.0)), "info"),
         (sized(lr=0.1, losses=held(2.3, 2.0)), "info"),
         (sized(lr=0.1, losses=held(2.3, 2.1)), "warning"),

@@ -192,7 +192,7 @@ class TestRules:
         (rule,) = json.loads(capsys.readouterr().out)
         assert rule["thresholds"] == RULES["norm-spike"].thresholds
         assert rule["page"] == "docs/rules/norm-spike.md"
-        assert rule["what"].startswith("A norm far above those before it")
+        assert rule["what"].startswith("A norm has a robust z")
 
     def test_unknown(self, capsys):
         with pytest.raises(SystemExit) as leaving:

@@ -171,12 +171,12 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
     explains="same-output-for-all standstill",
 )
 def uneven_targets(
-    history: TrainingHistory, *, share: float = 0.9, num_targets: int = 64, of_many: float = 0.8
+    history: TrainingHistory, *, share: float = 0.9, very: float = 0.94, num_targets: int = 64, of_many: float = 0.8
 ) -> Seen | None:
     """One class has more than a share `share` of at least `num_targets` targets, and there is another.
 
-    With five classes or more, a share `of_many` is enough, and a warning. Otherwise info, unless 50 losses gained less
-    than 0.3 of the first.
+    With five classes or more, a share `of_many` is enough, and a warning. Otherwise info, unless it has more than
+    `very`, or 50 losses gained less than 0.3 of the first.
     """
     notes, top, num_classes = history.model, history.model.target_top_share, history.model.num_target_classes or 0
     if top is None or (notes.num_targets or 0) < num_targets or num_classes == 1:
@@ -184,7 +184,7 @@ def uneven_targets(
     is_of_many = num_classes >= 5 and top > of_many
     if not is_of_many and top <= share:
         return None
-    warns = is_of_many or is_stuck(history, 0.3, 50)
+    warns = is_of_many or top > very or is_stuck(history, 0.3, 50)
     return Seen(warn=warns, top_share=top, num_targets=notes.num_targets, threshold=share)
 
 

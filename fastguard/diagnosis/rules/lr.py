@@ -248,10 +248,10 @@ def learning_rate_unusual(
     """The largest learning rate so far is outside the usual range of this kind of optimizer.
 
     Or outside of `low` to `high`, where those are not 0. From `min_steps` steps on, once it no longer rises. Info; a
-    warning if the losses gained less than a share `progress` of the first, or if a high rate changes the median weight
-    by a third a step and half of the loss is left after 200. Whatever the loss does, a warning for a rate `far` times
-    the largest usual one, and larger than the targets, that changes the median weight by a third a step. Mixed and
-    unknown optimizers have no usual range.
+    warning if the losses gained less than a share `progress` of the first, or if half of the loss is left after 200
+    while it falls steadily at a low rate, or while a high rate changes the median weight by a third a step. Whatever
+    the loss does, a warning for a rate `far` times the largest usual one, and larger than the targets, that changes the
+    median weight by a third a step. Mixed and unknown optimizers have no usual range.
     """
     kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
     kind = kinds.pop() if len(kinds) == 1 else ""
@@ -261,7 +261,9 @@ def learning_rate_unusual(
         return None
     is_slow = history.losses.count >= min_steps and not s.fall >= progress
     is_large = largest > high and (estimated_update_ratio(history) or 0.0) > 0.3
-    is_slow = is_slow or (is_large and history.losses.count >= 200 and s.progress < 0.5)
+    is_late = history.losses.count >= 200 and s.progress < 0.5
+    is_long = largest < low and is_late and s.falls_steadily
+    is_slow = is_slow or is_long or (is_large and is_late)
     # Targets that are numbers say how far the weights have to go.
     targets = history.model.target_mean or 0.0, history.model.target_std or 0.0
     is_far = is_large and largest > far * high * max(1.0, math.hypot(*targets) if is_of_numbers(history) else 0.0)
@@ -271,6 +273,6 @@ def learning_rate_unusual(
         is_high=largest > high,
         threshold_low=low,
         threshold_high=high,
-        is_certain=is_far and kind in _NORMALISING,
+        is_certain=is_long or (is_far and kind in _NORMALISING),
         _kind=kind or "The optimizer",
     )
