@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # torch imports it at the first step with a closure, and the import leaves frames in cycles
 from guard_helpers import assert_identical, gradients, loss_at, make_model, poison, snapshot, take_step, train
 from torch import nn
 
