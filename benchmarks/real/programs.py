@@ -35,7 +35,6 @@ class Program:
 
 
 PROGRAMS = [
-    Program(ZERO_TO_ALL, "05_linear_regression.py"),
     Program(ZERO_TO_ALL, "07_diabets_logistic.py"),
     Program(ZERO_TO_ALL, "08_2_dataset_loade_logistic.py", {"num_workers=2": "num_workers=1"}),
     Program(
@@ -45,7 +44,6 @@ PROGRAMS = [
     Program(TUTORIAL, "306_optimizer.py", {"num_workers=2": "num_workers=0"}, "tutorial-contents"),
     Program(TUTORIAL, "406_GAN.py", {"range(10000)": "range(1500)", "plt.pause(0.01)": ""}, "tutorial-contents"),
     Program(TUTORIAL, "406_conditional_GAN.py", {"range(10000)": "range(1500)"}, "tutorial-contents"),
-    Program(FLOWS, "bnaf.py --train --dataset 8gaussians --n_steps 300 --hidden_dim 20", {", verbose=True": ""}),
     Program(FLOWS, "planar_flow.py --train --target_potential u_z1 --n_steps 2000 --flow_length 8 --no_cuda"),
     Program(LECTURE, "bigram.py", {"max_iters = 3000": "max_iters = 1000", "eval_iters = 200": "eval_iters = 20"}),
     Program(
@@ -71,7 +69,6 @@ PROGRAMS = [
     Program(NLP, "Transformer.py", {}, "5-1.Transformer"),
     Program(NLP, "BERT.py", {"range(100)": "range(20)"}, "5-2.BERT"),
     Program(EXAMPLES, "nn/two_layer_net_optim.py"),
-    Program(EXAMPLES, "nn/two_layer_net_nn.py"),
     Program(("tanelp/tiny-diffusion", "726b6bb"), "ddpm.py --num_epochs 4 --save_images_step 2"),
     Program(("spro/char-rnn.pytorch", "282bcb6"), "train.py README.md --n_epochs 20 --chunk_len 50 --batch_size 10"),
 ]
