@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Collection, Iterable, Sequence
+from itertools import compress
 
 from ...records import TrainingHistory
 from ...records.table import all_zero
@@ -154,11 +156,12 @@ def vanishing_layers(history: TrainingHistory, *, ratio: float = 1e-3, ratio_stu
     num_stood = _num_stood(history, 0.2) if had_time else 0
     stands = had_time and gained < 0.2
     has_stood = num_stood >= max((0.6 if history.has_ended else 1.0) * 100, 0.1 * history.num_steps)
-    columns = zip(tensors, tensors.column("log_rms"), tensors.column("first_log_rms"))
-    known = [(name, late, early) for name, late, early in columns if late == late and not is_bias(name)]
-    if tensors.num_samples < 4 or len(known) < (4 if stands or has_stood else 8):
+    if tensors.num_samples < 4:
         return None
-    names, lately, early = ([*column] for column in zip(*known))
+    is_known = [norm == norm and not is_bias(name) for name, norm in zip(tensors, tensors.column("log_rms"))]
+    lately, early = (array("d", compress(tensors.column(name), is_known)) for name in ("log_rms", "first_log_rms"))
+    if len(lately) < (4 if stands or has_stood else 8):
+        return None
     size = max(min(2, len(lately) // 3), len(lately) // 4)
     first, last, at_first, at_last = map(median, (lately[:size], lately[-size:], early[:size], early[-size:]))
     share, then = (math.exp(max(min(gap, 700.0), -700.0)) for gap in (min(first - last, 0.0), at_first - at_last))
@@ -168,10 +171,11 @@ def vanishing_layers(history: TrainingHistory, *, ratio: float = 1e-3, ratio_stu
         return None
     limit = ratio_stuck if stands or has_stood else ratio
     least = math.log(limit) + (last if is_now else at_last)
-    names = [name for name, norm in zip(names, lately if is_now else early) if norm < least]
+    known = [*compress(tensors, is_known)]
+    names = [name for name, norm in zip(known, lately if is_now else early) if norm < least]
     is_stuck = not gained >= 0.6
     return Seen(
-        at=(min(tensors[name].first_step for name, _, _ in known), tensors.last_step),
+        at=(min(tensors[name].first_step for name in known), tensors.last_step),
         layers=names,
         warn=is_stuck,
         sure=0.95 if is_stuck else 0.6,

@@ -200,8 +200,10 @@ def missing_gradients(
     beside do not count: idle-experts reports them.
     """
     notes, tensors = history.model, history.tensors
+    if not notes.names or tensors.num_samples < samples:
+        return None
     newest = () if history.last is None else history.last.tensors.names  # some may have joined since the last sample
-    if tensors.num_samples < samples or newest == notes.names or tensors.hold(notes.names):
+    if newest == notes.names or tensors.hold(notes.names):
         return None
     explained = {*notes.not_in_optimizer, *notes.without_gradient, *notes.zero_lr}
     explained.update(notes.moved_in_step, notes.moved_between)  # unseen-updates reports these
