@@ -94,10 +94,12 @@ def test_whole_steps_with_a_wrong_norm_are_refused(monkeypatch):
 
 
 def test_a_lost_record_is_noticed(monkeypatch):
-    write = steps.fastguard.JsonlSink.write
-    monkeypatch.setattr(
-        steps.fastguard.JsonlSink, "write", lambda sink, record: record.step == 2 or write(sink, record)
-    )
+    class Forgetful(steps.fastguard.JsonlSink):
+        def write(self, record):
+            if record.step != 2:
+                super().write(record)
+
+    monkeypatch.setattr(steps.fastguard, "JsonlSink", Forgetful)
     with pytest.raises(harness.WrongResultError, match="were recorded"):
         steps.measure_steps(TINY_STEP, TINY, steps.RECORDED, max_steps=6)
 
