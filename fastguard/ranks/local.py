@@ -112,6 +112,7 @@ class LocalGradients(Observer):
         self._next = 0  # the first step that was not sent yet
         self._awaited: tuple[Any, list[torch.Tensor]] | None = None
         self._odd, self._noise = OddRanks(members), NoiseScale(self.num_ranks)
+        self._means: dict[int, float] = {}  # of each rank's squared norms, at steps that the history does not have yet
         self._trouble: tuple[int, list[tuple[int, str, int, int]]] = -1, []
         self._num_exchanges = 0
 
@@ -154,6 +155,7 @@ class LocalGradients(Observer):
 
     def facts(self) -> dict[str, Any]:
         """The noise scale. Findings about single ranks are noted when they arrive."""
+        self._add_noise()
         return {"noise_scale": self._noise.value}
 
     def costs(self) -> dict[str, float]:
@@ -247,7 +249,8 @@ class LocalGradients(Observer):
         odd = self._odd.add(first, sums.sqrt())
         if odd is not None:
             history.note_model(odd_ranks=odd)
-        self._take_noise(first, sums, history)
+        self._keep_means(first, sums.mean(dim=0).tolist())
+        self._add_noise()
         if self._noise.value is not None:
             self._run.ring.attach(last, noise_scale=self._noise.value)
         for step in [step for step in self._read if step <= last]:
@@ -263,17 +266,25 @@ class LocalGradients(Observer):
             history.note_model(bad_ranks=with_bad_step(history.model.bad_ranks, step, self.num_ranks, by_step[step]))
             self._trouble = step, by_step[step]
 
-    def _take_noise(self, first: int, sums: torch.Tensor, history: TrainingHistory) -> None:
-        """Adds the steps that are completely known: all tensors, finite, one backward pass."""
-        run = self._run
-        if not self._is_whole or len(run.known_names) != self._num_params:
+    def _keep_means(self, first: int, means: list[float]) -> None:
+        """Keeps the means of completely known steps, with all tensors and one backward pass, for `_add_noise`."""
+        if not self._is_whole or len(self._run.known_names) != self._num_params:
             return
-        entries = {entry.step: entry for entry in list(history.recent)[-3 * self._every :]}
-        for step, mean in enumerate(sums.mean(dim=0).tolist(), first):
-            entry, read = entries.get(step), self._read.get(step)
-            if entry is None or read is None or read.num_passes != 1 or not math.isfinite(mean + entry.norm):
+        for step, mean in enumerate(means, first):
+            read = self._read.get(step)
+            if read is not None and read.num_passes == 1:
+                self._means[step] = mean
+
+    def _add_noise(self) -> None:
+        """Adds the steps that have reached the history, if they are finite; the others wait."""
+        recent = self._history().recent
+        arrived = [step for step in self._means if recent and step <= recent[-1].step]
+        entries = {entry.step: entry for entry in recent} if arrived else {}
+        for step in arrived:
+            mean, entry = self._means.pop(step), entries.get(step)
+            if entry is None or not math.isfinite(mean + entry.norm):
                 continue
-            if not run.has_scaler or entry.loss_scale is not None:  # otherwise only the averages were unscaled
+            if not self._run.has_scaler or entry.loss_scale is not None:  # otherwise only the averages were unscaled
                 self._noise.add(mean / (entry.loss_scale or 1.0) ** 2, entry.norm**2)
 
 
