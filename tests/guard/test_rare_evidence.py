@@ -10,6 +10,7 @@ import pickle
 
 import pytest
 import torch
+from guard_helpers import needs_extension
 from torch import nn
 
 import fastguard
@@ -135,6 +136,7 @@ class TestLoneElement:
 
         return change
 
+    @needs_extension
     @pytest.mark.parametrize("options", [{}, {"max_norm": 1.0}], ids=["", "clipped"])
     def test_its_step_is_kept_with_its_tensor(self, options):
         model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
@@ -148,6 +150,7 @@ class TestLoneElement:
         guard = train(model, 38, self.flipping(model, {37}))
         assert [one.step for one in guard.history.lone_elements] == [37]
 
+    @needs_extension
     def test_sixteen_are_enough(self):
         model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
         guard = train(model, 60, self.flipping(model, set(range(60))), max_norm=1e-6)
