@@ -47,7 +47,7 @@ BUDGETS = {
     "package": 49_064,
     "core": 14_901,
     "files": 287,
-    "tests": 45_479,
+    "tests": 45_484,
     "benchmarks": 17_979,
     "README": 158,
     "rules": 70,
