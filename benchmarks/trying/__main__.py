@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# Script and fault, with the arms any of which is right as the first advice; "" where nothing has to be advised.
-# "permuted" stands for the remark that the targets do not follow from the inputs.
+# Script and fault, with the arms that are right as the first advice; "" if no advice is right.
+# "permuted" means the remark that the targets do not follow from the inputs.
 EXPECTED = {
     ("classify", ""): (),
     ("classify", "lr low"): ("lr x10",),

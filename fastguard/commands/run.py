@@ -76,7 +76,7 @@ def _parser() -> Parser:
 
 
 def _end_of_options(argv: Sequence[str]) -> int:
-    """Where the script, or -m, stands in the arguments; all that follows is the script's."""
+    """The position of the script, or of -m, in the arguments. The script gets everything after it."""
     at = 0
     while at < len(argv) and argv[at] != "-m" and argv[at].startswith("-"):
         at += 2 if argv[at] in _WITH_VALUE else 1

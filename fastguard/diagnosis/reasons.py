@@ -21,7 +21,7 @@ _SMALL_STEP, _LARGE_STEP = 0.03, 0.3  # of the median weight
 
 
 def if_nothing_is_learnt(weight: float, otherwise: float = 0.0) -> Reason:
-    """`weight` where the loss stands still, `otherwise` where it does not."""
+    """`weight` if the loss does not fall, `otherwise` if it does."""
     return lambda finding, history, found: weight if not found.keys().isdisjoint(_STANDING) else otherwise
 
 

@@ -58,7 +58,7 @@ class Rule:
         of: the rule that it is a sign of; empty for a rule. The signs of a rule make one finding.
         cause: the cause that it speaks for: the name of one in `CAUSES`, or a name and a sentence for one that it alone
             speaks for, whose remedy is the rule's.
-        weight: how strongly it speaks for that, from 0 to 1; of two weights the first applies if the loss stands still.
+        weight: how strongly it speaks for that, from 0 to 1; of two, the first is for a loss that does not fall.
         explains, cause_needs: further rules that the cause explains, and facts that it needs, as in `causes.Cause`.
         signs: the checks that it consists of.
     """
