@@ -159,6 +159,12 @@ py::object py_channel_stats(py::handle tensor, int dim, double low, double high,
   return py::make_tuple(row_of(a, numel), std::move(table));
 }
 
+// Whether the tensor is of an exact type, in memory of the CPU, with strides. Of others Python has to ask torch.
+bool py_can_read(py::handle tensor) {
+  Elements x;
+  return read_any(tensor.ptr(), x);
+}
+
 // The fields of Figures; None if the tensor is empty, or would need preparing.
 py::object py_sample(py::handle tensor) {
   Elements x;
@@ -340,6 +346,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("stats_and_checksums", &py_stats_and_checksums);
   m.def("activation_stats", &py_activation_stats);
   m.def("channel_stats", &py_channel_stats);
+  m.def("can_read", &py_can_read);
   m.def("sample", &py_sample);
   m.def("magnitude_counts", &py_magnitude_counts);
   m.def("locate_tensors", &py_locate_tensors);

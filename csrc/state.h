@@ -20,7 +20,7 @@ struct RingState {
   static constexpr int kNumObjects = 4;
   PyObject_HEAD
   PyObject *headers, *found, *told, *made;
-  Py_ssize_t newest, num_open, limit, end;
+  Py_ssize_t newest, num_open, limit, end, stride;
   long long sampled;
   double calm;
   char is_over;
@@ -31,7 +31,7 @@ struct RunState {
   static constexpr int kNumObjects = 4;
   PyObject_HEAD
   PyObject *clock, *ring, *clip, *skip_nonfinite;
-  long long wakes_at, marked, mark;
+  long long wakes_at, ends_at, marked, mark;
   double buffers_at;
   char is_short, has_more_to_do, marks_ends, waits, asks_clip;
 };

@@ -1,5 +1,6 @@
 #include "step_hooks.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "callable.h"
@@ -54,18 +55,18 @@ py::object limit_of(PyObject* clip) {
   return clip == Py_None ? py::cast(HUGE_VAL) : attribute(clip, name);
 }
 
-// Whether the look that is due within a batch waits for its end, as where the losses are about the best: see `Checkup`.
+// Whether the look that is due within a batch is put off, as where the losses are about the best: see `Checkup`.
 bool puts_off(RingState& ring) {
-  if (ring.num_open >= ring.end) return false;
+  if (ring.num_open >= ring.end || ring.stride < 1) return false;
   double sum = 0.0, count = 0.0;
-  for (Py_ssize_t i = 0; i < ring.num_open; ++i) {
+  for (Py_ssize_t i = std::max(Py_ssize_t(0), ring.num_open - ring.stride); i < ring.num_open; ++i) {
     const double* header = header_at(ring.headers, i);
     if (!header || !(int(header[kFlags]) & kHasLoss)) continue;
     sum += header[kLoss];
     ++count;
   }
   if (count > 0.0 && !(sum <= ring.calm * count)) return false;
-  ring.limit = ring.end;
+  ring.limit = std::min(ring.end, ring.limit + ring.stride);
   return true;
 }
 
@@ -182,7 +183,8 @@ bool mark_end(const Parts& parts) {
 PyObject* after_step(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* names) {
   const Parts parts(self);
   const HooksState& hooks = *parts.hooks;
-  if (!parts.are_there() || hooks.depth || hooks.undo != Py_None || hooks.rescue != Py_None || parts.run->has_more_to_do)
+  if (!parts.are_there() || hooks.depth || hooks.undo != Py_None || hooks.rescue != Py_None || parts.run->has_more_to_do ||
+      parts.clock->step > parts.run->ends_at)
     return call_python(self, args, nargsf, names);
   if (parts.run->marks_ends && !hooks.silent) {
     if (!parts.run->is_short) return call_python(self, args, nargsf, names);  // a step that is no part of the run, say

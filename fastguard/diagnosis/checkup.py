@@ -12,7 +12,7 @@ from typing import Any
 
 from ..records import TrainingHistory
 from ..records.failures import Failures
-from ..records.slot import batch_end, batch_length
+from ..records.slot import batch_end
 from .finding import Finding
 from .registry import RULES, diagnose
 from .watch import Watch, log_news
@@ -23,7 +23,8 @@ _FIRST_CLIPPER = 31  # the first step after which the rule `already-clipped` run
 # Shares of the time that checks may take if no interval was given, in a run that goes on as before and in one that has
 # changed; and seconds that the first checks may take on top.
 BUDGET, BUDGET_OF_CHANGE, HEAD_START = 0.0025, 0.01, 0.005
-AHEAD, GLANCE_EVERY = ("divergence-ahead",), 16  # rules that run more often than others, and their interval
+AHEAD = ("divergence-ahead",)  # rules that run more often than others
+GLANCE_EVERY, _LATE = 8, 1024  # their interval, which is doubled from that step on
 AT_FIRST, FIRST_GLANCE = ("no-gradient", "unseen-updates"), 10  # rules that run once after the first steps
 _NEVER = 1 << 62
 _NUM_NEWEST = 8  # losses that say whether a run is calm as a batch ends
@@ -91,7 +92,7 @@ class Checkup:
             new += self.check()
         if newest >= self.glance_at:
             self.glance_at = self._next_glance(newest)
-            is_first = newest < FIRST_GLANCE + GLANCE_EVERY - 1
+            is_first = newest < FIRST_GLANCE + 2 * GLANCE_EVERY - 1
             if is_first or self.watch.history.loss_trend.best <= 0.0 or not self._is_calm(self._newest_losses()):
                 new += self.glance()
         return new
@@ -119,11 +120,11 @@ class Checkup:
         return not losses or sum(losses) <= self.calm_below * len(losses)  # False where one is NaN
 
     def _next_glance(self, newest: int) -> int:
-        """The middle of a batch or its end, to see slow changes early; the check's turn before any loss."""
+        """The next multiple of the stride, to see slow changes early; the check's turn before any loss."""
         if newest >= FIRST_GLANCE and not self.watch.history.loss_trend.count:
             return self.check_at
-        half = batch_length(newest) // 2
-        return (newest + half) | (half - 1)
+        stride = glance_stride(newest)
+        return (newest + stride) | (stride - 1)
 
     def check(self) -> list[Finding]:
         """Applies the rules, unless it is too soon after the last time; returns new findings."""
@@ -158,13 +159,18 @@ class Checkup:
     def glance(self) -> list[Finding]:
         """Applies the early rules; returns new findings."""
         with self._failures.kept("checkup", "Early-warning rules were skipped at this step."):
-            is_first = self.watch.history.newest_step < FIRST_GLANCE + GLANCE_EVERY - 1
+            is_first = self.watch.history.newest_step < FIRST_GLANCE + 2 * GLANCE_EVERY - 1
             prepare = self._prepare() if is_first else None
             if prepare is not None:
                 prepare()
             if is_first or self.watch.history.loss_trend.count:
                 return self.watch.glance(AT_FIRST if is_first else AHEAD)
         return []
+
+
+def glance_stride(step: int) -> int:
+    """Steps from one run of the early rules to the next."""
+    return GLANCE_EVERY if step < _LATE else 2 * GLANCE_EVERY
 
 
 def _state_of(history: TrainingHistory) -> tuple[Any, ...]:

@@ -41,26 +41,33 @@ class Figures(NamedTuple):
     away_from_one: float
 
 
-def sample_of(data: Sequence[torch.Tensor], output: Any, training: bool, with_grad: bool) -> BatchSample | None:
+class Given(NamedTuple):
+    """An input of a pass, with its figures if it holds floating-point numbers."""
+
+    tensor: torch.Tensor
+    figures: Figures | None
+
+
+def sample_of(data: Sequence[Given], output: Any, training: bool, with_grad: bool) -> BatchSample | None:
     """Figures of the inputs and the output of one pass; None if no tensors in it can be read here.
 
     Args:
         data: what `data_of` returned.
     """
-    given = [x for x in data if x.dim()] or list(data)  # a single number next to tensors is not data
+    given = [x for x in data if x.tensor.dim()] or list(data)  # a single number next to tensors is not data
     returned = [x for _, x in leaves(output) if can_be_read(x) and (x.is_floating_point() or x.is_complex())]
     if not given or not returned:
         return None
-    x = next((x for x in given if x.is_floating_point() or x.is_complex()), given[0])
+    x, known = next((x for x in given if x.tensor.is_floating_point() or x.tensor.is_complex()), given[0])
     y = next((y for y in returned if y.dim()), returned[0])
-    of_input, of_output = figures_of(x), figures_of(y)
+    of_input, of_output = known or figures_of(x), figures_of(y)
     if of_input is None or of_output is None:
         return None
     is_finite = not of_output.num_nonfinite
     return BatchSample(
         training=training,
         with_grad=with_grad,
-        num_samples=given[0].shape[0] if given[0].dim() else 1,
+        num_samples=given[0].tensor.shape[0] if given[0].tensor.dim() else 1,
         input_abs_max=of_input.abs_max,
         input_mean=of_input.mean,
         input_std=of_input.std,
@@ -81,17 +88,20 @@ def sample_of(data: Sequence[torch.Tensor], output: Any, training: bool, with_gr
     )
 
 
-def data_of(args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def data_of(args: Any, kwargs: dict[str, Any]) -> list[Given]:
     """The inputs of a pass that can be read here, without masks."""
-    return [x for x in inputs_of(Call(args, kwargs)) if can_be_read(x) and not is_mask(x)]
+    readable = [x for x in inputs_of(Call(args, kwargs)) if can_be_read(x)]
+    data = [Given(x, figures_of(x) if x.is_floating_point() else None) for x in readable]
+    return [x for x in data if not is_mask(*x)]
 
 
-def is_mask(x: torch.Tensor) -> bool:
-    """Whether `x` holds 0 and one number below -1000, or -Inf, and nothing else: it is added to attention scores."""
-    if not x.is_floating_point() or not x.numel():
-        return False
-    found = figures_of(x)
-    if found is not None and abs(found.max) > 0.0:
+def is_mask(x: torch.Tensor, known: Figures | None = None) -> bool:
+    """Whether `x` holds 0 and one number below -1000, or -Inf, and nothing else: it is added to attention scores.
+
+    Args:
+        known: its figures, if you have them.
+    """
+    if (known is not None and abs(known.max) > 0.0) or not x.is_floating_point() or not x.numel():
         return False  # most tensors
     values = strided(x.detach().as_subclass(torch.Tensor), _MAX_ELEMENTS).double()
     low, high = values.aminmax()
@@ -105,6 +115,7 @@ def figures_of(x: torch.Tensor) -> Figures | None:
     """
     if extension is None:
         return None
-    x = x.detach().as_subclass(torch.Tensor)
+    if type(x) is not torch.Tensor or x.is_complex():
+        x = x.detach().as_subclass(torch.Tensor)
     found = extension.sample(x.conj() if x.is_conj() else x)  # not resolved, which would copy it
     return None if found is None else Figures._make(found)

@@ -157,7 +157,7 @@ class BatchWatch(Transient, Observer):
             data = data_of(args, kwargs)
             sample = sample_of(data, output, mode, with_grad)
             if is_training:
-                self.loss.watch(output, data[:4])
+                self.loss.watch(output, [x.tensor for x in data[:4]])
                 if self._num_taken in _COMPARED:
                     self.norms.arm()
             if sample is not None:

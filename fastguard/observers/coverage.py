@@ -44,6 +44,10 @@ class CoverageWatch(Observer):
             return math.inf
         return next_look(step + _REST if self._run.ring.seen.has_all else step)
 
+    @property
+    def has_before(self) -> bool:
+        return self._after is not None or not self._run.ring.seen.has_all
+
     def before(self, step: int) -> None:
         taken, self._after, self._before = self._after, None, None
         if taken is not None and taken[0] == step - 1:

@@ -34,6 +34,7 @@ class ObservedRun(Protocol):
     has_scaler: bool
     backend: str
     wakes_at: int
+    ends_at: int
     failures: Failures
     ring: Any
     known_names: tuple[str, ...]
@@ -120,8 +121,13 @@ class Observer:
         """The first step after `step` around which to call it; Inf for none."""
         return math.inf
 
+    @property
+    def has_before(self) -> bool:
+        """Whether `before` has something to do at the step that is due next."""
+        return type(self).before is not Observer.before
+
     def before(self, step: int) -> None:
-        """Called before such a step, when its gradients are there."""
+        """Called before such a step, when its gradients are there, if any observer has something to do then."""
 
     def after(self, step: int) -> None:
         """Called when all optimizers have taken or skipped such a step."""

@@ -17,6 +17,8 @@ from .left_gradients import LeftGradients
 from .observer import ObservedRun, Observer, held_weakly
 from .sketches import Sketches
 
+_NEVER = 1 << 62
+
 
 def checked(state: Any) -> dict[str, list[int]]:
     """Checks what `Observers.state_dict` returned; a MisfitError for anything else."""
@@ -32,8 +34,8 @@ class Observers:
     """Calls each observer around the steps that it asks for. An error in one is counted, and stops nothing else.
 
     Args:
-        run: of the guard. `run.wakes_at` is the next step at which something is due; earlier steps compare one
-            integer. `run.has_more_to_do` asks for a call of `end_step`.
+        run: of the guard. `run.wakes_at` is the next step at which something is due before the step, `run.ends_at`
+            after it; earlier steps compare two integers. `run.has_more_to_do` asks for a call of `end_step`, too.
         facts: counts backward passes in the first steps.
         others: of the ranks, weights and activations.
 
@@ -50,7 +52,7 @@ class Observers:
         others: Sequence[Observer] = (),
     ) -> None:
         self._run = run
-        self._step = -1  # that `_due` are called around
+        self._begun = -1  # the step that `begin_step` was called before
         self._due: list[Observer] = []
         self._left, self._sketches = LeftGradients(run, optimizers), Sketches(run, optimizers)
         self._next: dict[Observer, float] = dict.fromkeys(
@@ -85,10 +87,14 @@ class Observers:
 
     def begin_step(self, step: int) -> None:
         """Called before a step at which something is due, ahead of the decision about it."""
-        run, self._step = self._run, step
-        run.wakes_at, run.has_more_to_do = step + 1, True  # should the step raise, the next one wakes this again
-        self._due = [observer for observer, due_at in self._next.items() if due_at <= step]
+        self._run.wakes_at, self._run.ends_at = step + 1, step  # should the step raise, the next one wakes this again
+        self._find_due(step)
+        self._begun = step
         self._call("before", step)
+
+    def _find_due(self, step: int) -> None:
+        if self._begun != step:
+            self._due = [observer for observer, due_at in self._next.items() if due_at <= step]
 
     def _call(self, method: str, step: int) -> None:
         """Calls those that are due, without autograd."""
@@ -103,14 +109,16 @@ class Observers:
     def end_step(self) -> None:
         """Called when all optimizers have taken or skipped a step."""
         run, step = self._run, self._run.step - 1
-        if self._step == step:
+        if step >= run.ends_at:
+            self._find_due(step)
             self._call("after", step)
             for observer in self._due:
                 due_at = self._ask(observer, observer.next_after, step)
                 self._next[observer] = math.inf if due_at is None else due_at
-            self._step = -1
-            due_at = min(self._next.values())
-            run.wakes_at = int(due_at) if due_at < math.inf else step + (1 << 30)
+            self._begun = -1
+            run.ends_at = _NEVER if (due_at := min(self._next.values())) == math.inf else int(due_at)
+            due_at = min((at for observer, at in self._next.items() if observer.has_before), default=math.inf)
+            run.wakes_at = _NEVER if due_at == math.inf else int(due_at)
         if self.batches is not None and self.batches.found:
             self.attach()
 
@@ -155,7 +163,7 @@ class Observers:
         for observer in self._next:
             observer.forget()
             self._next[observer] = 0
-        self._run.wakes_at = 0
+        self._run.wakes_at = self._run.ends_at = 0
 
     def pause(self, is_paused: bool) -> bool:
         """Pauses or resumes the samples of forward passes. Returns whether they were paused before."""

@@ -276,6 +276,10 @@ class Sketches(Observer):
     def next_after(self, step: int) -> float:
         return next_look(step)
 
+    @property
+    def has_before(self) -> bool:
+        return self.parameters.awaits
+
     def before(self, step: int) -> None:
         if self._run.may_wait and self.parameters.awaits:
             self.parameters.compare(step, self._run.known_names)

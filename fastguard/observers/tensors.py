@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import kernels
+from ..kernels.cpu import extension
 
 MAX_LEAVES = 8
 _MAX_DEPTH = 4
@@ -97,6 +98,8 @@ def unreadable(tensor: torch.Tensor) -> str | None:
 
 def can_be_read(x: torch.Tensor) -> bool:
     """Whether the values of `x` are in memory of the CPU, with strides."""
+    if extension is not None and extension.can_read(x):
+        return True  # nearly every tensor
     if not x.is_cpu or not is_dense(x) or isinstance(x, torch._subclasses.FakeTensor) or kernels.lacks_memory(x):
         return False
     functorch = torch._C._functorch

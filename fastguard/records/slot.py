@@ -31,8 +31,8 @@ try:
 except ImportError:
     _read_headers = None  # type: ignore[assignment]
 
-BATCH = 32
-_LATE = 1024  # the first step with batches of this length
+_LENGTHS = ((128, 16), (1024, 32))  # batches of this length up to that step
+NUM_SLOTS = 64  # the length of later batches, and the most steps that wait to be delivered
 HEADER_WORDS = 16
 HEADER_BYTES = 8 * HEADER_WORDS
 NORM_SQ, NORM, CLIP_COEF, FACTOR, LOSS_SCALE, NARROW, STEP, TRIGGER = range(8)
@@ -75,14 +75,14 @@ def batch_end(step: int) -> int:
     """The first step from `step` on that ends a batch.
 
     Work for many steps at once, and occasional checks, wait for the end of a batch, so that most steps have no extra
-    work. Batches are short in the first thousand steps, where most things happen.
+    work. Batches are shorter in the first thousand steps, where most things happen.
 
-    >>> [batch_end(step) for step in (0, 15, 16, 1023, 1024)]
-    [15, 15, 31, 1023, 1055]
+    >>> [batch_end(step) for step in (0, 15, 16, 128, 1023, 1024)]
+    [15, 15, 31, 159, 1023, 1087]
     """
     return step | (batch_length(step) - 1)
 
 
 def batch_length(step: int) -> int:
     """The number of steps in the batch of `step`; a power of two."""
-    return BATCH if step >= _LATE else BATCH // 2
+    return next((length for end, length in _LENGTHS if step < end), NUM_SLOTS)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from . import columns, strict_json, values
 from .codec import Count, Kind, Part
-from .slot import BATCH, batch_end
+from .slot import batch_end
 from .table import TensorStats
 
 MAX_TENSORS = 4096
@@ -19,6 +19,7 @@ NUM_FIRST = 3
 _RATE = 0.25
 _FIRST_GAPS = (1, 1, 3, 5)  # steps between the first samples; later ones are at the end of a batch of steps
 _TENSORS_PER_STEP = 5
+_SLACK = 16  # steps by which a sample may come early, to be at the end of a batch
 
 # A track is 14 float64 in a row: 112 bytes, where an object with Python numbers would take six hundred.
 _NUMEL, _NUM_SAMPLES, _NUM_ZERO, _SAME_RUN, _NUM_LOGS, _FIRST_STEP, _LAST_STEP = range(7)
@@ -174,7 +175,7 @@ class TensorTracks(Part):
         if self.num_samples < len(_FIRST_GAPS):
             self._next = step + _FIRST_GAPS[self.num_samples]
         else:
-            self._next = batch_end(max(step + 1, step + len(tensors) // _TENSORS_PER_STEP - BATCH // 2))
+            self._next = batch_end(max(step + 1, step + len(tensors) // _TENSORS_PER_STEP - _SLACK))
         self.num_samples += 1
         self.last_step = step
         names, data, num_known = tensors.names, self._data, len(self._names)

@@ -193,7 +193,8 @@ class Hooks(LongWay):
                 self._undo.give_back()
                 self._undo = None
             run = self._run
-            if (run.has_more_to_do or run.marks_ends) and not self._silent and not self._member.is_paused:
+            is_due = run.has_more_to_do or run.marks_ends or run.step > run.ends_at
+            if is_due and not self._silent and not self._member.is_paused:
                 run.has_more_to_do = self._sampling.end_step()
             if self._rescue is not None and self._judge.is_between_steps and not self._member.is_paused:
                 self._rescue.end_step()

@@ -235,7 +235,7 @@ class InBackward:
             judged.trigger = trigger_of(run.clip, current.limits)
             self._observe(current, judged)
             self._judge.enter(judged)
-            if run.has_more_to_do or run.marks_ends:
+            if run.has_more_to_do or run.marks_ends or run.step > run.ends_at:
                 run.has_more_to_do = self._sampling.end_step()
             ring.add_overhead(current.seconds + time.perf_counter() - started)
             self._ledger.raise_due()

@@ -11,17 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 from ..diagnosis import Finding
-from ..diagnosis.checkup import Checkup
+from ..diagnosis.checkup import Checkup, glance_stride
 from ..kernels import cpu
 from ..records import StepStats, TrainingHistory
 from ..records.failures import Failures
 from ..records.history import entry_of
-from ..records.slot import FLAGS, HEADER_WORDS, NORM, SKIPPED, STEP, batch_end, read_headers
+from ..records.slot import FLAGS, HEADER_WORDS, NORM, NUM_SLOTS, SKIPPED, STEP, batch_end, read_headers
 from ..records.table import without_rows
 from ..sinks import JsonlSink, SafeSink
 from ..sinks.jsonl import with_samples
 from .consecutive_skips import ConsecutiveSkips, log_nonfinite, log_skipped_by_policy
-from .ring import NUM_SLOTS, TABLE, Ring
+from .ring import TABLE, Ring
 from .state import LedgerState
 
 _log = logging.getLogger("fastguard")
@@ -246,7 +246,8 @@ class Ledger(LedgerState):
         ring, first = self.ring, self._first
         limit = end = self._batch_end - first + 1
         if self.checkup is not None and self.checkup.glance_at < self._batch_end:
-            limit, ring.calm = max(first, self.checkup.glance_at) - first + 1, self.checkup.calm_below
+            limit = max(first, self.checkup.glance_at) - first + 1
+            ring.calm, ring.stride = self.checkup.calm_below, glance_stride(first)
         is_alone = self._is_bad or (bool(self.sinks) and not self.writes_lines)
         ring.limit, ring.end = (1, 0) if is_alone else (min(limit, NUM_SLOTS), min(end, NUM_SLOTS))
 

@@ -23,6 +23,7 @@ from ..records.slot import (
     NORM,
     NOTES,
     NUM_ROWS,
+    NUM_SLOTS,
     OVERHEAD_S,
     SKIPPED,
     STEP,
@@ -33,7 +34,6 @@ from .device import PendingStep
 from .seen import SeenParameters
 from .state import RingState
 
-NUM_SLOTS = 32
 TABLE, POSITIONS, FINGERPRINT, WRITTEN, OVER, SEEN = range(6)  # places in `Ring.found`
 
 
@@ -84,7 +84,8 @@ class Ring(RingState):
         seen: which of them had a gradient at any step.
         newest: index of the newest slot; -1 before the first.
         told: a list of one, which C++ writes, too: number of the newest step that the sinks have had, or None.
-        end, calm: where a batch's steps go beyond `limit` while the mean of their losses is at most `calm`.
+        end, calm, stride: the batch goes on beyond `limit`, up to `end`, by `stride` steps at a time while the mean
+            of their losses is at most `calm`.
         is_over: whether neither another evaluation nor a loss can come to the newest slot.
         made: the newest slot as a record, if it was made. Set it to None before you fill a slot without `arrive`.
         closure_step: number of the newest step that has the loss of a closure.
@@ -103,7 +104,7 @@ class Ring(RingState):
         self.newest = -1
         self.num_open = 0
         self.told: list[int | None] = [None]
-        self.limit, self.end, self.calm = NUM_SLOTS, 0, 0.0
+        self.limit, self.end, self.calm, self.stride = NUM_SLOTS, 0, 0.0, NUM_SLOTS
         self.is_over = False
         self.closure_step = -1
         self.samples: dict[int, dict[str, Any]] = {}

@@ -76,7 +76,7 @@ class Run(RunState):
         waits: whether the host waits for the record of a step before the step is taken.
         has_scaler: whether a GradScaler has been seen at work.
         wakes_at: the next step that observers look at before it is taken.
-        has_more_to_do: whether something is due after the step.
+        ends_at, has_more_to_do: the next step that they look at after it, and whether something else is due then.
         marks_ends: whether to note how much autograd had recorded when a step ended: losses come before their steps.
         marked, mark: the newest step of which that was noted, and how much it was.
         is_short: whether a step may go the short way, which asks nothing that was the same at the step before.
@@ -105,7 +105,7 @@ class Run(RunState):
         self.on_error: Callable[[Exception], bool] | None = None
         self.may_wait = self.waits = True
         self.has_scaler = False
-        self.wakes_at = 0
+        self.wakes_at = self.ends_at = 0
         self.has_more_to_do = True
         self.marks_ends = False
         self.marked, self.mark = -1, 0

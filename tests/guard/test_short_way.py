@@ -15,7 +15,7 @@ from torch import nn
 import fastguard
 from fastguard.kernels import backends, cpu
 from fastguard.step.hooks import Hooks
-from fastguard.step.ring import NUM_SLOTS
+from fastguard.records.slot import NUM_SLOTS
 
 pytestmark = pytest.mark.skipif(not backends()["cpu"].available, reason=str(backends()["cpu"].reason))
 
