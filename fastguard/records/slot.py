@@ -31,7 +31,7 @@ try:
 except ImportError:
     _read_headers = None  # type: ignore[assignment]
 
-_LENGTHS = ((128, 16), (1024, 32))  # batches of this length up to that step
+_LENGTHS = ((128, 16), (256, 32))  # batches of this length up to that step
 NUM_SLOTS = 64  # the length of later batches, and the most steps that wait to be delivered
 HEADER_WORDS = 16
 HEADER_BYTES = 8 * HEADER_WORDS
@@ -75,10 +75,10 @@ def batch_end(step: int) -> int:
     """The first step from `step` on that ends a batch.
 
     Work for many steps at once, and occasional checks, wait for the end of a batch, so that most steps have no extra
-    work. Batches are shorter in the first thousand steps, where most things happen.
+    work. Batches are shorter in the first steps, where most things happen.
 
-    >>> [batch_end(step) for step in (0, 15, 16, 128, 1023, 1024)]
-    [15, 15, 31, 159, 1023, 1087]
+    >>> [batch_end(step) for step in (0, 15, 16, 128, 256)]
+    [15, 15, 31, 159, 319]
     """
     return step | (batch_length(step) - 1)
 
