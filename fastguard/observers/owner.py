@@ -112,13 +112,16 @@ class Observers:
         if step >= run.ends_at:
             self._find_due(step)
             self._call("after", step)
-            for observer in self._due:
-                due_at = self._ask(observer, observer.next_after, step)
-                self._next[observer] = math.inf if due_at is None else due_at
             self._begun = -1
-            run.ends_at = _NEVER if (due_at := min(self._next.values())) == math.inf else int(due_at)
-            due_at = min((at for observer, at in self._next.items() if observer.has_before), default=math.inf)
-            run.wakes_at = _NEVER if due_at == math.inf else int(due_at)
+            run.ends_at = run.wakes_at = _NEVER
+            for observer, due_at in self._next.items():
+                if due_at <= step:
+                    due_at = self._ask(observer, observer.next_after, step) or math.inf
+                    self._next[observer] = due_at
+                if due_at < run.ends_at:
+                    run.ends_at = int(due_at)
+                if due_at < run.wakes_at and observer.has_before:
+                    run.wakes_at = int(due_at)
         if self.batches is not None and self.batches.found:
             self.attach()
 

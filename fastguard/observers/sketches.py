@@ -115,35 +115,28 @@ class GradientSketch:
 
     def __init__(self) -> None:
         self._chosen: list[tuple[weakref.ref[torch.Tensor], int]] = []
-        self._before: tuple[int, bytearray, float] | None = None
+        self._before: tuple[int, bytearray] | None = None
 
-    def cosine(self, step: int, params: Parameters, *, is_wanted: bool) -> float | None:
+    def cosine(self, step: int, params: Parameters) -> float | None:
         """The cosine of the gradients of `step` with those of the step before, if that was sampled too.
 
         None otherwise, and if one of the two has no gradients, is zero or is not finite.
         """
-        sample, before = self._sample(params), self._before
-        self._before = None
-        square = 0.0 if sample is None else dot(sample, sample)
-        if sample is None or not 0.0 < square < math.inf:
+        known = self._sample_chosen()
+        if known is None:
+            self._before = None
+            self._choose(params())
+            known = self._sample_chosen()
+        before, self._before = self._before, None if known is None else (step, known)
+        if known is None or before is None or before[0] != step - 1 or len(before[1]) != len(known):
             return None
-        self._before = step, sample, math.sqrt(square)
-        if not is_wanted or before is None or before[0] != step - 1 or len(before[1]) != len(sample):
-            return None
-        cosine = dot(sample, before[1]) / (before[2] * self._before[2])
+        norms = math.sqrt(dot(known, known)) * math.sqrt(dot(before[1], before[1]))
+        cosine = dot(known, before[1]) / norms if norms > 0.0 else math.nan
         return max(-1.0, min(1.0, cosine)) if math.isfinite(cosine) else None
 
     def forget(self) -> None:
         """The next step does not follow the last one."""
         self._before = None
-
-    def _sample(self, params: Parameters) -> bytearray | None:
-        found = self._sample_chosen()
-        if found is None:
-            self._before = None
-            self._choose(params())
-            found = self._sample_chosen()
-        return found
 
     def _sample_chosen(self) -> bytearray | None:
         """A sample of the chosen gradients; None if one has changed its size, or none is chosen."""
@@ -289,7 +282,7 @@ class Sketches(Observer):
         if not what or not run.may_wait:
             return
         if what & READ:
-            cosine = self._gradients.cosine(step, run.params, is_wanted=bool(what & COMPARE))
+            cosine = self._gradients.cosine(step, run.params)
             if cosine is not None and (run.ring.step != step or run.ring.is_finite):
                 run.ring.attach(step, grad_cosine=cosine)
         if what & KEEP:
