@@ -38,7 +38,7 @@ class Checkup:
         history: the run.
         failures: the counter.
         prepare: a bound method that updates facts before the rules run; held weakly.
-        check_every: the interval; 0 for never. None: 48 steps, 64 from step 1024 on, or more, to keep the checks within
+        check_every: the interval; 0 for never. None: 48 steps, 64 from step 256 on, or more, to keep the checks within
             0.25% of the time; within 1% where the run has changed since the last one.
         is_quiet: another rank logs the findings.
 

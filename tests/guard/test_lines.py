@@ -17,7 +17,7 @@ from guard_helpers import make_model, take_step
 import fastguard
 from fastguard.kernels import backends, cpu
 from fastguard.records import strict_json
-from fastguard.records.slot import LOSS_SCALE
+from fastguard.records.slot import LOSS_SCALE, NUM_SLOTS
 from fastguard.sinks import flatten
 from fastguard.step.ring import JudgedStep, Ring
 
@@ -79,7 +79,7 @@ def test_numbers_are_written_as_python_writes_them() -> None:
         assert f'"loss":{strict_json.dumps(value)},' in text
 
 
-@pytest.mark.parametrize("index", [-1, 32, 10**9])
+@pytest.mark.parametrize("index", [-1, NUM_SLOTS, 10**9])
 def test_an_index_outside_the_ring_is_refused(index: int) -> None:
     with pytest.raises(ValueError, match="must hold the header"):
         cpu.json_line(Ring().headers, index, bytearray(), 0.0)
