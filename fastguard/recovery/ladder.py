@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
-from typing import Any, TypedDict
+from typing import Any
 
-from ..records import values
-from ..records.codec import Count, kind_of
+from ..records.codec import Count, Part
 from .rise import LossRise, Trial
 from .settings import Recovery
 
@@ -25,7 +22,7 @@ _NUM_FIRST = 20  # losses at the beginning of the run
 _LEAST_SPREAD, _LEAST_GAIN = 0.02, 0.05  # of the level, and of the progress since the beginning
 
 
-class LossLevel:
+class LossLevel(Part):
     """Where the losses of a healthy run are, how far they scatter, and from where on a loss is too high.
 
     Attributes:
@@ -37,10 +34,18 @@ class LossLevel:
         harder: by how much the losses of data that were left out were above the level.
     """
 
+    _losses: deque[float]
+    _num_new: Count
+    limit: float
+    value: float
+    spread: float
+    first: list[float]
+    harder: float
+
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
-        self._losses: deque[float] = deque(maxlen=_NUM_KEPT)
-        self.first: list[float] = []
+        self._losses = deque(maxlen=_NUM_KEPT)
+        self.first = []
         self._num_new = 0
         self.value = self.spread = self.harder = 0.0
         self.limit = math.inf
@@ -86,20 +91,14 @@ class LossLevel:
         """The median of the newest healthy losses; NaN without any."""
         return median([*self._losses][-_NUM_NEEDED:]) if self._losses else math.nan
 
-    def state(self) -> dict[str, Any]:
-        """As plain data, without what a rollback leaves as it is: `first` and `harder`."""
-        numbers = {"num_new": self._num_new, "limit": self.limit, "level": self.value, "spread": self.spread}
-        return {"losses": [*self._losses], **numbers}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Goes back to `state`."""
-        self._losses = deque(state["losses"], _NUM_KEPT)
-        self._num_new, self.limit = state["num_new"], state["limit"]
-        self.value, self.spread = state["level"], state["spread"]
+    def go_back(self, state: Any) -> None:
+        """Goes back to what `state` returned, except for `first` and `harder`."""
+        first, harder = self.first, self.harder
+        self.load(state)
+        self.first, self.harder = first, harder
 
 
-@dataclass
-class RateCut:
+class RateCut(Part):
     """The smaller learning rate after a rollback, which returns to its value in a straight line.
 
     Attributes:
@@ -107,10 +106,15 @@ class RateCut:
         lr, lr_back: the newest learning rate of the schedule, and that of the restored snapshot.
     """
 
-    factor: float = 1.0
-    start: int = 0
-    lr: float | None = None
-    lr_back: float | None = None
+    factor: float
+    start: Count
+    lr: float | None
+    lr_back: float | None
+
+    def __init__(
+        self, factor: float = 1.0, start: int = 0, lr: float | None = None, lr_back: float | None = None
+    ) -> None:
+        self.factor, self.start, self.lr, self.lr_back = factor, start, lr, lr_back
 
     def at(self, step: int, ramp: int) -> float:
         """What the learning rate is multiplied by at `step`; 1.0 once the ramp is over."""
@@ -125,7 +129,7 @@ class RateCut:
         return self.lr is not None and self.lr_back is not None and self.lr > _MOST_FASTER * self.lr_back > 0.0
 
 
-class Ladder:
+class Ladder(Part):
     """Watches losses and norms, and counts rollbacks.
 
     Attributes:
@@ -142,15 +146,26 @@ class Ladder:
         trial: of a snapshot; None without one.
     """
 
+    level: LossLevel
+    rise: LossRise
+    rate: RateCut
+    _norms: deque[float]
+    num_high: Count
+    num_bad: Count
+    attempts: list[Count]
+    is_waiting: bool
+    num_sat_out: Count
+    has_aim: bool
+
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
-        self._norms: deque[float] = deque(maxlen=_NUM_KEPT)
+        self._norms = deque(maxlen=_NUM_KEPT)
         self.level, self.rise, self.rate = LossLevel(settings), LossRise(), RateCut()
         self.has_aim, self.has_grown = True, False
         self.trial: Trial | None = None
         self.num_high = self.num_bad = 0
         self.cause = ""
-        self.attempts: list[int] = []
+        self.attempts = []
         self.is_waiting = False
         self.num_sat_out = 0
 
@@ -284,55 +299,12 @@ class Ladder:
 
     def baseline(self) -> dict[str, Any]:
         """Losses and norms as plain data."""
-        return {**self.level.state(), "norms": [*self._norms], "lr": self.rate.lr}
+        return {"level": self.level.state(), "norms": [*self._norms], "lr": self.rate.lr}
 
-    def load_baseline(self, state: Mapping[str, Any]) -> None:
+    def load_baseline(self, baseline: dict[str, Any]) -> None:
         """Goes back to what `baseline` returned; all alarms are over."""
-        self.level.load(state)
-        self._norms = deque(state["norms"], _NUM_KEPT)
+        self.level.go_back(baseline["level"])
+        self._norms = deque(baseline["norms"], _NUM_KEPT)
         self.num_high, self.num_bad, self.cause = 0, 0, ""
         self.rise.calm()
         self.has_grown, self.trial = False, None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **self.baseline(),
-            "counts": [self.num_high, self.num_bad, self.num_sat_out, int(self.is_waiting), self.rate.start],
-            "attempts": list(self.attempts),
-            "factor": self.rate.factor,
-            "harder": self.level.harder,
-            "first": list(self.level.first),
-            "rise": self.rise.state(),
-            "has_aim": self.has_aim,
-            "lr_back": self.rate.lr_back,
-        }
-
-    def load_state_dict(self, state: Any) -> None:
-        """Resumes from `state_dict`; raises ValueError for anything else, and then changes nothing."""
-        given, rise = _read_state(state), LossRise()
-        values.entry(state, "rise", rise.load)
-        self.load_baseline(given)
-        self.level.first, self.level.harder = given["first"], given["harder"]
-        self.rise, self.has_aim, self.attempts = rise, given["has_aim"], given["attempts"]
-        self.num_high, self.num_bad, self.num_sat_out, is_waiting, start = given["counts"]
-        self.is_waiting, self.rate = bool(is_waiting), RateCut(given["factor"], start, given["lr"], given["lr_back"])
-
-
-class _State(TypedDict):
-    losses: list[float]
-    norms: list[float]
-    first: list[float]
-    num_new: Count
-    limit: float
-    level: float
-    spread: float
-    factor: float
-    harder: float
-    counts: tuple[Count, Count, Count, Count, Count]
-    attempts: list[Count]
-    has_aim: bool
-    lr: float | None
-    lr_back: float | None
-
-
-_read_state = kind_of(_State).read

@@ -346,19 +346,19 @@ class Rescue:
         """Plain data. Snapshots are not included: a resumed run starts by taking one."""
         self.see()
         events, arrived = [dict(event) for event in self.events], [list(one) for one in self._arrived]
-        return {"ladder": self.ladder.state_dict(), "events": events, "arrived": arrived}
+        return {"ladder": self.ladder.state(), "events": events, "arrived": arrived}
 
     def go_on(self, state: dict[str, Any] | None, step: int) -> None:
         """Resumes at `step` from what `state_dict` returned, or from None, and takes a snapshot first."""
         if state is not None:
-            self.ladder.load_state_dict(state["ladder"])
+            self.ladder.load(state["ladder"])
             self.events = _read_events(state["events"])
         self._arrived = [StepSeen(*one) for one in ([] if state is None else state["arrived"])]
         self._keeper.forget()
         self._is_fresh = True
         self._begun = self._seen = step - 1
         self._heard_from, self._newest_to = step, -1
-        self._doubt = None
+        self._doubt = self.ladder.trial = None
         self._vetoed.clear()
 
 
@@ -382,7 +382,7 @@ class Slowed:
 
 def check_state(state: Any) -> Any:
     """Returns `state`. Raises MisfitError if it does not come from `Rescue.state_dict`."""
-    values.entry(state, "ladder", Ladder(Recovery()).load_state_dict)
+    values.entry(state, "ladder", Ladder(Recovery()).load)
     values.entry(state, "events", _read_events)
     values.entry(state, "arrived", lambda plain: values.each(seen_of, plain))
     return state

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from statistics import median
-from typing import Any
 
-from ..records import values
+from ..records.codec import Count, Part
 
 _ALLOWANCE, _CLIPPED = 0.75, 2.0  # standard deviations of one loss
 _ODD, _SUSPECT, _ALARM = 2.0, 5.0, 12.0
@@ -20,7 +19,7 @@ def _score(loss: float, level: float, spread: float) -> float:
     return max(-_CLIPPED, min((loss - level) / spread, _CLIPPED)) if math.isfinite(loss) else _CLIPPED
 
 
-class LossRise:
+class LossRise(Part):
     """Adds up how far losses lie above their earlier level, by Page's test.
 
     sum = max(0, sum + min((loss - level) / spread, 2) - 0.75). A rise by one standard deviation reaches the alarm, 12,
@@ -35,11 +34,19 @@ class LossRise:
     Source: E. S. Page, Continuous inspection schemes, Biometrika 41 (1954), 100-115.
     """
 
+    sum: float
+    known: float
+    num_resting: Count
+    num_suspect: Count
+    _lr: float  # of the newest loss
+    _lr_before: float  # of those that the level is of
+    _newest: deque[float]  # losses since then
+
     def __init__(self) -> None:
         self.sum = self.known = 0.0
         self.num_resting = self.num_suspect = 0
-        self._lr = self._lr_before = math.inf  # of the newest loss; of those that the level is of
-        self._newest: deque[float] = deque(maxlen=_NUM_NEWEST)  # since then
+        self._lr = self._lr_before = math.inf
+        self._newest = deque(maxlen=_NUM_NEWEST)
 
     def see(self, loss: float, lr: float | None, level: float, spread: float) -> None:
         """Adds a loss, given the level and the standard deviation `spread` of earlier losses."""
@@ -93,21 +100,6 @@ class LossRise:
         """Accepts a rise."""
         self.calm()
         self.known, self.num_resting = max(self.known, rise), num_resting
-
-    def state(self) -> list[float]:
-        """As plain numbers."""
-        numbers = [self.sum, self.known, self.num_resting, self.num_suspect, self._lr, self._lr_before]
-        return [*numbers, *self._newest]
-
-    def load(self, state: Any) -> None:
-        """Resumes from `state`; raises a MisfitError for anything else."""
-        numbers = values.each(values.number, state)
-        if not 6 <= len(numbers) <= 6 + _NUM_NEWEST:
-            raise values.MisfitError(f"must have 6 to {6 + _NUM_NEWEST} numbers, got {len(numbers)}")
-        resting, suspect = values.count(numbers[2]), values.count(numbers[3])
-        self.sum, self.known, self._lr, self._lr_before = *numbers[:2], *numbers[4:6]
-        self.num_resting, self.num_suspect = resting, suspect
-        self._newest = deque(numbers[6:], _NUM_NEWEST)
 
 
 class Trial:

@@ -55,7 +55,7 @@ class Snapshot:
         is_proved: whether it is valid.
         is_spared: whether it is valid for now, because the loss has jumped after healthy steps.
         baseline: plain data to restore with it.
-        largest: the largest element of each parameter, from `extents.largest`.
+        largest: the largest element of each parameter, from `keeper.largest`.
     """
 
     def __init__(self) -> None:
