@@ -8,7 +8,6 @@ import math
 import random
 import sys
 import tracemalloc
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,7 +20,7 @@ from fastguard.records import (
     StepStats,
     TensorRow,
     TrainingHistory,
-    overview,
+    running,
 )
 from fastguard.records import history as core
 from fastguard.records.columns import ROW_BYTES
@@ -97,7 +96,7 @@ class TestLaws:
         in_python.extend(entries)
         assert state_of(together) == state_of(in_python)
         assert {type(one) for one in together.recent} == {Entry}
-        assert {type(bucket.loss) for bucket in together.overview.buckets} == {overview.Summary}
+        assert {type(bucket.loss) for bucket in together.overview.buckets} == {running.Summary}
 
     @given(runs(), st.integers(0, 40))
     def test_resumed_or_copied_it_goes_on_as_if_nothing_had_happened(self, steps, at):
@@ -170,18 +169,6 @@ def random_entries(num, seed, oddity):
 
 
 class TestSavedStates:
-    def test_a_state_of_an_earlier_version_is_read_to_the_letter(self):
-        # Names that look like numbers stay names.
-        saved = json.loads(Path(__file__).with_name("history_state_v2.json").read_text(encoding="utf-8"))
-        history = TrainingHistory(2)
-        history.load_state_dict(saved)
-        state = history.state_dict()
-        saved["tensors"] = saved["tensors"][1:]  # it began with a count of steps
-        assert {key: state[key] for key in saved if key != "model"} | {"model": saved["model"]} == saved
-        assert {name: state["model"][name] for name in saved["model"]} == saved["model"]
-        assert len(history.batches) == len(history.grad_cosines) == 0  # which it lacks
-        assert list(history.tensors) == ["NaN"] and history.copy().state_dict() == state
-
     def test_an_error_names_the_place_and_changes_nothing(self):
         history = make_history([1.0])
         before, state = state_of(history), TrainingHistory().state_dict()
@@ -189,7 +176,7 @@ class TestSavedStates:
         place = r"`state\['batches'\]\['_first'\]\[0\]\['batch'\]\['output_width'\]`"
         for wrong, message in (
             (state, f"must be a whole number, got 'wide' - at {place}"),
-            ({}, r"`state` must be of version 2, got None - at `state\['version'\]`"),
+            ({}, r"`state` must be of version 3, got None - at `state\['version'\]`"),
         ):
             with pytest.raises(ValueError, match=message):
                 history.load_state_dict(wrong)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._text import duration, prose, shown
-from ..records.overview import Bucket
+from ..records.running import Bucket
 from .following import FollowedRun, newer_run
 
 _STYLES = {

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..kernels.cpu import extension
-from ..records.batches import BatchSample
+from ..records.samples import BatchSample
 from .tensors import Call, can_be_read, inputs_of, leaves, strided
 
 _MAX_ELEMENTS = 4096

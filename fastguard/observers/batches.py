@@ -14,8 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..kernels.cpu import extension
 from ..names import strip_wrappers
-from ..records.batches import BatchSample
 from ..records.failures import Failures
+from ..records.samples import BatchSample
 from .batch_sample import data_of, sample_of
 from .facts import kind_of, leaves_of
 from .loss_gradient import LossGradient

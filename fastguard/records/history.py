@@ -8,41 +8,27 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from .batches import NUM_COSINES, GradientCosine, SampledBatches
-from .checks import diagnose_losses
 from .columns import norm_parts, picker
-from .entries import Entry, LoneElement, NonFiniteEvent, Total, Validation
+from .events import Entry, LoneElement, NonFiniteEvent, Total, Validation
 from .loading import fill
 from .log import LogReader
-from .model import ModelNotes
-from .overview import Bucket, Overview, Summary
-from .running import Running
-from .sampled import Sampled
-from .samples import ModuleActivity, WeightStats
-from .series import COUNTERS, Series
+from .running import Bucket, Summary
+from .sampled import GradientCosine
+from .series import NUM_FIRST_EVENTS, Series, diagnose_losses
 from .table import StepStats
-from .tensors import MAX_TENSORS, TensorTracks
-from .trend import Trend
-from .updates import UpdateRatios
+from .tensors import MAX_TENSORS
 
 try:
     from .._C import fold as _fold_usual
 except ImportError:  # without the extension all steps are taken one by one
     _fold_usual = None  # type: ignore[assignment]
 
-NUM_FIRST_EVENTS = 16
-NUM_LAST_EVENTS = 64
 NUM_EVENT_NAMES = 8
-NUM_VALIDATIONS = 256
 EQUAL_NORMS_TOLERANCE = 1e-3
-
-NUM_TOTALS = 64
-NUM_LONE = 16
 LONE_SHARE, LONE_AMONG = 0.99, 256  # share of the squares in one element of at least 256; as in csrc/step.cpp
 SAMPLES = ("activations", "weights", "batches", "grad_cosine")  # fields of a record
 
@@ -101,35 +87,9 @@ class TrainingHistory(Series):
     def __init__(self, window: int = 512) -> None:
         if window < 1:
             raise ValueError(f"`window` must be at least 1, got {window}")
-        self.window = window
-        self.last: StepStats | None = None
-        self.revision = 0
-        self.lacks_norms = False
+        super().__init__(window)
         self._begun: tuple[int, list[Any]] | None = None  # a step, and the counters before it was counted
         self._noted: int | None = None  # a step whose event is noted, but whose numbers are not counted yet
-        self._totals: deque[Total] = deque(maxlen=NUM_TOTALS)
-        for name in COUNTERS:
-            setattr(self, name, 0)
-        self.norm_min = math.inf
-        self.norm_max = -math.inf
-        self.overhead_total_s = 0.0
-        self._equal_low = self._equal_high = 0.0
-        self.log_norm, self.losses, self.val_losses, self.lrs = Running(), Running(), Running(), Running()
-        self.recent: deque[Entry] = deque(maxlen=self.window)
-        self.clean: deque[Entry] = deque(maxlen=self.window)
-        self.first_events: list[NonFiniteEvent] = []
-        self.last_events: deque[NonFiniteEvent] = deque(maxlen=NUM_LAST_EVENTS)
-        self.first_nonfinite: dict[str, int] = {}
-        self.first_bad_loss_step = self.last_bad_loss_step = -1
-        self.loss_trend, self.norm_trend, self.overview, self.tensors = Trend(), Trend(), Overview(), TensorTracks()
-        self.activations = Sampled(ModuleActivity.from_dict, lambda module: not module.stats.is_finite)
-        self.weights = Sampled(WeightStats.from_dict, lambda weight: weight.num_nonfinite > 0)
-        self.updates = UpdateRatios()
-        self.batches = SampledBatches()
-        self.grad_cosines: deque[GradientCosine] = deque(maxlen=NUM_COSINES)
-        self.lone_elements: deque[LoneElement] = deque(maxlen=NUM_LONE)
-        self.validations: deque[Validation] = deque(maxlen=NUM_VALIDATIONS)
-        self.model = ModelNotes()
 
     def extend(self, entries: list[Entry], records: Sequence[StepStats] = ()) -> None:
         """Takes some steps, oldest first.

@@ -13,13 +13,13 @@ from typing import Any
 
 from .._text import NAME_WIDTH, prose, shown
 from . import values
-from .batches import BatchSample, GradientCosine
 from .codec import Spread, kind_of, kinds_of
 from .columns import COLUMNS, TensorRow, completed
-from .entries import Entry
+from .events import Entry
 from .log import KEYS, NUMBER_KEYS, LogReader
 from .model import FACTS, ModelNotes
-from .samples import ActivationStats, ModuleActivity, WeightStats
+from .sampled import GradientCosine
+from .samples import ActivationStats, BatchSample, ModuleActivity, WeightStats
 from .table import ClippedGroup, StepStats, TensorStats
 from .values import MisfitError
 

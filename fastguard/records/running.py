@@ -1,13 +1,27 @@
-"""Summaries of a stream of numbers, in plain Python: running moments, and quantiles of a window."""
+"""Summaries of a stream of numbers in bounded memory: moments, quantiles, level and spikes, the whole run in buckets.
+
+The C++ extension folds usual steps into the same attributes (csrc/fold.cpp).
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from .codec import Count, Part, Spread
+from .codec import Count, Length, Part, Spread
 
 HUGE = 1e150  # whose square is still a float
+NUM_BUCKETS = 256
+NUM_FIRST = 10
+NUM_SPIKES = 64
+SPIKE_Z = 6.0
+_WARM_UP = 20
+_RATE = 1 / 32
+_LIMIT_Z = 3.0  # the limit for a jump in the averages, and for the continuation of a spike
+_NEW_LEVEL = 10  # a spike that lasts this many steps is a new level
 _isfinite = math.isfinite
 
 
@@ -89,3 +103,264 @@ def quantiles(values: Iterable[float], q: Sequence[float]) -> tuple[float, ...]:
         else:  # the difference overflows
             result.append(ordered[low] * (1.0 - rest) + ordered[high] * rest)
     return tuple(result)
+
+
+class Spike(NamedTuple):
+    """Values in a row far above their average: the steps, the largest value, and average and spread before it."""
+
+    first_step: int
+    last_step: int
+    value: float
+    mean: float
+    std: float
+
+    @property
+    def z(self) -> float:
+        """How many standard deviations the largest value is above the average before it."""
+        return (self.value - self.mean) / (self.std + 1e-6 * abs(self.mean) + 1e-300)
+
+
+class Trend(Part):
+    """A series in constant memory. Non-finite values are left out; others are limited to ±1e150.
+
+    The mean is exponential over about 32 values, after a plain mean at first. The spread is that of the differences
+    between neighbours, so that a slope does not count as noise. From the 21st value on, a value more than 6 standard
+    deviations above the mean is a spike, which continues while values within two steps are 3 above it. For mean and
+    spread a jump is limited to 3 standard deviations, so that one spike does not hide the next; after ten steps it
+    counts in full, as a new level.
+
+    Attributes:
+        count: values so far.
+        first: median of the first ten.
+        mean, std: mean and spread now.
+        best, best_step: the smallest mean so far (from the tenth value on), and its step.
+        last: the newest value.
+        spikes: the newest 64 spikes.
+
+    >>> trend = Trend()
+    >>> for step in range(50):
+    ...     trend.add(step, 19.0 if step == 40 else 1.0 + step % 2)
+    >>> trend.spikes[0].first_step, trend.spikes[0].value
+    (40, 19.0)
+    """
+
+    __slots__ = ("_firsts", "_var", "best", "best_step", "count", "first", "last", "mean", "spikes")
+    count: Count
+    first: float
+    mean: float
+    _var: Spread
+    best: float
+    best_step: int
+    last: float
+    _firsts: list[float]
+    spikes: deque[Spike]
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = self.mean = self._var = 0.0
+        self._firsts = []
+        self.best = math.inf
+        self.best_step = -1
+        self.last = math.nan
+        self.spikes = deque(maxlen=NUM_SPIKES)
+
+    def add(self, step: int, value: float) -> None:
+        """Takes the value of one step. Cost: 0.7 us."""
+        if not -HUGE < value < HUGE:
+            if not _isfinite(value):
+                return
+            value = within(value)
+        self.count = count = self.count + 1
+        if count <= _WARM_UP:
+            self._warm_up(value, count)
+        else:
+            delta, change = value - self.mean, value - self.last
+            std = math.sqrt(self._var)
+            floor = 1e-6 * abs(self.mean)
+            limit = _LIMIT_Z * std + floor
+            if delta > limit and self._spike_length(step, value, delta, std + floor) < _NEW_LEVEL:
+                delta = limit
+            if change > limit:
+                change = limit
+            elif change < -limit:
+                change = -limit
+            self.mean += _RATE * delta
+            self._var += _RATE * (0.5 * change * change - self._var)
+        self.last = value
+        if count >= NUM_FIRST and self.mean < self.best:
+            self.best = self.mean
+            self.best_step = step
+
+    def _warm_up(self, value: float, count: int) -> None:
+        """The first twenty values; an outlier among them must not hide later spikes."""
+        firsts = self._firsts
+        firsts.append(value)
+        if count <= NUM_FIRST:
+            self.first = _median(firsts)
+        self.mean += (value - self.mean) / count
+        if count == _WARM_UP:
+            self.mean = min(self.mean, _median(firsts[-NUM_FIRST:]))
+            spread = 1.05 * _median([abs(b - a) for a, b in itertools.pairwise(firsts)])
+            self._var = spread * spread
+
+    def _spike_length(self, step: int, value: float, delta: float, std: float) -> int:
+        """Notes a value far above the mean, and returns for how many steps this has lasted."""
+        old = self.spikes[-1] if self.spikes else None
+        if old is not None and step - old.last_step <= 2:
+            self.spikes[-1] = old._replace(last_step=step, value=max(old.value, value))
+            return step - old.first_step + 1
+        if delta <= SPIKE_Z * std:
+            return _NEW_LEVEL  # within the noise: it counts in full
+        self.spikes.append(Spike(step, step, value, self.mean, math.sqrt(self._var)))
+        return 1
+
+    @property
+    def firsts(self) -> list[float]:
+        """The first twenty values."""
+        return list(self._firsts)
+
+    @property
+    def std(self) -> float:
+        """Spread of the values around their trend; 0.0 before the twentieth."""
+        return math.sqrt(self._var)
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])
+
+
+class Summary(NamedTuple):
+    """The values of one series in one bucket; 0 and NaNs if there are none."""
+
+    num: int
+    min: float
+    max: float
+    mean: float
+    last: float
+
+
+_NOTHING = Summary(0, math.nan, math.nan, math.nan, math.nan)
+
+
+class Bucket(NamedTuple):
+    """Some steps in a row. Skipped and non-finite steps count in `num_steps` only."""
+
+    first_step: int
+    last_step: int
+    num_steps: int
+    loss: Summary
+    norm: Summary
+    lr: Summary
+
+
+class _Open(Part):
+    """A summary that still gets values."""
+
+    __slots__ = ("count", "last", "max", "min", "total")
+    count: Count
+    total: float
+    min: float
+    max: float
+    last: float
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self.min = math.inf
+        self.max = -math.inf
+        self.last = math.nan
+
+    def add(self, value: float) -> None:
+        if -HUGE < value < HUGE:
+            self.total += value
+        elif math.isfinite(value):
+            self.total += within(value)
+        else:
+            return
+        self.count += 1
+        self.last = value
+        if value < self.min:
+            self.min = value
+        if value > self.max:
+            self.max = value
+
+    def close(self) -> Summary:
+        if not self.count:
+            return _NOTHING
+        return Summary(self.count, self.min, self.max, self.total / self.count, self.last)
+
+
+def _halved(closed: list[Bucket]) -> list[Bucket]:
+    """Merges each bucket with the next. Makes no call per summary, because one step pays for them all."""
+    merged = []
+    for first, second in zip(closed[::2], closed[1::2]):
+        series = []
+        for a, b in zip(first[3:], second[3:]):
+            if a.num and b.num:
+                num = a.num + b.num
+                mean = a.mean * (a.num / num) + b.mean * (b.num / num)
+                a = Summary(num, min(a.min, b.min), max(a.max, b.max), mean, b.last)
+            series.append(a if a.num else b)
+        merged.append(Bucket(first.first_step, second.last_step, first.num_steps + second.num_steps, *series))
+    return merged
+
+
+class Overview(Part):
+    """Smallest, largest, mean and last loss, norm and learning rate of every part of a run.
+
+    There are at most 256 buckets of equal length; when they are full, neighbours are merged, and the length doubles.
+
+    >>> overview = Overview()
+    >>> for step in range(1_000):
+    ...     overview.add(step, loss=1.0 / (step + 1), norm=1.0, lr=None)
+    >>> len(overview.buckets), overview.steps_per_bucket, overview.buckets[0].loss.max
+    (250, 4, 1.0)
+    """
+
+    __slots__ = ("_closed", "_first", "_last", "_num", "_open", "steps_per_bucket")
+    steps_per_bucket: Length
+    _first: int
+    _last: int
+    _num: Count
+    _open: tuple[_Open, _Open, _Open]
+    _closed: list[Bucket]
+
+    def __init__(self) -> None:
+        self.steps_per_bucket = 1
+        self._closed = []
+        self._open = (_Open(), _Open(), _Open())
+        self._first = self._last = self._num = 0
+
+    def add(self, step: int, loss: float | None, norm: float | None, lr: float | None) -> None:
+        """Takes one step; None is for a number that is unknown or must not count. Cost: 0.7 us; 0.2 ms a doubling."""
+        if not self._num:
+            self._first = step
+        self._last = step
+        self._num += 1
+        losses, norms, lrs = self._open
+        if loss is not None:
+            losses.add(loss)
+        if norm is not None:
+            norms.add(norm)
+        if lr is not None:
+            lrs.add(lr)
+        if self._num >= self.steps_per_bucket:
+            self._close_bucket()
+
+    def _close_bucket(self) -> None:
+        closed, steps_per_bucket = [*self._closed, self._open_bucket()], self.steps_per_bucket
+        if len(closed) >= NUM_BUCKETS:
+            closed, steps_per_bucket = _halved(closed), 2 * steps_per_bucket
+        fresh = (_Open(), _Open(), _Open())
+        # No calls from here on, so no interrupt comes in between.
+        self._closed, self.steps_per_bucket, self._open, self._num = closed, steps_per_bucket, fresh, 0
+
+    def _open_bucket(self) -> Bucket:
+        return Bucket(self._first, self._last, self._num, *(series.close() for series in self._open))
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """Oldest first; the last may hold fewer steps than `steps_per_bucket`."""
+        return [*self._closed, self._open_bucket()] if self._num else list(self._closed)

@@ -1,18 +1,27 @@
-"""Samples in small windows: activations by module, weights by parameter."""
+"""Samples in bounded memory: activations by module, weights by parameter, forward passes, updates of the weights."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Generic, TypeVar
+from itertools import chain
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from . import strict_json, values
 from .codec import Count, Kind, Part, list_kind, row_kind
-from .samples import ModuleActivity, WeightStats
+from .running import quantiles
+from .samples import BatchSample, ModuleActivity, WeightStats
 
 WINDOW = 16
+NUM_FIRST = 8
+NUM_BATCHES = 256
+NUM_COSINES = 256
+NUM_RECENT = 64
+MIN_NUMEL = 16
+SETTLED = 20  # steps after which an optimizer's averages no longer depend on their start at zero
 MAX_NAMES = 4096
 _Item = TypeVar("_Item", ModuleActivity, WeightStats)
 
@@ -129,3 +138,108 @@ class Sampled(Part, Generic[_Item]):
         for name in self.bad:
             if name not in self._windows:
                 raise values.MisfitError(f"must be a sampled name, got {name!r}", ("bad",))
+
+
+class GradientCosine(NamedTuple):
+    """The cosine between the gradient of a step and that of the step before, on a sample of their elements."""
+
+    step: int
+    cosine: float
+
+
+class SampledBatch(NamedTuple):
+    """One forward pass, and the step whose record had it."""
+
+    step: int
+    batch: BatchSample
+
+
+class SampledBatches(Part):
+    """At most 256 pairs of a step and a `BatchSample`, oldest first: the first eight and the newest.
+
+    >>> batches = SampledBatches()
+    >>> len(batches), list(batches)
+    (0, [])
+    """
+
+    __slots__ = ("_first", "_newest")
+    _first: deque[SampledBatch]
+    _newest: deque[SampledBatch]
+
+    def __init__(self) -> None:
+        self._first = deque(maxlen=NUM_FIRST)
+        self._newest = deque(maxlen=NUM_BATCHES - NUM_FIRST)
+
+    def add(self, step: int, batches: Iterable[BatchSample]) -> None:
+        """Takes the forward passes in the record of a step."""
+        for batch in batches:
+            (self._first if len(self._first) < NUM_FIRST else self._newest).append(SampledBatch(step, batch))
+
+    def __iter__(self) -> Iterator[SampledBatch]:
+        return chain(self._first, self._newest)
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._newest)
+
+    def __getitem__(self, index: int) -> SampledBatch:
+        return (*self._first, *self._newest)[index]
+
+
+class UpdateRatio(NamedTuple):
+    """The median over all weights of update norm / weight norm at one sampled step, and the lr if known."""
+
+    step: int
+    ratio: float
+    lr: float | None
+
+
+def is_bias(name: str) -> bool:
+    """Whether a parameter is a bias by its name, such as `bias`, or `bias_ih_l0` of a recurrent layer.
+
+    >>> is_bias("layers.0.bias"), is_bias("debiased.weight")
+    (True, False)
+    """
+    return name.rpartition(".")[2].startswith("bias")
+
+
+class UpdateRatios(Part):
+    """The first sample, the largest from twenty steps after it on, and the newest 64.
+
+    Attributes:
+        count: samples so far; 0 while no update was measured.
+        first, peak: the two samples; None while there is none.
+        recent: the newest, oldest first, including `first` as long as there is room.
+    """
+
+    __slots__ = ("count", "first", "peak", "recent")
+    count: Count
+    first: UpdateRatio | None
+    peak: UpdateRatio | None
+    recent: deque[UpdateRatio]
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = self.peak = None
+        self.recent = deque(maxlen=NUM_RECENT)
+
+    def add(self, step: int, weights: Sequence[WeightStats], lr: float | None, chosen: Container[str] | None) -> None:
+        """Takes one sampled step: the weights in `chosen`, or, if that is None, all but biases and small ones.
+
+        Cost: 0.5 us a weight.
+        """
+        ratios = [
+            ratio
+            for w in weights
+            if (ratio := w.update_ratio) is not None
+            and math.isfinite(ratio)
+            and (w.name in chosen if chosen is not None else w.numel >= MIN_NUMEL and not is_bias(w.name))
+        ]
+        if not ratios:
+            return
+        sample = UpdateRatio(step, quantiles(ratios, (0.5,))[0], lr)
+        self.count += 1
+        self.recent.append(sample)
+        if self.first is None:
+            self.first = sample
+        elif step >= self.first.step + SETTLED and (self.peak is None or sample.ratio > self.peak.ratio):
+            self.peak = sample

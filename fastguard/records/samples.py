@@ -313,3 +313,48 @@ class WeightStats(Plain):
     def update_ratio(self) -> float | None:
         """Norm of the update over norm of the weights; None if not measured or with a norm of zero."""
         return None if self.update_norm is None or not self.norm else self.update_norm / self.norm
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSample(Plain):
+    """One forward pass of the whole model: its first floating-point input, or else its first tensor, and its first
+    output, preferably one that is not a scalar.
+
+    All figures describe a strided sample of at most 4096 elements of each, without NaN and Inf. An undefined figure,
+    such as the spread of a batch of one, is NaN.
+
+    Attributes:
+        training, with_grad: whether the model was in training mode; whether autograd was on.
+        num_samples: leading dimension of the first tensor among the inputs.
+        input_abs_max, input_mean, input_std: of the input; the population's standard deviation.
+        input_num_nonfinite: NaN and Inf among the sampled elements.
+        input_is_integer: whether it has integers or booleans: tokens, labels, bytes.
+        input_constant_share: share of the features that are the same in all samples.
+        input_digest: a hash of the sampled elements in 63 bits. Equal batches have equal digests.
+        output_abs_max, output_min, output_max, output_mean, output_std, output_num_nonfinite: of the output.
+        output_width: its last dimension; 1 if it has fewer than two.
+        output_spread: mean over features of the standard deviation over samples; 0 if all samples get the same output.
+        output_is_unit: whether all of it is within [0, 1].
+        output_rows_sum_to_one: whether it adds up to 1 along the last dimension, which has more than one element.
+    """
+
+    training: bool
+    with_grad: bool
+    num_samples: int
+    input_abs_max: float
+    input_mean: float
+    input_std: float
+    input_num_nonfinite: int
+    input_is_integer: bool
+    input_constant_share: float
+    input_digest: int
+    output_abs_max: float
+    output_min: float
+    output_max: float
+    output_mean: float
+    output_std: float
+    output_num_nonfinite: int
+    output_width: int
+    output_spread: float
+    output_is_unit: bool
+    output_rows_sum_to_one: bool

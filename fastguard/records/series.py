@@ -1,33 +1,46 @@
-"""What a history holds: as rates, quantiles and lists, and as plain data that can be saved and loaded."""
+"""What a history holds, as plain data that can be saved and loaded, and as rates, quantiles and lists."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from . import codec, values
-from .batches import GradientCosine, SampledBatches
-from .codec import Count, Kind, Spread, kinds_of
-from .entries import Entry, LoneElement, NonFiniteEvent, Total, Validation
+from .codec import Count, Kind, Spread, kind_of, kinds_of
+from .events import Entry, LoneElement, NonFiniteEvent, Total, Validation
 from .model import ModelNotes
-from .overview import Overview
-from .running import Running, quantiles
-from .sampled import Sampled
+from .running import Overview, Running, Trend, quantiles
+from .sampled import NUM_COSINES, GradientCosine, Sampled, SampledBatches, UpdateRatios
 from .samples import ModuleActivity, WeightStats
 from .table import StepStats
 from .tensors import TensorTracks
-from .trend import Trend
-from .updates import UpdateRatios
 
 _SeriesT = TypeVar("_SeriesT", bound="Series")
-VERSION = 2
+VERSION = 3
+NUM_FIRST_EVENTS = 16
+NUM_LAST_EVENTS = 64
+NUM_TOTALS = 64
+NUM_LONE = 16
+NUM_VALIDATIONS = 256
+# Of the toolkit's checks.
+NUM_NEWEST = 5
+NUM_PLATEAU = 50
+MIN_PLATEAU_STEPS = 100
+PLATEAU_SPREAD = 0.001
+MIN_VALIDATIONS = 20
+# A counter and what it counts: both are empty, or neither is.
+_TOGETHER = (
+    ("num_steps", "recent"),
+    ("num_clean", "clean"),
+    ("num_nonfinite", "first_events"),
+    ("num_nonfinite", "last_events"),
+)
 
 
-# The attributes that `TrainingHistory.state_dict` saves; those of the first three classes have a section each.
-class Counters:
-    """Counts of a `TrainingHistory`."""
+class Series:
+    """What is saved of a `TrainingHistory`."""
 
     num_steps: Count
     num_clean: Count
@@ -44,30 +57,15 @@ class Counters:
     num_bad_losses: Count
     first_bad_loss_step: int
     last_bad_loss_step: int
-
-
-class Numbers:
-    """Single numbers of a `TrainingHistory`."""
-
     norm_min: float
     norm_max: float
     overhead_total_s: float
     _equal_low: Spread
     _equal_high: Spread
-
-
-class Aggregates:
-    """Aggregates over the whole run."""
-
     log_norm: Running
     losses: Running
     val_losses: Running
     lrs: Running
-
-
-class Contents:
-    """Windows, events and the parts of a `TrainingHistory`."""
-
     recent: deque[Entry]
     clean: deque[Entry]
     first_events: list[NonFiniteEvent]
@@ -82,36 +80,37 @@ class Contents:
     updates: UpdateRatios
     activations: Sampled[ModuleActivity]
     weights: Sampled[WeightStats]
-
-
-class LaterContents:
-    """Parts that states of earlier versions lack, and that then stay empty."""
-
     batches: SampledBatches
     grad_cosines: deque[GradientCosine]
     lone_elements: deque[LoneElement]
 
-
-COUNTERS = tuple(Counters.__annotations__)
-_SECTIONS = {"counters": kinds_of(Counters), "numbers": kinds_of(Numbers), "running": kinds_of(Aggregates)}
-_CONTENTS, _LATER = kinds_of(Contents), kinds_of(LaterContents)
-# A counter and what it counts: both are empty, or neither is.
-_TOGETHER = (
-    ("num_steps", "recent"),
-    ("num_clean", "clean"),
-    ("num_nonfinite", "first_events"),
-    ("num_nonfinite", "last_events"),
-)
-
-
-class Series(Counters, Numbers, Aggregates, Contents, LaterContents):
-    """The saved part of a `TrainingHistory`, and what can be read off its windows and counters."""
-
-    window: int
-    last: StepStats | None
-    revision: int
-    lacks_norms: bool
-    _totals: deque[Total]
+    def __init__(self, window: int) -> None:
+        for name, kind in _KINDS.items():
+            if kind is kind_of(Count):
+                setattr(self, name, 0)
+        self.longest_skip_run_end = 0
+        self.first_bad_loss_step = self.last_bad_loss_step = -1
+        self.norm_min, self.norm_max = math.inf, -math.inf
+        self.overhead_total_s = self._equal_low = self._equal_high = 0.0
+        self.log_norm, self.losses, self.val_losses, self.lrs = Running(), Running(), Running(), Running()
+        self.recent = deque(maxlen=window)
+        self.clean = deque(maxlen=window)
+        self.first_events = []
+        self.last_events = deque(maxlen=NUM_LAST_EVENTS)
+        self.first_nonfinite = {}
+        self.validations = deque(maxlen=NUM_VALIDATIONS)
+        self.model = ModelNotes()
+        self.loss_trend, self.norm_trend, self.overview = Trend(), Trend(), Overview()
+        self.tensors, self.updates, self.batches = TensorTracks(), UpdateRatios(), SampledBatches()
+        self.activations = Sampled(ModuleActivity.from_dict, lambda module: not module.stats.is_finite)
+        self.weights = Sampled(WeightStats.from_dict, lambda weight: weight.num_nonfinite > 0)
+        self.grad_cosines = deque(maxlen=NUM_COSINES)
+        self.lone_elements = deque(maxlen=NUM_LONE)
+        self.window = window
+        self.last: StepStats | None = None
+        self.revision = 0
+        self.lacks_norms = False
+        self._totals: deque[Total] = deque(maxlen=NUM_TOTALS)
 
     def _another(self) -> Any:
         """An empty history with the same window."""
@@ -122,8 +121,7 @@ class Series(Counters, Numbers, Aggregates, Contents, LaterContents):
 
         Cost: 0.4 KB a step of the window, and the size of the samples.
         """
-        sections = {name: codec.dump_fields(self, kinds) for name, kinds in _SECTIONS.items()}
-        return {"version": VERSION, **sections, **codec.dump_fields(self, {**_CONTENTS, **_LATER})}
+        return {"version": VERSION, **codec.dump_fields(self, _KINDS)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what `state_dict` returned; a smaller window keeps the newest steps. `last` becomes None.
@@ -144,10 +142,7 @@ class Series(Counters, Numbers, Aggregates, Contents, LaterContents):
                 remedy="It was not made by this version's `TrainingHistory.state_dict`; start a new history.",
             )
         twin: _SeriesT = self._another()
-        for name, kinds in _SECTIONS.items():
-            values.entry(state_dict, name, partial(codec.load_fields, twin, kinds))
-        later = {name: kind for name, kind in _LATER.items() if name in state_dict}
-        codec.load_fields(twin, {**_CONTENTS, **later}, state_dict)
+        codec.load_fields(twin, _KINDS, state_dict)
         for counter, items in _TOGETHER:
             number, held = getattr(twin, counter), len(getattr(twin, items))
             if number < held or bool(number) is not bool(held):
@@ -168,7 +163,7 @@ class Series(Counters, Numbers, Aggregates, Contents, LaterContents):
         Cost: 30 us at a window of 512, and 1 us a tensor, sampled module and sampled weight.
         """
         twin: _SeriesT = self._another()
-        for name in (*(name for kinds in _SECTIONS.values() for name in kinds), *_CONTENTS, *_LATER):
+        for name in _KINDS:
             setattr(twin, name, codec.copied(getattr(self, name)))
         twin.last, twin._totals, twin.lacks_norms = self.last, self._totals.copy(), self.lacks_norms
         twin.revision += 1
@@ -242,3 +237,52 @@ class Series(Counters, Numbers, Aggregates, Contents, LaterContents):
     def learning_rate(self) -> list[float]:
         """Learning rates in the window, of the steps that have one."""
         return [entry.lr for entry in self.recent if entry.lr is not None]
+
+
+_KINDS = kinds_of(Series)
+
+
+def diagnose_losses(history: Series) -> dict[str, Any]:
+    """`{"status", "issues", "recommendations"}` as in `TrainingHistory.diagnose`; each issue begins with its name."""
+    losses = history.loss
+    status = "healthy" if history.num_steps else "no-evidence"
+    issues: list[str] = []
+    recommendations: list[str] = []
+
+    def report(severity: str, issue: str, recommendation: str) -> None:
+        nonlocal status
+        status = "critical" if "critical" in (status, severity) else "warning"
+        issues.append(issue)
+        recommendations.append(recommendation)
+
+    bad = sum(not math.isfinite(loss) for loss in losses[-NUM_NEWEST:])
+    if bad:
+        report(
+            "critical",
+            f"LOSS_EXPLOSION: {bad} of the last {len(losses[-NUM_NEWEST:])} losses are NaN or Inf",
+            "Divide the learning rate by 10, and clip the gradients (max_norm=1.0)",
+        )
+    newest = [loss for loss in losses[-NUM_PLATEAU:] if math.isfinite(loss)]
+    if len(losses) >= min(MIN_PLATEAU_STEPS, history.window) and len(newest) == NUM_PLATEAU:
+        mean = sum(newest) / len(newest)
+        spread = (max(newest) - min(newest)) / abs(mean) if mean else math.inf
+        if spread < PLATEAU_SPREAD:
+            report(
+                "warning",
+                f"LOSS_PLATEAU: the last {NUM_PLATEAU} losses are within {100 * spread:.2g} % of their mean {mean:.4g}",
+                "Raise the learning rate, or change its schedule",
+            )
+    pairs = [v for v in history.validations if math.isfinite(v.train_loss)]
+    if len(pairs) >= MIN_VALIDATIONS:
+        quarter = len(pairs) // 4
+        first, last = pairs[:quarter], pairs[-quarter:]
+        train = [sum(v.train_loss for v in part) / quarter for part in (first, last)]
+        validation = [sum(v.val_loss for v in part) / quarter for part in (first, last)]
+        if train[1] < train[0] and validation[1] > validation[0]:
+            report(
+                "warning",
+                f"OVERFITTING: training loss fell from {train[0]:.4g} to {train[1]:.4g}, validation loss rose from "
+                f"{validation[0]:.4g} to {validation[1]:.4g}",
+                "Add dropout or weight decay, get more data, or stop earlier",
+            )
+    return {"status": status, "issues": issues, "recommendations": recommendations}

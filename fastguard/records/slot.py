@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 
-from .entries import Entry
+from .events import Entry
 
 try:
     from .._C import read_headers as _read_headers

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from .._text import listed, shown
 from . import columns
-from .batches import BatchSample
 from .columns import COLUMNS, INDEX, ROW_BYTES, TensorRow
-from .samples import ModuleActivity, WeightStats
+from .samples import BatchSample, ModuleActivity, WeightStats
 
 
 @dataclass(frozen=True, slots=True)

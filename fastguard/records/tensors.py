@@ -21,21 +21,21 @@ _FIRST_GAPS = (1, 1, 3, 5)  # steps between the first samples; later ones are at
 _TENSORS_PER_STEP = 5
 _SLACK = 16  # steps by which a sample may come early, to be at the end of a batch
 
-# A track is 14 float64 in a row: 112 bytes, where an object with Python numbers would take six hundred.
-_NUMEL, _NUM_SAMPLES, _NUM_ZERO, _SAME_RUN, _NUM_LOGS, _FIRST_STEP, _LAST_STEP = range(7)
-_FIRST_LOG_RMS, _LOG_RMS, _ZERO_SHARE, _MIN_NONZERO, _ZERO_SINCE, _LAST_SUM_SQ, _LAST_SUM = range(7, 14)
-_WIDTH = 14
+# A track is 11 float64 in a row: 88 bytes, where an object with Python numbers would take six hundred.
+_NUMEL, _NUM_SAMPLES, _NUM_ZERO, _NUM_LOGS, _FIRST_STEP, _LAST_STEP = range(6)
+_FIRST_LOG_RMS, _LOG_RMS, _ZERO_SHARE, _MIN_NONZERO, _ZERO_SINCE = range(6, 11)
+_WIDTH = 11
 _COLUMNS = {
     **{"num_samples": _NUM_SAMPLES, "last_step": _LAST_STEP, "first_log_rms": _FIRST_LOG_RMS, "log_rms": _LOG_RMS},
     **{"min_nonzero": _MIN_NONZERO, "zero_since": _ZERO_SINCE},
 }
-_EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, -1.0, -1.0, math.nan, math.nan, 0.0, 0.0, -1.0, math.nan, math.nan)
-_needed = columns.picker("numel", "sum_sq", "sum", "abs_min_nonzero", "num_zeros", "finite_norm")
+_EMPTY = (0.0, 0.0, 0.0, 0.0, -1.0, -1.0, math.nan, math.nan, 0.0, 0.0, -1.0)
+_needed = columns.picker("numel", "abs_min_nonzero", "num_zeros", "finite_norm")
 
 
 def _add(data: array[float], at: int, step: int, row: Sequence[float]) -> None:
     """Takes one sample into the track at `at`: a row in the order of `COLUMNS`. Cost: 1 us."""
-    numel, sum_sq, total, low, zeros, norm = _needed(row)
+    numel, low, zeros, norm = _needed(row)
     if not data[at + _NUM_SAMPLES]:
         data[at + _FIRST_STEP] = step
         data[at + _ZERO_SHARE] = zeros / numel if numel else 0.0
@@ -43,10 +43,6 @@ def _add(data: array[float], at: int, step: int, row: Sequence[float]) -> None:
     data[at + _LAST_STEP] = step
     data[at + _NUMEL] = numel
     data[at + _MIN_NONZERO] = low
-    is_same = data[at + _LAST_SUM_SQ] == sum_sq and data[at + _LAST_SUM] == total
-    data[at + _SAME_RUN] = data[at + _SAME_RUN] + 1.0 if is_same else 1.0
-    data[at + _LAST_SUM_SQ] = sum_sq
-    data[at + _LAST_SUM] = total
     if not numel:
         return
     data[at + _ZERO_SHARE] += _RATE * (zeros / numel - data[at + _ZERO_SHARE])
@@ -79,7 +75,6 @@ class TensorTrack:
         log_rms: exponential average of the same over about four samples; NaN if none.
         num_zero: samples in which it was all zeros; `zero_since` is the step since when all were, or None.
         zero_share: exponential average of the share of zeros.
-        same_run: the newest samples in a row with bit for bit the same norm and sum.
         min_nonzero: the smallest non-zero |g| of the newest sample.
     """
 
@@ -96,7 +91,6 @@ class TensorTrack:
     log_rms = property(lambda self: self._data[self._at + _LOG_RMS])
     num_zero = property(lambda self: int(self._data[self._at + _NUM_ZERO]))
     zero_share = property(lambda self: self._data[self._at + _ZERO_SHARE])
-    same_run = property(lambda self: int(self._data[self._at + _SAME_RUN]))
     min_nonzero = property(lambda self: self._data[self._at + _MIN_NONZERO])
 
     @property
@@ -130,10 +124,9 @@ class TensorTracks(Part):
         num_samples, last_step: how many steps were sampled, and the newest of them.
     """
 
-    __slots__ = ("_data", "_names", "_next", "_placed", "last_step", "num_samples", "num_untracked")
+    __slots__ = ("_data", "_names", "_next", "_placed", "last_step", "num_samples")
     _next: int
     num_samples: Count
-    num_untracked: Count
     last_step: int
     _names: list[str]
     _data: Annotated[Any, _DATA]
@@ -143,17 +136,15 @@ class TensorTracks(Part):
         self._data = array("d")
         self._placed: dict[str, int] = {}  # by name; made on demand
         self._next = 0
-        self.num_samples = self.num_untracked = 0
+        self.num_samples = 0
         self.last_step = -1
 
     def load(self, state: Any) -> None:
         """Restores what `state` returned; raises MisfitError for anything else."""
-        if len(values.row(state)) == len(self._kinds()) + 1:
-            state = state[1:]  # an earlier version also counted steps
         super().load(state)
         if len(self._data) != _WIDTH * len(self._names):
             raise values.MisfitError(f"must be {_WIDTH} numbers for each of {len(self._names)} names", ("_data",))
-        counts = (_NUMEL, _NUM_SAMPLES, _NUM_ZERO, _SAME_RUN, _NUM_LOGS)
+        counts = (_NUMEL, _NUM_SAMPLES, _NUM_ZERO, _NUM_LOGS)
         least = {**dict.fromkeys(counts, 0.0), **dict.fromkeys((_FIRST_STEP, _LAST_STEP, _ZERO_SINCE), -1.0)}
         for place, number in enumerate(self._data):
             low = least.get(place % _WIDTH)
@@ -187,11 +178,9 @@ class TensorTracks(Part):
             unknown = (name for name in names if name not in self)
             self._append(list(islice(unknown, MAX_TENSORS - num_known)))
             order = map(self._places.get, names)
-        self.num_untracked = len(names)
         for at, row in zip(order, columns.ROW.iter_unpack(tensors.table.cast("B"))):
             if at is not None:
                 _add(data, at, step, row)
-                self.num_untracked -= 1
         return True
 
     def _append(self, names: Sequence[str]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from .. import kernels
 from ..diagnosis import RULES, diagnose, find_causes, unexplained
 from ..records import GradientStats, StepStats, TrainingHistory
-from ..records.checks import NUM_NEWEST, diagnose_losses
 from ..records.failures import Failures
+from ..records.series import NUM_NEWEST, diagnose_losses
 from ..report import Report, build_report
 from ..report.report import not_checked
 

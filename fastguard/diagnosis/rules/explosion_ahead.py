@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...records import Entry, TrainingHistory
-from ...records.updates import is_bias
+from ...records.sampled import is_bias
 from ..finding import Seen, listed
 from ..needs import half_precision, may_rise
 from ..registry import rule

@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from ...records import TrainingHistory
-from ...records.updates import is_bias
+from ...records.sampled import is_bias
 from ..finding import Seen
 from ..harm import is_harmed
 from ..needs import batch_statistics, computing, dropout, is_of_numbers, is_squared_error

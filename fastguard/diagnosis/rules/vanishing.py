@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import compress
 
 from ...records import TrainingHistory
+from ...records.sampled import is_bias
 from ...records.table import all_zero
-from ...records.updates import is_bias
 from ..finding import Seen
 from ..registry import rule
 from ..signals import BLOCK, has_had_time, is_felt_by_the_loss, median, signals_of

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ...records import TrainingHistory
 from ...records.model import as_in_gpt2
-from ...records.updates import is_bias
+from ...records.sampled import is_bias
 from ..finding import Seen
 from ..needs import penalty
 from ..registry import rule
