@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -25,11 +25,11 @@ from .values import MisfitError
 
 MAX_UNKNOWN = 256
 _TOGETHER = 256  # steps that a history takes at once
-_FIELDS = {
+_FIELDS: dict[Any, Set[str]] = {
     ModuleActivity: kinds_of(ModuleActivity).keys() | kinds_of(ActivationStats).keys(),
     WeightStats: kinds_of(WeightStats).keys(),
+    BatchSample: kinds_of(BatchSample).keys(),
 }
-_read_group = kind_of(tuple[Spread, Spread, Spread]).read
 
 Unknown = dict[str, None]  # keys that this version does not know, in the order of first appearance
 
@@ -84,9 +84,8 @@ def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike
             lacks_norms = lacks_norms and line.get("grad/norm") is None and "tensors" not in line
             if type(step) is Entry:
                 newest = line
-                cosine = _number(line, "grad/cosine")
-                if cosine is not None:
-                    history.grad_cosines.append(GradientCosine(step.step, cosine))
+                if line.get("grad/cosine") is not None:
+                    history.grad_cosines.append(GradientCosine(step.step, values.number(line["grad/cosine"])))
                 entries.append(step)
             elif step is not None:
                 newest = None
@@ -116,27 +115,45 @@ def _note(unknown: Unknown, keys: Collection[str], where: str = "") -> None:
             unknown[shown(f"{where}{key}", NAME_WIDTH)] = None
 
 
+_names = kind_of(tuple[str, ...]).read
+_READ: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("step", *(f"grad/num_{what}" for what in ("zeros", "nans", "infs", "elements"))), values.count),
+    **dict.fromkeys(("clip/over", "nonfinite"), _names),
+    **dict.fromkeys(("tensors", "activations", "weights"), values.mapping),
+    **dict.fromkeys(("loss", "val_loss", "lr", "loss_scale", "clip/coef", "clip/trigger"), values.number),
+    **dict.fromkeys(
+        ("grad/max", "grad/min", "grad/mean", "grad/std", "grad/cosine", "grad/noise_scale"), values.number
+    ),
+    "grad/norm": values.spread,
+    "skipped": values.truth,
+    "batches": values.row,
+    "clip/groups": partial(values.by_name, kind_of(tuple[Spread, Spread, Spread]).read),
+}
+
+
+def _read(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The known keys of a line that are not None; raises MisfitError for a value that does not fit its key."""
+    found = {}
+    for key, value in line.items():
+        if (value is not None or key == "step") and (read := _READ.get(key)) is not None:
+            found[key] = value if read is values.number and type(value) is float else values.at(key, read, value)
+    return found
+
+
 def _step_of(line: Mapping[str, Any], unknown: Unknown) -> Entry | StepStats | None:
     """An `Entry` of a step that is nothing but finite numbers, as most are; None for a line that is not a step."""
-    if line.keys() <= NUMBER_KEYS:
-        if "step" in line and not line.get("grad/num_nans") and not line.get("grad/num_infs"):
-            norm = _norm(line)
-            if math.isfinite(norm):
-                return _entry_of(line, norm)
-    elif not line.keys() <= KEYS:
+    if not line.keys() <= KEYS:
         _note(unknown, line.keys() - KEYS)
-    return record_of(line, unknown) if "step" in line else None
-
-
-def _entry_of(line: Mapping[str, Any], norm: float) -> Entry:
-    for key in ("grad/max", "grad/min", "grad/mean", "grad/std"):  # an `Entry` has no room for them: are they numbers?
-        if type(line.get(key, 0.0)) is not float:
-            _number(line, key)
-    for key in ("grad/num_zeros", "grad/num_elements"):
-        _count(line, key)
-    coefficient, loss, val_loss = _number(line, "clip/coef", 1.0), _number(line, "loss"), _number(line, "val_loss")
-    lr, loss_scale = _number(line, "lr"), _number(line, "loss_scale")
-    return Entry(_step(line), norm, coefficient, _is_skipped(line), loss, val_loss, lr, loss_scale, None)
+    if "step" not in line:
+        return None
+    if not line.keys() <= NUMBER_KEYS:
+        return record_of(line, unknown)
+    known = _read(line)
+    if known.get("grad/num_nans") or known.get("grad/num_infs") or not math.isfinite(known.get("grad/norm", 0.0)):
+        return record_of(line, unknown)
+    get = known.get
+    numbers = get("grad/norm", 0.0), get("clip/coef", 1.0), get("skipped", False)
+    return Entry(known["step"], *numbers, get("loss"), get("val_loss"), get("lr"), get("loss_scale"), None)
 
 
 def record_of(line: Mapping[str, Any], unknown: Unknown | None = None) -> StepStats:
@@ -152,74 +169,35 @@ def record_of(line: Mapping[str, Any], unknown: Unknown | None = None) -> StepSt
     Raises:
         MisfitError: a value does not fit its key.
     """
-    unknown = {} if unknown is None else unknown
+    unknown, known = {} if unknown is None else unknown, _read(line)
+    table = known.get("tensors")
+    batches = enumerate(known.get("batches", ()))
     return StepStats(
-        step=_step(line),
-        tensors=_tensors(line, unknown),
-        clip_coef=_number(line, "clip/coef", 1.0),
-        skipped=_is_skipped(line),
-        loss=_number(line, "loss"),
-        val_loss=_number(line, "val_loss"),
-        lr=_number(line, "lr"),
-        loss_scale=_number(line, "loss_scale"),
-        activations=_samples(ModuleActivity, line, "activations", unknown),
-        weights=_samples(WeightStats, line, "weights", unknown),
-        batches=_batches(line, unknown),
-        grad_cosine=_number(line, "grad/cosine"),
-        trigger=_number(line, "clip/trigger"),
-        over=tuple(_get(line, "clip/over", partial(values.each, values.text), ())),
-        groups=_groups(line),
-        noise_scale=_number(line, "grad/noise_scale"),
+        step=known["step"],
+        tensors=_total(known) if table is None else TensorStats(_pack(table, unknown), tuple(table)),
+        clip_coef=known.get("clip/coef", 1.0),
+        skipped=known.get("skipped", False),
+        **{name: known.get(name) for name in ("loss", "val_loss", "lr", "loss_scale")},
+        activations=_samples(ModuleActivity, known, "activations", unknown),
+        weights=_samples(WeightStats, known, "weights", unknown),
+        batches=tuple(_sample(BatchSample, plain, ("batches", place), unknown) for place, plain in batches),
+        grad_cosine=known.get("grad/cosine"),
+        trigger=known.get("clip/trigger"),
+        over=known.get("clip/over", ()),
+        groups=tuple(ClippedGroup(name, *numbers) for name, numbers in known.get("clip/groups", {}).items()),
+        noise_scale=known.get("grad/noise_scale"),
     )
 
 
-def _get(line: Mapping[str, Any], key: str, read: Callable[[Any], Any], default: Any = None) -> Any:
-    value = line.get(key)
-    return default if value is None else values.at(key, read, value)
-
-
-def _number(line: Mapping[str, Any], key: str, default: float | None = None) -> Any:
-    value = line.get(key)
-    if type(value) is float:
-        return value
-    return default if value is None else float(values.at(key, values.number, value))
-
-
-def _count(line: Mapping[str, Any], key: str) -> int:
-    value = line.get(key)
-    if type(value) is int and 0 <= value < 2**63:
-        return value
-    return 0 if value is None else int(values.at(key, values.count, value))
-
-
-def _step(line: Mapping[str, Any]) -> int:
-    step = line["step"]
-    return step if type(step) is int and 0 <= step < 2**63 else int(values.at("step", values.count, step))
-
-
-def _is_skipped(line: Mapping[str, Any]) -> bool:
-    skipped = line.get("skipped", False)
-    return skipped if type(skipped) is bool else bool(_get(line, "skipped", values.truth, False))
-
-
-def _norm(line: Mapping[str, Any]) -> float:
-    norm: float = _number(line, "grad/norm", 0.0)
-    if norm < 0.0:
-        raise MisfitError(f"must be a number >= 0, got {norm}", ("grad/norm",))
-    return norm
-
-
-def _tensors(line: Mapping[str, Any], unknown: Unknown) -> TensorStats:
-    table: Mapping[str, Any] | None = _get(line, "tensors", values.mapping)
-    if table is not None:
-        return TensorStats(_pack(table, unknown), tuple(table))
-    norm = _norm(line)
-    nans, infs, numel = (_count(line, f"grad/num_{what}") for what in ("nans", "infs", "elements"))
+def _total(known: Mapping[str, Any]) -> TensorStats:
+    """The statistics of all gradients together, from the numbers of a line."""
+    norm = known.get("grad/norm", 0.0)
+    nans, infs, numel = (known.get(f"grad/num_{what}", 0) for what in ("nans", "infs", "elements"))
     if math.isnan(norm) and not nans:  # a hand-written log may have no counts
         nans = 1
     if math.isinf(norm) and not infs:
         infs = 1
-    high, low, mean, std = (_number(line, f"grad/{what}", 0.0) for what in ("max", "min", "mean", "std"))
+    high, low, mean, std = (known.get(f"grad/{what}", 0.0) for what in ("max", "min", "mean", "std"))
     count = float(numel - nans - infs)
     sum_sq = norm * norm if math.isfinite(norm) else max(count, 0.0) * (mean * mean + std * std)
     total = TensorRow(
@@ -228,14 +206,13 @@ def _tensors(line: Mapping[str, Any], unknown: Unknown) -> TensorStats:
         sum=mean * count,
         abs_max=high,
         abs_min_nonzero=low,
-        num_zeros=_count(line, "grad/num_zeros"),
+        num_zeros=known.get("grad/num_zeros", 0),
         num_nans=nans,
         num_infs=infs,
         sum_sq_dev=max(count, 0.0) * std * std,
         finite_norm=norm if math.isfinite(norm) else math.sqrt(sum_sq),
     )
-    names = _get(line, "nonfinite", partial(values.each, values.text), [])
-    bad = list(reversed(names))  # the log has them in backward order
+    bad = known.get("nonfinite", ())[::-1]  # the log has them in backward order
     row = TensorRow(num_nans=int(nans > 0), num_infs=int(nans == 0))
     return TensorStats(array("d", chain.from_iterable([row] * len(bad))).tobytes(), bad, total)
 
@@ -276,25 +253,14 @@ def _row(plain: Any, unknown: Unknown) -> list[float]:
     return row
 
 
-def _samples(kind: Any, line: Mapping[str, Any], key: str, unknown: Unknown) -> tuple[Any, ...]:
-    found = []
-    for name, plain in (_get(line, key, values.mapping) or {}).items():
-        try:
-            _note(unknown, values.mapping(plain).keys() - _FIELDS[kind], f"{key}/")
-            found.append(kind.from_dict({**plain, "name": name}))
-        except MisfitError as error:
-            raise error.under(key, name) from None
-    return tuple(found)
+def _samples(kind: Any, known: Mapping[str, Any], key: str, unknown: Unknown) -> tuple[Any, ...]:
+    plain = known.get(key, {})
+    return tuple(_sample(kind, one, (key, name), unknown, name=name) for name, one in plain.items())
 
 
-def _groups(line: Mapping[str, Any]) -> tuple[ClippedGroup, ...]:
-    groups = _get(line, "clip/groups", partial(values.by_name, _read_group), {})
-    return tuple(ClippedGroup(name, *numbers) for name, numbers in groups.items())
-
-
-def _batches(line: Mapping[str, Any], unknown: Unknown) -> tuple[BatchSample, ...]:
-    def read(plain: Any) -> BatchSample:
-        _note(unknown, values.mapping(plain).keys() - kinds_of(BatchSample).keys(), "batches/")
-        return BatchSample.from_dict(plain)
-
-    return tuple(_get(line, "batches", partial(values.each, read), ()))
+def _sample(kind: Any, plain: Any, path: tuple[Any, ...], unknown: Unknown, **more: str) -> Any:
+    try:
+        _note(unknown, values.mapping(plain).keys() - _FIELDS[kind], f"{path[0]}/")
+        return kind.from_dict({**plain, **more})
+    except MisfitError as error:
+        raise error.under(*path) from None
