@@ -114,8 +114,8 @@ def small_calls() -> dict[str, float]:
     x, hidden = torch.randn(16, 64), torch.randn(32, 128)
     run = fastguard.kernels.activations.run_activation
     calls: dict[str, Callable[[], Any]] = {
-        "run_activation, 1024 elements": lambda: run(x, -0.99, 0.99, 1e-6, None, "auto"),
-        "run_activation with channels, 32 x 128": lambda: run(hidden, -0.99, 0.99, 1e-6, 1, "auto"),
+        "run_activation, 1024 elements": lambda: run(x, (-0.99, 0.99, 1e-6), None, "auto"),
+        "run_activation with channels, 32 x 128": lambda: run(hidden, (-0.99, 0.99, 1e-6), 1, "auto"),
         "activation_stats, 1024 elements": lambda: fastguard.activation_stats(x),
         "channel_stats, 32 x 128": lambda: fastguard.channel_stats(hidden),
         "x.mean().item(), 1024 elements": lambda: x.mean().item(),

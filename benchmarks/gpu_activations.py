@@ -86,10 +86,10 @@ def measure_case(case: Case, dtype: torch.dtype, device: torch.device, is_dry_ru
     table = torch.zeros(x.shape[case.dim], 4, dtype=torch.float64, device=device)
 
     def whole() -> None:
-        workspace.measure_activation(x, None, *LIMITS, row)
+        workspace.measure_activation(x, None, LIMITS, row)
 
     def channels() -> None:
-        workspace.measure_activation(x, case.dim, *LIMITS, row, table)
+        workspace.measure_activation(x, case.dim, LIMITS, row, table)
 
     channels()
     check(x, case.dim, row, table)

@@ -53,9 +53,7 @@ def real(x: Any, where: str) -> torch.Tensor:
     return x.to_local() if hasattr(x, "to_local") else x
 
 
-def run_activation(
-    x: torch.Tensor, low: float, high: float, near_zero: float, dim: int | None, backend: str
-) -> tuple[Row, bytes | None]:
+def run_activation(x: torch.Tensor, limits: Limits, dim: int | None, backend: str) -> tuple[Row, bytes | None]:
     """The row of `x` and, with a `dim`, the table of its channels: as `channel_stats`, with the least around it.
 
     The arguments have been through `real`, `thresholds` and `resolve_backend`; `dim` is within the dimensions of `x`.
@@ -63,24 +61,7 @@ def run_activation(
     """
     is_quick = x.is_cpu and backend in CPU_NAMES
     chosen = BACKENDS["cpu"] if is_quick else choose_or_fall_back(x.device, backend, "activation")
-    return chosen.activation(x, dim, (low, high, near_zero))
-
-
-def run_activation_into(
-    x: torch.Tensor,
-    low: float,
-    high: float,
-    near_zero: float,
-    dim: int | None,
-    backend: str,
-    row: torch.Tensor,
-    table: torch.Tensor | None = None,
-) -> None:
-    """As `run_activation`, but the figures go to `row`, float64 [10], and `table`, float64 [channels, 4], on the device
-    of `x`, in the order of its current stream; `x` has been through `tensors.plain`. For devices other than a CPU. Does
-    not synchronise."""
-    chosen = choose_or_fall_back(x.device, backend, "activation_into")
-    chosen.activation_into(x, dim, (low, high, near_zero), row, table)
+    return chosen.activation(x, dim, limits)
 
 
 def _run(x: torch.Tensor, limits: Limits, dim: int | None, backend: str, where: str) -> tuple[Row, bytes | None]:

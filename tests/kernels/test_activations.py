@@ -324,7 +324,7 @@ def test_any_float32_bits_in_a_full_block(backend: str, values: np.ndarray) -> N
 @given(values=_float32, data=st.data())
 def test_splitting_and_merging_is_the_whole(backend: str, values: np.ndarray, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
-    rows = [run_activation(torch.as_tensor(part), *LIMITS, None, backend)[0] for part in np.split(values, cuts)]
+    rows = [run_activation(torch.as_tensor(part), LIMITS, None, backend)[0] for part in np.split(values, cuts)]
     assert_stats(ActivationStats.from_row(merge_activation_rows(rows)), expected(torch.as_tensor(values)))
     assert merge_activation_rows([]) == EMPTY_ACTIVATION_ROW
 

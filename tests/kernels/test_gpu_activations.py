@@ -10,7 +10,7 @@ import torch
 from activation_truth import assert_stats, expected, expected_table
 
 from fastguard import ActivationStats
-from fastguard.kernels.activations import run_activation_into
+from fastguard.kernels.registry import choose_or_fall_back
 from fastguard.kernels.triton import activations
 from fastguard.kernels.triton.activations import ActivationWorkspace
 from fastguard.records.samples import EMPTY_ACTIVATION_ROW
@@ -86,7 +86,7 @@ def test_in_a_steady_state_nothing_is_allocated_and_nothing_waits(
     workspace = ActivationWorkspace(device)
     large, small = torch.randn(60, 70), torch.randn(3, 4, 5)
     row, table = torch.empty(10, dtype=torch.float64), torch.empty(70, 4, dtype=torch.float64)
-    workspace.measure_activation(large, 1, *LIMITS, row, table)
+    workspace.measure_activation(large, 1, LIMITS, row, table)
 
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("allocates or synchronises")
@@ -95,9 +95,9 @@ def test_in_a_steady_state_nothing_is_allocated_and_nothing_waits(
         monkeypatch.setattr(torch, name, refuse)
     for name in ("item", "tolist", "cpu", "contiguous"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
-    workspace.measure_activation(large, 1, *LIMITS, row, table)
-    workspace.measure_activation(small, None, *LIMITS, row)
-    workspace.measure_activation(small, 1, *LIMITS, row, table[:4])
+    workspace.measure_activation(large, 1, LIMITS, row, table)
+    workspace.measure_activation(small, None, LIMITS, row)
+    workspace.measure_activation(small, 1, LIMITS, row, table[:4])
     monkeypatch.undo()
     np.testing.assert_allclose(table[:4].cpu().numpy(), expected_table(small, 1), rtol=1e-6)
 
@@ -118,9 +118,10 @@ def test_figures_stay_on_the_device_whatever_the_backend(backend: str, device: t
         pytest.skip("the C++ kernels read CPU tensors only")
     x = torch.randn(12, 5, 4)
     row, table = torch.full((10,), math.nan, dtype=torch.float64), torch.full((5, 4), math.nan, dtype=torch.float64)
-    run_activation_into(x, *LIMITS, None, backend, row)
+    chosen = choose_or_fall_back(x.device, backend, "activation_into")
+    chosen.activation_into(x, None, LIMITS, row, None)
     assert_stats(ActivationStats.from_row(row.tolist()), expected(x))
     row.fill_(math.nan)
-    run_activation_into(x, *LIMITS, 1, backend, row, table)
+    chosen.activation_into(x, 1, LIMITS, row, table)
     assert_stats(ActivationStats.from_row(row.tolist()), expected(x))
     np.testing.assert_allclose(table.cpu().numpy(), expected_table(x, 1), rtol=tolerances.SUM_ABS)

@@ -115,23 +115,9 @@ class ActivationWorkspace(Workspace):
     """What the launches for activations on one device need. As a `Workspace`, not for two threads at once."""
 
     def measure_activation(
-        self,
-        x: torch.Tensor,
-        dim: int | None,
-        low: float,
-        high: float,
-        near_zero: float,
-        row: torch.Tensor,
-        table: torch.Tensor | None = None,
+        self, x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None = None
     ) -> None:
-        """The row of `x` into `row` and, with a `dim`, the table of its channels into `table`, on the current stream.
-
-        Args:
-            x: float16, bfloat16, float32 or float64, strided, on this device.
-            dim: of the channels, counted from the front; None for the row only.
-            low, high, near_zero: as `fastguard.kernels.activations.thresholds` gives them.
-            row: float64 [10], contiguous, on this device; gets ACTIVATION_COLUMNS.
-            table: float64 [channels, 4] or flat, contiguous, on this device; gets CHANNEL_COLUMNS. Needed with a `dim`.
+        """As `Backend.activation_into`; `row` and `table`, which may be flat, are contiguous.
 
         Raises:
             UnsupportedTensorError: `x` is on another device.
@@ -154,18 +140,12 @@ class ActivationWorkspace(Workspace):
             made = divide(x.shape, x.stride(), x.dtype, dim, self.device)
             num_words = _NUM_PARTIALS * made.num_programs
             partials = self._room(num_words + 2 * made.spread * made.channels * made.repeat)
-            entries, bits = partials + 8 * num_words, _limit_bits(low, high, near_zero, x.dtype is torch.float64)
+            entries, bits = partials + 8 * num_words, _limit_bits(*limits, x.dtype is torch.float64)
             made.launcher(made.num_programs, x.data_ptr(), *made.sizes, partials, made.num_programs, entries, *bits)
             fold = fold_launcher(made.channels, self.device)
-            to = (
-                row.data_ptr(),
-                entries,
-                made.spread,
-                made.channels,
-                made.repeat,
-                0 if table is None else table.data_ptr(),
-            )
-            fold(1 + -(-made.channels // fold.constants["COLS"]), partials, made.num_programs, x.numel(), *to)
+            to = (entries, made.spread, made.channels, made.repeat, 0 if table is None else table.data_ptr())
+            programs = 1 + -(-made.channels // fold.constants["COLS"])
+            fold(programs, partials, made.num_programs, x.numel(), row.data_ptr(), *to)
 
 
 @functools.cache
@@ -176,14 +156,11 @@ def _workspace(device: torch.device) -> ActivationWorkspace:
 def activation_into(
     x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None
 ) -> None:
-    """Writes the figures of `activation` to `row` and `table`, float64 on the same device, without a sync.
-
-    Arguments, errors and cost: `ActivationWorkspace.measure_activation`.
-    """
+    """As `ActivationWorkspace.measure_activation`."""
     if not accepts(x.device):
         raise UnsupportedTensorError(0, f'must be on a GPU for backend "triton", got {x.device}')
     with _lock:
-        _workspace(x.device).measure_activation(x, dim, *limits, row, table)
+        _workspace(x.device).measure_activation(x, dim, limits, row, table)
 
 
 def activation(x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, bytes | None]:

@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from ...kernels.activations import run_activation, run_activation_into
+from ...kernels.activations import run_activation
+from ...kernels.registry import choose_or_fall_back
 from ...kernels.tensors import float64_bytes, plain
 from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from .families import Judgement
@@ -52,7 +53,7 @@ class ImmediateReader:
     def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
         """Reads `x` once; with `dim` also for each index in it."""
         limits = judgement.low, judgement.high, judgement.near_zero
-        found = Reading(*run_activation(x.detach(), *limits, dim, self._backend))
+        found = Reading(*run_activation(x.detach(), limits, dim, self._backend))
         return lambda: found
 
     def deliver(self) -> Event | None:
@@ -108,7 +109,8 @@ class DeferredReader:
         buffers = self._room_for(channels)
         row, units = buffers.num_rows, slice(buffers.num_units, buffers.num_units + channels)
         limits = judgement.low, judgement.high, judgement.near_zero
-        run_activation_into(x, *limits, dim, self._backend, buffers.rows[row], buffers.units[units])
+        chosen = choose_or_fall_back(x.device, self._backend, "activation_into")
+        chosen.activation_into(x, dim, limits, buffers.rows[row], buffers.units[units])
         buffers.num_rows += 1
         buffers.num_units += channels
 
