@@ -76,7 +76,7 @@ extension: Any = None if _problem is not None else _C  # whose types are base cl
 take_step = None if _problem is not None else _C.take_step
 json_line: Any = None if _problem is not None else _C.json_line
 follow = None if _problem is not None else _C.follow  # see `AdaGC`
-ShardPlan: Any = None if _problem is not None else _C.ShardPlan  # see `guard/ranks/pieces.py`
+ShardPlan: Any = None if _problem is not None else _C.ShardPlan  # see `fastguard.ranks.exchange`
 if _problem is None:
     _initialise()
 

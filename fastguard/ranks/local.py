@@ -22,7 +22,7 @@ from ..records.events import MAX_RANKS, BadRank
 from . import shards
 from .odd import NoiseScale, OddRanks
 from .ranks import describe
-from .unsharded import Unsharded, compares_ranks, num_averaged, ranks_of
+from .shards import Unsharded, compares_ranks, num_averaged, ranks_of
 
 EVERY = 10  # steps
 _MAX_HELD = 4  # tensors of a rank

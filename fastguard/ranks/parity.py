@@ -18,7 +18,7 @@ from .. import kernels
 from ..observers.observer import ObservedRun, Observer
 from . import shards
 from .exchange import device_of
-from .unsharded import has_other_ranks, is_under_fully_shard, ranks_of
+from .shards import has_other_ranks, is_under_fully_shard, ranks_of
 
 GRADIENTS_EVERY, WEIGHTS_EVERY = 20, 100  # steps
 _MISSING = -1

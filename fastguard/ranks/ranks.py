@@ -13,9 +13,7 @@ import torch.distributed as dist
 from .. import kernels
 from ..records.columns import INDEX
 from . import shards
-from .exchange import NUM_COLUMNS, Wire, bytes_of, counted, divided, fold
-from .flat import FlatShards
-from .pieces import PieceReader
+from .exchange import NUM_COLUMNS, PieceReader, Wire, bytes_of, counted, divided, fold
 
 _log = logging.getLogger("fastguard")
 TABLES_EVERY, FIRST_TABLES = 10, 10
@@ -86,7 +84,7 @@ class Ranks:
         self,
         params: Sequence[torch.Tensor],
         beyond: dist.ProcessGroup | None = None,
-        flat: FlatShards | None = None,
+        flat: shards.FlatShards | None = None,
         copies: Sequence[int] | None = None,
     ) -> None:
         self.wire = Wire(

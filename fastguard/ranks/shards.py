@@ -1,14 +1,23 @@
-"""DTensors: local parts, number of parts, and the ranks with the other parts."""
+"""The layout of a model over ranks: DTensors, flat parameters of FSDP1, gradients that DDP and FSDP2 average."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
+
+from ..observers.observer import ModuleHook
+
+_FSDP1 = "FullyShardedDataParallel"
+_HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+_REMEDY = "Shard with fully_shard (FSDP2), whose parameters say it themselves; or clip with model.clip_grad_norm_."
+_Put = Callable[[int, torch.Tensor], Any]
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -138,3 +147,175 @@ def groups_of(meshes: Iterable[Any]) -> list[dist.ProcessGroup]:
         return [] if world is None or len(ranks) == 1 else [world]
     groups = [mesh.get_group(i) for i in range(mesh.ndim)]
     return [group for group in groups if dist.get_world_size(group) > 1]
+
+
+class FlatShards(NamedTuple):
+    """The layout of the flat parameters of a model over the ranks.
+
+    Attributes:
+        groups: to reduce over, one after the other: of shards, then of their replicas.
+        num_ranks: of all groups together.
+        num_shards: number of different parts of each flat parameter.
+        are_flat: for each parameter, whether it is flat; others are whole on each rank.
+    """
+
+    groups: list[dist.ProcessGroup]
+    num_ranks: int
+    num_shards: int
+    are_flat: list[bool]
+
+    def replication(self, present: Sequence[int] | None) -> torch.Tensor | None:
+        """Number of ranks with the same gradient, for `present` parameters: float64, [T, 1]; None if always one."""
+        places = range(len(self.are_flat)) if present is None else present
+        times = [self.num_ranks / (self.num_shards if self.are_flat[i] else 1) for i in places]
+        if all(one == 1.0 for one in times):
+            return None
+        return torch.tensor(times, dtype=torch.float64, device="cpu").unsqueeze(1)
+
+
+def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -> FlatShards | None:
+    """The layout of the flat parameters, or of views of them, among `params`; None if there are none.
+
+    Raises:
+        TypeError: `model` does not own them, or they do not all lie on the same ranks in the same way.
+    """
+    are_flat = [bool(getattr(p, "_fsdp_flattened", False)) for p in params]
+    if not any(are_flat):
+        return None
+    modules = [] if model is None else [m for m in model.modules() if _is_fsdp1(m)]
+    if not modules:
+        raise TypeError(
+            f"`model` must be the {_FSDP1} module whose flat parameters `optimizer` holds, got another or none. "
+            f"Without it a norm would cover one rank only. Call wrap(optimizer, fsdp_model). {_REMEDY}"
+        )
+    lie = [_lies(module) for module in modules if getattr(module, "_handle", None) is not None]
+    if not lie or any([list(map(id, one[0])), one[1]] != [list(map(id, lie[0][0])), lie[0][1]] for one in lie):
+        raise TypeError(
+            f"`model` must have all its {_FSDP1} modules over the same process group, with one sharding strategy. "
+            f"{_REMEDY}"
+        )
+    groups, is_sharded = lie[0]
+    sizes = [dist.get_world_size(group) for group in groups]
+    num_ranks = sizes[0] * (sizes[1] if len(sizes) > 1 else 1)
+    several = [group for group, size in zip(groups, sizes) if size > 1]
+    return FlatShards(several, num_ranks, sizes[0] if is_sharded else 1, are_flat)
+
+
+def _is_fsdp1(module: torch.nn.Module) -> bool:
+    return any(c.__name__ == _FSDP1 for c in type(module).__mro__)
+
+
+def _lies(module: Any) -> tuple[list[dist.ProcessGroup], bool]:
+    """The groups of a module's shards and, if there are any, of their replicas; and whether it shards at all."""
+    strategy = module.sharding_strategy.name
+    groups = [module.process_group]
+    if strategy in _HYBRID:
+        groups.append(module._inter_node_pg)
+    return groups, strategy != "NO_SHARD"
+
+
+class Unsharded:
+    """Sets hooks on the whole parameters that `fully_shard` gathers before the forward pass of a module.
+
+    The hooks run before it reduces the gradients. New whole parameters get hooks in the next pass.
+
+    Args:
+        model: with modules under `fully_shard`, before a forward pass.
+        params: the sharded parameters.
+        put: sets a hook on the whole parameter of an index in `params`, and returns its handle.
+
+    Attributes:
+        places: indices of the parameters of such modules.
+
+    Cost: a dictionary look-up a parameter and forward pass.
+    """
+
+    def __init__(self, model: nn.Module, params: Sequence[torch.Tensor], put: _Put) -> None:
+        self._put = put
+        index = {id(p): i for i, p in enumerate(params)}
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
+        self._handles = []
+        self.places: set[int] = set()
+        for module in filter(_is_fsdp2, model.modules()):
+            owned = [
+                (m, name, index[id(p)]) for m in _own(module) for name, p in m._parameters.items() if id(p) in index
+            ]
+            if owned:
+                self.places.update(place for *_, place in owned)
+                self._handles.append(module.register_forward_pre_hook(ModuleHook(self.meet, owned)))
+
+    def meet(self, owned: Sequence[tuple[nn.Module, str, int]], *_: Any) -> None:
+        """Sets hooks on whole parameters that have none, when a module is called."""
+        for module, name, place in owned:
+            p = module._parameters.get(name)
+            known = self._known.get(place)
+            if p is None or not p.requires_grad or (known is not None and known[0]() is p):
+                continue
+            if known is not None:
+                known[1].remove()
+            self._known[place] = weakref.ref(p), self._put(place, p)
+
+    def remove(self) -> None:
+        """Removes all hooks."""
+        for handle in [*self._handles, *(handle for _, handle in self._known.values())]:
+            handle.remove()
+        self._handles, self._known = [], {}
+
+
+def is_under_fully_shard(model: nn.Module | None) -> bool:
+    """Whether one of its modules is under `fully_shard`."""
+    return model is not None and any(map(_is_fsdp2, model.modules()))
+
+
+def has_other_ranks() -> bool:
+    """Whether this process is one of several in a process group."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def compares_ranks(argument: str, every: bool | int | None) -> bool:
+    """Whether `argument` of `wrap` asks for a comparison between ranks, and there are several."""
+    if every is None or every is False:
+        return False
+    if every is not True and (not isinstance(every, int) or every < 1):
+        raise ValueError(f"`{argument}` must be True, False or an integer >= 1, got {every!r}")
+    return has_other_ranks()
+
+
+def num_averaged(model: nn.Module | None, params: Sequence[torch.Tensor]) -> int | None:
+    """Number of ranks over which `model` averages gradients; None if nothing says so."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return dist.get_world_size(model.process_group)
+    return len(ranks_of(params)) if is_under_fully_shard(model) else None
+
+
+def copies_of(
+    params: Sequence[torch.Tensor], model: nn.Module | None, group: dist.ProcessGroup | None
+) -> list[int] | None:
+    """How many ranks of `group` hold a copy of each parameter, because DistributedDataParallel averages its gradient;
+    None if it averages nothing over these ranks."""
+    if group is None or not isinstance(model, nn.parallel.DistributedDataParallel):
+        return None
+    ranks = set(dist.get_process_group_ranks(group))
+    shared = len(ranks.intersection(dist.get_process_group_ranks(model.process_group)))
+    averaged = {id(p) for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore}
+    return [shared if id(p) in averaged else 1 for p in params] if shared > 1 else None
+
+
+def ranks_of(params: Sequence[torch.Tensor]) -> list[int]:
+    """All ranks with parts of some of `params`."""
+    layouts = layouts_of(params)
+    if not layouts:
+        return [0]
+    ranks: list[int] = max(layouts, key=lambda layout: layout.num_ranks).mesh.mesh.flatten().tolist()
+    return ranks
+
+
+def _is_fsdp2(module: nn.Module) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(module, FSDPModule)
+
+
+def _own(module: nn.Module) -> list[nn.Module]:
+    """`module`, and the modules in it whose parameters are gathered with its own."""
+    return [module, *(m for child in module.children() if not _is_fsdp2(child) for m in _own(child))]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..ranks import Ranks, has_other_ranks
-from ..ranks.exchange import device_of
+from ..ranks.exchange import all_reduced
 from ..records.codec import kind_of
 
 
@@ -54,11 +54,8 @@ def is_common(number: int, groups: Groups) -> bool:
 
 
 def _reduced(numbers: Sequence[float], groups: Groups, how: Any) -> list[float]:
-    found = torch.tensor([float(x) for x in numbers], dtype=torch.float64, device="cpu")
-    for group in groups:
-        found = found.to(device_of(group))
-        dist.all_reduce(found, op=how, group=group)
-    return list(found.tolist())
+    words = torch.tensor([float(x) for x in numbers], dtype=torch.float64, device="cpu")
+    return list(all_reduced(words, groups, how).tolist())
 
 
 seen_of = kind_of(StepSeen).read  # from a list of its fields; a MisfitError for anything else

@@ -9,10 +9,9 @@ from fastguard import UnsupportedTensorError
 from fastguard._device import Device
 from fastguard.kernels.slots import StepOptions, make_slots
 from fastguard.kernels.triton import Workspace
-from fastguard.kernels.triton import locate as locating
+from fastguard.kernels.triton import tables as locating
 from fastguard.kernels.triton.launch import CHUNK
-from fastguard.kernels.triton.locate import locate
-from fastguard.kernels.triton.tables import Layout, Plan, Staging, Tables
+from fastguard.kernels.triton.tables import Layout, Plan, Staging, Tables, locate
 
 from cases import LAYOUTS, image
 

@@ -10,7 +10,7 @@ import torch
 
 from fastguard import kernels
 from fastguard.kernels import cpu
-from fastguard.ranks import pieces
+from fastguard.ranks import exchange
 
 pytestmark = pytest.mark.skipif(cpu.ShardPlan is None, reason="the extension is not built")
 
@@ -70,38 +70,38 @@ def several(count: int = 40) -> list[Any]:
     return [part(torch.randn(i % 7, 3)) for i in range(count)]
 
 
-def times(found: pieces.Pieces | None) -> list[float]:
+def times(found: exchange.Pieces | None) -> list[float]:
     assert found is not None
     count = found.replication(4)
     return [1.0] if count is None else count.flatten().tolist()
 
 
-def meshes(found: pieces.Pieces) -> list[Any]:
+def meshes(found: exchange.Pieces) -> list[Any]:
     return [layout.mesh for layout in found.layouts]
 
 
 @pytest.fixture
-def reader() -> pieces.PieceReader:
-    return pieces.PieceReader()
+def reader() -> exchange.PieceReader:
+    return exchange.PieceReader()
 
 
-def read(reader: pieces.PieceReader, tensors: list[Any]) -> pieces.Pieces | None:
+def read(reader: exchange.PieceReader, tensors: list[Any]) -> exchange.Pieces | None:
     return reader.quick_tensors(tensors, "cpu")
 
 
-def test_the_quick_way_says_what_each_tensor_alone_would(reader: pieces.PieceReader) -> None:
+def test_the_quick_way_says_what_each_tensor_alone_would(reader: exchange.PieceReader) -> None:
     tensors = [*several(), torch.randn(5), part(torch.randn(2).double(), "replicate"), part(torch.ones(3).half().t())]
     for _ in range(2):
         quick = read(reader, tensors)
         assert quick is not None
-        slow = pieces.measured(tensors, tensors, "cpu")
+        slow = exchange.measured(tensors, tensors, "cpu")
         assert quick.table == slow.table and quick.layouts == slow.layouts and meshes(quick) == [MESH, MESH]
         assert quick.total == kernels.fold_rows(slow.table) and quick.dtypes == slow.dtypes
         assert times(quick) == times(slow) == [1.0] * 40 + [4.0, 4.0, 1.0]
         assert all(a is b for a, b in zip(quick.local, slow.local, strict=True))
 
 
-def test_what_changes_between_calls_is_seen(reader: pieces.PieceReader) -> None:
+def test_what_changes_between_calls_is_seen(reader: exchange.PieceReader) -> None:
     tensors = several()
     assert times(read(reader, tensors)) == [1.0]
     tensors[3]._local_tensor = torch.tensor([3.0, 4.0])  # another part
@@ -128,7 +128,7 @@ def test_what_changes_between_calls_is_seen(reader: pieces.PieceReader) -> None:
     ],
     ids=["sparse", "integers", "negative", "meta", "itself a part"],
 )
-def test_what_is_no_plain_memory_is_left_to_the_long_way(reader: pieces.PieceReader, odd: Any) -> None:
+def test_what_is_no_plain_memory_is_left_to_the_long_way(reader: exchange.PieceReader, odd: Any) -> None:
     x = part(torch.ones(3))
     x._local_tensor = odd
     assert read(reader, [*several(), x]) is None
@@ -136,7 +136,7 @@ def test_what_is_no_plain_memory_is_left_to_the_long_way(reader: pieces.PieceRea
     assert read(reader, [torch.ones(3)]) is None  # nothing is sharded
 
 
-def test_many_meshes_are_forgotten(reader: pieces.PieceReader) -> None:
+def test_many_meshes_are_forgotten(reader: exchange.PieceReader) -> None:
     for _ in range(5):
         tensors = [part(torch.ones(2), mesh=Mesh()) for _ in range(50)]
         found = read(reader, tensors)
@@ -144,7 +144,7 @@ def test_many_meshes_are_forgotten(reader: pieces.PieceReader) -> None:
         assert len(reader._plan.known) <= 128
 
 
-def test_parameters_without_gradients_tell_their_mesh(reader: pieces.PieceReader) -> None:
+def test_parameters_without_gradients_tell_their_mesh(reader: exchange.PieceReader) -> None:
     params = [part(torch.zeros(3)) for _ in range(3)]
     params[1].grad = part(torch.tensor([3.0, 0.0, 4.0]))
     params[2]._spec.mesh = Mesh()

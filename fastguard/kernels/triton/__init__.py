@@ -19,8 +19,7 @@ from ..backend import Backend
 from ..slots import make_slots
 from ..tensors import float64_bytes
 from . import activations, trial
-from .locate import accepts, device_for
-from .tables import Plan
+from .tables import Plan, accepts, device_for
 from .workspace import Workspace
 
 __all__ = ["Plan", "TritonBackend", "Workspace", "unavailable"]

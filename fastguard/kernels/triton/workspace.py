@@ -12,8 +12,7 @@ from ..._device import Device
 from ...records import COLUMNS
 from ..slots import DEFAULT_OPTIONS, Slot, StepOptions
 from .launch import finalise_launcher, scale_launcher, stats_launcher
-from .locate import locate
-from .tables import Plan, Tables
+from .tables import Plan, Tables, locate
 
 _PROGRAMS_PER_PROCESSOR = 8  # of the scaling grid: as many as fit at 64 registers
 
