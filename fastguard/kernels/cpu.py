@@ -81,17 +81,6 @@ if _problem is None:
     _initialise()
 
 
-def plain_stats(
-    tensors: Sequence[torch.Tensor], unscale: float = 1.0
-) -> tuple[bytearray, tuple[float, ...], frozenset[torch.dtype]] | None:
-    """As `tensor_stats`, and which dtypes there were; None if a tensor is not plain dense or strided CPU memory.
-
-    Complex tensors count under their real dtype. This is the quickest way in: no Python code runs for any tensor.
-    """
-    result = _C.tensor_stats(tensors, torch.get_num_threads(), unscale, True)
-    return None if result is None else (result[0], result[1], dtypes(result[2]))
-
-
 @functools.cache
 def dtypes(bits: int) -> frozenset[torch.dtype]:
     """The dtypes whose bits are set in `bits`."""
@@ -106,16 +95,6 @@ def collect_gradients(groups: list[list[torch.Tensor]]) -> tuple[list[torch.Tens
         return _C.collect_gradients(groups)
     except TypeError:  # a group may be a tuple, which optimizers take too
         return _C.collect_gradients(list(map(list, groups)))
-
-
-def gradient_stats(
-    groups: list[list[torch.Tensor]], unscale: float
-) -> tuple[bytearray, tuple[float, ...], list[int] | None, int, int] | None:
-    """`collect_gradients` and `plain_stats` in one call: rows, fold, positions, fingerprint, bits for `dtypes`."""
-    try:
-        return _C.gradient_stats(groups, torch.get_num_threads(), unscale)
-    except TypeError:  # as above
-        return _C.gradient_stats(list(map(list, groups)), torch.get_num_threads(), unscale)
 
 
 def _prepared(x: torch.Tensor, call: Callable[[torch.Tensor], Any]) -> Any:

@@ -67,10 +67,15 @@ def run_stats(tensors: Sequence[Any], backend: str, unscale: float = 1.0) -> tup
 def plain_stats(
     tensors: Sequence[Any], backend: str, unscale: float = 1.0
 ) -> tuple[bytearray, tuple[float, ...], frozenset[torch.dtype]] | None:
-    """`cpu.plain_stats` where the CPU kernels are chosen and serve every tensor as it is, else None."""
+    """As `run_stats`, and the dtypes; None if a tensor is not plain dense or strided CPU memory, or the CPU kernels are
+    not chosen.
+
+    Complex tensors count under their real dtype. This is the quickest way in: no Python code runs for any tensor.
+    """
     if not tensors or not _may_be_plain(tensors[0], backend):
         return None
-    return cpu.plain_stats(tensors, unscale)
+    found = cpu.extension.tensor_stats(tensors, torch.get_num_threads(), unscale, True)
+    return None if found is None else (found[0], found[1], cpu.dtypes(found[2]))
 
 
 def stats_and_checksums(tensors: Sequence[Any]) -> tuple[bytearray, tuple[float, ...], bytearray] | None:
@@ -151,7 +156,8 @@ def gradient_stats(
     """Rows of the gradients of `groups` times `unscale`, their fold, their positions and the fingerprint, as above."""
     first = next((params[0] for params in groups if params), None)
     if _may_be_plain(first, backend):
-        found = cpu.gradient_stats(groups, unscale)
+        lists = groups if all(type(group) is list for group in groups) else [*map(list, groups)]
+        found = cpu.extension.gradient_stats(lists, torch.get_num_threads(), unscale)
         if found is not None:
             return found[:4]
     gradients, positions, fingerprint = collect_gradients(groups)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fastguard import UnsupportedTensorError, kernels
-from fastguard.kernels import cpu
+from fastguard.kernels import cpu, plain_stats
 from fastguard.kernels.registry import BACKENDS
 from fastguard.records import TensorStats, fold_rows
 
@@ -255,11 +255,13 @@ def test_gradients_give_the_rows_of_a_list(threads, unscale: float) -> None:
     rows, total = CPU.tensor_stats(gradients, unscale)
     for n in (1, 2, 7):
         threads(n)
-        table, fold, positions, _, bits = cpu.gradient_stats([parameters[:5], [], parameters[5:]], unscale)
+        table, fold, positions, _, bits = cpu.extension.gradient_stats(
+            [parameters[:5], [], parameters[5:]], torch.get_num_threads(), unscale
+        )
         assert (bytes(table), fold) == (bytes(rows), total)
         assert positions == [i for i, p in enumerate(parameters) if p.grad is not None]
         assert cpu.dtypes(bits) == {g.dtype for g in gradients}
-        assert bytes(cpu.plain_stats(gradients, unscale)[0]) == bytes(rows)
+        assert bytes(plain_stats(gradients, "cpu", unscale)[0]) == bytes(rows)
 
 
 def test_clipping_in_one_call_is_what_two_calls_do(threads) -> None:
@@ -307,7 +309,7 @@ def test_a_parameter_that_adds_others_on_being_asked_is_refused() -> None:
             return None
 
     parameters.append(Prolific(torch.zeros(2)))
-    assert cpu.gradient_stats([parameters], 1.0) is None
+    assert cpu.extension.gradient_stats([parameters], 1, 1.0) is None
 
 
 def test_unscaled_rows() -> None:

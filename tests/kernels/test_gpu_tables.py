@@ -49,8 +49,7 @@ class FakeDevice(Device):
 
 
 def find(tables: Tables, tensors: list[torch.Tensor]) -> Plan:
-    found = locate(tensors, CPU)
-    return tables.find(found.addresses, found.sizes)
+    return tables.find(*locate(tensors, CPU)[:2])
 
 
 def addresses(plan: Plan) -> list[int]:
@@ -136,11 +135,11 @@ def test_where_tensors_lie(monkeypatch: pytest.MonkeyPatch, extension: bool) -> 
     x, z = image(torch.float32), torch.randn(6, dtype=torch.complex64)
     channels_last = x.to(memory_format=torch.channels_last)
     tensors = [x, x.permute(3, 1, 0, 2), channels_last, torch.nn.Parameter(x), z, x[:0], x[0, 0, 0, 0]]
-    found = locate(tensors, CPU)
-    assert found.addresses == b"".join(t.data_ptr().to_bytes(8, "little") for t in tensors)
+    addresses, sizes, _, write_back = locate(tensors, CPU)
+    assert addresses == b"".join(t.data_ptr().to_bytes(8, "little") for t in tensors)
     numels = [x.numel()] * 4 + [12, 0, 1]
-    assert found.sizes == b"".join((n << 2).to_bytes(8, "little") for n in numels)
-    assert not found.write_back
+    assert sizes == b"".join((n << 2).to_bytes(8, "little") for n in numels)
+    assert not write_back
 
 
 def test_both_ways_to_locate_agree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,14 +30,6 @@ _FEWEST_ROWS = 32  # that they must leave
 _lock = threading.Lock()
 
 
-class ChannelLayout(NamedTuple):
-    """A tensor as the kernels see it: [outer, channels, inner], in the order of memory."""
-
-    outer: int
-    channels: int
-    inner: int
-
-
 class Division(NamedTuple):
     """How a tensor is shared out among the programs of a launch.
 
@@ -56,10 +48,10 @@ class Division(NamedTuple):
     repeat: int
 
 
-def layout_of(shape: Sequence[int], strides: Sequence[int], dim: int) -> ChannelLayout:
-    """The sizes around dimension `dim` of a dense tensor that is not empty, in the order of memory."""
+def layout_of(shape: Sequence[int], strides: Sequence[int], dim: int) -> tuple[int, int, int]:
+    """A dense tensor that is not empty as the kernels see it: [outer, channels, inner], in the order of memory."""
     if not shape:
-        return ChannelLayout(1, 1, 1)
+        return 1, 1, 1
     outer, inner, passed = 1, 1, shape[dim] == 1  # a single channel: all of the tensor is within it
     for _, axis in sorted(((stride, i) for i, stride in enumerate(strides) if shape[i] != 1), reverse=True):
         if axis == dim:
@@ -68,7 +60,7 @@ def layout_of(shape: Sequence[int], strides: Sequence[int], dim: int) -> Channel
             inner *= shape[axis]
         else:
             outer *= shape[axis]
-    return ChannelLayout(outer, shape[dim], inner)
+    return outer, shape[dim], inner
 
 
 @functools.lru_cache(maxsize=1024)

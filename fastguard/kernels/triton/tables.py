@@ -12,7 +12,7 @@ import operator
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -189,23 +189,16 @@ def device_for(tensors: Sequence[Any]) -> torch.device:
     return device if accepts(device) else torch.device("cpu" if _env.triton_interpreter() else "cuda")
 
 
-class Located(NamedTuple):
-    """Tensors as the kernels address them.
-
-    Attributes:
-        addresses, sizes: keys for `Tables.find`.
-        keep: tensors that were made to serve; they must live until the launches are under way.
-        write_back: (where to, copy) for those that were copied and are to be written; None if all tensors are plain.
-    """
-
-    addresses: bytes
-    sizes: bytes
-    keep: list[torch.Tensor]
-    write_back: list[tuple[torch.Tensor, torch.Tensor]] | None
+_Copies = list[tuple[torch.Tensor, torch.Tensor]]  # where to, and the copy
 
 
-def locate(tensors: Sequence[torch.Tensor], device: torch.device, *, writable: bool = False) -> Located:
-    """Addresses and sizes of `tensors`, which must be on `device`.
+def locate(
+    tensors: Sequence[torch.Tensor], device: torch.device, *, writable: bool = False
+) -> tuple[bytes, bytes, list[torch.Tensor], _Copies | None]:
+    """Addresses and sizes of `tensors`, which must be on `device`: the keys for `Tables.find`.
+
+    Returns also the tensors that were made to serve, which must live until the launches are under way, and the copies
+    that are to be written back; None for these if all tensors are plain.
 
     A tensor whose elements do not fill a stretch of memory is copied first, and one that is not plain memory (sparse,
     float8, lazily conjugated, …) is prepared.
@@ -219,21 +212,21 @@ def locate(tensors: Sequence[torch.Tensor], device: torch.device, *, writable: b
         # The device of the first speaks for all: this returns None if they are on several.
         found = _C.locate_tensors(tensors)
         if found is not None and (not tensors or tensors[0].device == device):
-            return Located(*found, [], None)
+            return *found, [], None
     words = struct.Struct(f"={len(tensors)}q")
     if _are_plain(tensors, device) and all(map(torch.Tensor.is_contiguous, tensors)) and not _any_is_short(tensors):
         sizes = [numel << 2 | _CODES[t.dtype] for numel, t in zip(map(torch.Tensor.numel, tensors), tensors)]
-        return Located(words.pack(*map(torch.Tensor.data_ptr, tensors)), words.pack(*sizes), [], None)
+        return words.pack(*map(torch.Tensor.data_ptr, tensors)), words.pack(*sizes), [], None
     addresses, sizes = [], []
     keep: list[torch.Tensor] = []
-    write_back: list[tuple[torch.Tensor, torch.Tensor]] = []
+    write_back: _Copies = []
     for i, tensor in enumerate(tensors):
         if not (_are_plain([tensor], device) and not lacks_memory(tensor) and is_dense(tensor)):
             tensor = _prepared(tensor, i, device, writable, write_back)
             keep.append(tensor)
         addresses.append(tensor.data_ptr())
         sizes.append(tensor.numel() << 2 | _CODES[tensor.dtype])
-    return Located(words.pack(*addresses), words.pack(*sizes), keep, write_back if keep else None)
+    return words.pack(*addresses), words.pack(*sizes), keep, write_back if keep else None
 
 
 def _are_plain(tensors: Sequence[Any], device: torch.device) -> bool:
@@ -269,13 +262,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _prepared(
-    tensor: object,
-    index: int,
-    device: torch.device,
-    writable: bool,
-    write_back: list[tuple[torch.Tensor, torch.Tensor]],
-) -> torch.Tensor:
+def _prepared(tensor: object, index: int, device: torch.device, writable: bool, write_back: _Copies) -> torch.Tensor:
     values = plain(tensor, index, writable=writable)
     if values.device != device:
         raise UnsupportedTensorError(index, f'must be on {device} for backend "triton", got {values.device}')

@@ -63,9 +63,9 @@ class Workspace:
         """
         with self._side.entered():
             self._follow_stream()
-            found = locate(tensors, self.device, writable=writable)
-            plan = self.tables.find(found.addresses, found.sizes)
-        return plan if found.write_back is None else plan.of_copies(found.keep, found.write_back)
+            addresses, sizes, keep, write_back = locate(tensors, self.device, writable=writable)
+            plan = self.tables.find(addresses, sizes)
+        return plan if write_back is None else plan.of_copies(keep, write_back)
 
     def measure(
         self,
