@@ -2,12 +2,12 @@
 
 from .adagc import AdaGC as AdaGC
 from .agc import AGC as AGC
-from .checked import CheckedPolicy as CheckedPolicy
-from .checked import as_policy as as_policy
-from .checked import limits_of as limits_of
-from .checked import trigger_of as trigger_of
 from .global_norm import GlobalNorm as GlobalNorm
+from .limits import CheckedPolicy as CheckedPolicy
 from .limits import Limits as Limits
+from .limits import as_policy as as_policy
+from .limits import limits_of as limits_of
+from .limits import trigger_of as trigger_of
 from .per_group import PerGroup as PerGroup
 from .percentile import Percentile as Percentile
 from .policy import ClipPolicy as ClipPolicy

@@ -10,8 +10,7 @@ from typing import Any
 from ..kernels import cpu
 from ..records import values
 from .limits import factor_of
-from .policy import ClipPolicy
-from .window import finite_numbers
+from .policy import ClipPolicy, finite_numbers
 
 
 class AdaGC(ClipPolicy):

@@ -11,8 +11,8 @@ from typing import Any
 
 from .._text import listed
 from ..records import values
-from .checked import CheckedPolicy, as_policy
 from .global_norm import GlobalNorm
+from .limits import CheckedPolicy, as_policy
 from .policy import ClipPolicy, Place
 
 _BY = ("param_group", "optimizer", "tensor")

@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 from ..records import values
-from .policy import NO_LIMITS, ClipPolicy
-from .window import SortedWindow, finite_numbers
+from .policy import NO_LIMITS, ClipPolicy, SortedWindow, finite_numbers
 
 
 class Percentile(ClipPolicy):

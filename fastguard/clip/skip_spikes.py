@@ -7,8 +7,7 @@ from collections import deque
 from typing import Any
 
 from ..records import values
-from .policy import NO_LIMITS, ClipPolicy
-from .window import finite_numbers
+from .policy import NO_LIMITS, ClipPolicy, finite_numbers
 
 
 class SkipSpikes(ClipPolicy):

@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 from ..records import values
-from .policy import NO_LIMITS, ClipPolicy
-from .window import SortedWindow, finite_numbers
+from .policy import NO_LIMITS, ClipPolicy, SortedWindow, finite_numbers
 
 _TO_SIGMA = 1.4826  # from a median deviation to the standard deviation of a normal distribution
 _TAIL, _TAIL_SIGMAS = 0.9, 1.2816  # where the upper tail begins, of a normal distribution
@@ -108,7 +107,7 @@ class Spikes(ClipPolicy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         logs, apart = (values.entry(state, key, finite_numbers) for key in ("log_norms", "apart"))
-        wary = values.entry(state, "wary", finite_numbers) if "wary" in state else [0.0, 0.0]  # of 0.2: none
+        wary = values.entry(state, "wary", finite_numbers)
         if len(wary) != 2:
             raise values.MisfitError(f"must have 2 numbers, got {len(wary)}", ("wary",))
         self._num_wary, self._before = values.count(wary[0]), wary[1]

@@ -90,19 +90,20 @@ def quantiles(values: Iterable[float], q: Sequence[float]) -> tuple[float, ...]:
     (1.0, 2.0, 3.0)
     """
     ordered = sorted(values)
+    return tuple(quantile_of_sorted(ordered, share) for share in q)
+
+
+def quantile_of_sorted(ordered: Sequence[float], share: float) -> float:
+    """One quantile of finite numbers in rising order; NaN if there are none."""
     if not ordered:
-        return (math.nan,) * len(q)
-    result = []
-    for share in q:
-        place = share * (len(ordered) - 1)
-        low = int(place)
-        high = min(low + 1, len(ordered) - 1)
-        rest, gap = place - low, ordered[high] - ordered[low]
-        if gap < math.inf:
-            result.append(ordered[low] + gap * rest)
-        else:  # the difference overflows
-            result.append(ordered[low] * (1.0 - rest) + ordered[high] * rest)
-    return tuple(result)
+        return math.nan
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    rest, gap = place - low, ordered[high] - ordered[low]
+    if gap < math.inf:
+        return ordered[low] + gap * rest
+    return ordered[low] * (1.0 - rest) + ordered[high] * rest  # the difference overflows
 
 
 class Spike(NamedTuple):

@@ -10,8 +10,7 @@ import torch
 
 from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
-from ..clip.checked import SHRINKS
-from ..clip.limits import Ruling, factors_of, row_norms
+from ..clip.limits import SHRINKS, Ruling, factors_of, row_norms
 from ..records.columns import COLUMNS, INDEX
 from ..records.slot import CLIP_COEF
 from .device import DeviceDecision, brought

@@ -15,8 +15,7 @@ import torch
 
 from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
-from ..clip.checked import SHRINKS
-from ..clip.limits import factor_of, row_norms
+from ..clip.limits import SHRINKS, factor_of, row_norms
 from ..records import TrainingHistory
 from ..records.columns import COLUMNS, INDEX, ROW_BYTES, norm_of, norm_parts
 from .guard import Guard

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fastguard import Percentile, SkipSpikes, Spikes, ZClip
-from fastguard.clip.window import SortedWindow
+from fastguard.clip.policy import SortedWindow
 
 
 def act(policy: Any, norms: Iterable[float]) -> list[float]:
