@@ -1,4 +1,4 @@
-"""The one codec: from values to plain data that strict JSON can hold, and back. The types of fields say how.
+"""The one codec: `strict_json.encode` makes plain data of values, and the types of fields say how to read them back.
 
 str, bool, int, float, X | None                 themselves; NaN and Inf as `strict_json` writes them
 list[X], deque[X], tuple[X, ...], tuple[X, Y]   a list
@@ -6,7 +6,6 @@ dict[str, X]                                    a dict
 a NamedTuple, a `Part`                          a list of the fields
 a `Plain` dataclass, a TypedDict                a dict of the fields; unknown keys are ignored
 Annotated[X, read]                              read by `read`, such as `values.count`
-Annotated[X, Kind(...)]                         as the `Kind` says
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import typing
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from . import strict_json, values
 from .values import MisfitError
@@ -32,11 +31,7 @@ Spread = Annotated[float, values.spread]
 Length = Annotated[int, values.length]
 
 
-class Kind(NamedTuple):
-    """How a field is read from plain data, and written as such; `read` raises MisfitError if the data does not fit."""
-
-    read: Callable[[Any], Any]
-    dump: Callable[[Any], Any] = strict_json.encode
+Reader = Callable[[Any], Any]  # of plain data; raises MisfitError if it does not fit
 
 
 def plain_fields(owner: Any) -> dict[str, Any]:
@@ -70,13 +65,13 @@ class Part:
 
     __slots__ = ()
 
-    def _kinds(self) -> dict[str, Kind]:
+    def _readers(self) -> dict[str, Reader]:
         owner: Any = type(self)
-        return kinds_of(owner)
+        return readers_of(owner)
 
     def state(self) -> list[Any]:
         """Every saved attribute as plain types."""
-        return list(dump_fields(self, self._kinds()).values())
+        return list(dump_fields(self, self._readers()).values())
 
     def load(self, state: Any) -> None:
         """Restores what `state` returned.
@@ -84,10 +79,8 @@ class Part:
         Raises:
             MisfitError: `state` is not of this form. The object is then unusable.
         """
-        kinds = self._kinds()
-        if len(values.row(state)) != len(kinds):
-            raise MisfitError(f"must have {len(kinds)} entries, got {len(state)}")
-        load_fields(self, kinds, dict(zip(kinds, state)))
+        readers = self._readers()
+        load_fields(self, readers, dict(zip(readers, _row(state, len(readers)))))
 
     @classmethod
     def loaded(cls: type[_PartT], state: Any) -> _PartT:
@@ -100,19 +93,19 @@ class Part:
         return f"{type(self).__name__}({self.state()})"
 
 
-def dump_fields(owner: object, kinds: Mapping[str, Kind]) -> dict[str, Any]:
+def dump_fields(owner: object, names: Iterable[str]) -> dict[str, Any]:
     """Attributes of `owner` as plain types, by name."""
-    return {name: kind.dump(getattr(owner, name)) for name, kind in kinds.items()}
+    return {name: strict_json.encode(getattr(owner, name)) for name in names}
 
 
-def load_fields(owner: object, kinds: Mapping[str, Kind], plain: Mapping[str, Any]) -> None:
+def load_fields(owner: object, readers: Mapping[str, Reader], plain: Mapping[str, Any]) -> None:
     """Sets the attributes that `dump_fields` returned; a MisfitError leaves earlier ones set."""
-    for name, kind in kinds.items():
+    for name, read in readers.items():
         now = getattr(owner, name)
         if isinstance(now, Part):
             values.entry(plain, name, now.load)
             continue
-        value = values.entry(plain, name, kind.read)
+        value = values.entry(plain, name, read)
         setattr(owner, name, deque(value, now.maxlen) if isinstance(now, deque) else value)
 
 
@@ -120,7 +113,7 @@ def copied(value: Any) -> Any:
     """A copy of the value of a field that shares nothing mutable with it."""
     if isinstance(value, Part):
         twin = copy.copy(value)
-        for name in value._kinds():
+        for name in value._readers():
             setattr(twin, name, copied(getattr(value, name)))
         return twin
     if type(value) is tuple:
@@ -129,10 +122,10 @@ def copied(value: Any) -> Any:
 
 
 @functools.cache
-def kinds_of(owner: Any) -> dict[str, Kind]:
-    """The kinds of the annotated attributes of a class, in order, those of its bases first."""
+def readers_of(owner: Any) -> dict[str, Reader]:
+    """The readers of the annotated attributes of a class, in order, those of its bases first."""
     hints = typing.get_type_hints(owner, include_extras=True)
-    return {name: kind_of(hint) for name, hint in hints.items() if typing.get_origin(hint) is not typing.ClassVar}
+    return {name: reader_of(hint) for name, hint in hints.items() if typing.get_origin(hint) is not typing.ClassVar}
 
 
 def read_fields(owner: Any, plain: Any, **known: Any) -> dict[str, Any]:
@@ -142,11 +135,8 @@ def read_fields(owner: Any, plain: Any, **known: Any) -> dict[str, Any]:
         MisfitError: `plain` is not a dict, lacks a field that has no default, or has a value that does not fit.
     """
     given, needed = values.mapping(plain), _needed(owner)
-    wanted = {name: kind for name, kind in kinds_of(owner).items() if name in given or name in needed}
-    return {
-        **{name: values.entry(given, name, kind.read) for name, kind in wanted.items() if name not in known},
-        **known,
-    }
+    wanted = {name: read for name, read in readers_of(owner).items() if name in given or name in needed}
+    return {**{name: values.entry(given, name, read) for name, read in wanted.items() if name not in known}, **known}
 
 
 @functools.cache
@@ -162,56 +152,52 @@ _SCALARS = {str: values.text, bool: values.truth, int: values.whole, float: valu
 
 
 @functools.cache
-def kind_of(hint: Any) -> Kind:
-    """The kind of a type.
+def reader_of(hint: Any) -> Reader:
+    """The reader of a type.
 
-    >>> kind_of(tuple[float, ...]).read([1, "Infinity"])
+    >>> reader_of(tuple[float, ...])([1, "Infinity"])
     (1.0, inf)
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint in _SCALARS:
-        return Kind(_SCALARS[hint])
+        return _SCALARS[hint]
     if origin is Annotated:
-        how = arguments[1]
-        return how if isinstance(how, Kind) else Kind(how)
+        read: Reader = arguments[1]
+        return read
     if origin in (typing.Union, types.UnionType):
         (known,) = (one for one in arguments if one is not types.NoneType)
-        return Kind(values.maybe(kind_of(known).read))
+        return values.maybe(reader_of(known))
     if origin is dict:
-        return Kind(partial(values.by_name, kind_of(arguments[1]).read))
+        return partial(values.by_name, reader_of(arguments[1]))
     if origin in (list, deque) or arguments[1:] == (...,):
-        return list_kind(origin, kind_of(arguments[0]))
+        item = reader_of(arguments[0])
+        return lambda plain: origin(values.each(item, plain))
     if origin is tuple:
-        return row_kind(range(len(arguments)), map(kind_of, arguments), tuple)
+        return row_reader(range(len(arguments)), map(reader_of, arguments), tuple)
     made = origin or hint
     if issubclass(made, Part):
-        return Kind(made.loaded, made.state)
+        return made.loaded
     if dataclasses.is_dataclass(made):
         build: Any = made
-        return Kind(
-            lambda plain: build(**read_fields(made, plain)), lambda value: strict_json.encode(plain_fields(value))
-        )
+        return getattr(made, "from_dict", lambda plain: build(**read_fields(made, plain)))
     if typing.is_typeddict(made):
-        return Kind(partial(read_fields, made))
-    return row_kind(kinds_of(made), kinds_of(made).values(), made._make)
+        return partial(read_fields, made)
+    return row_reader(readers_of(made), readers_of(made).values(), made._make)
 
 
-def list_kind(make: Callable[[Any], Any], item: Kind) -> Kind:
-    """The kind of a list, deque or tuple of items of one kind."""
-    # One call for all items if they need no conversion of their own: a window has 512 of them.
-    dump_each = strict_json.encode if item.dump is strict_json.encode else partial(map, item.dump)
-    return Kind(lambda plain: make(values.each(item.read, plain)), lambda items: list(dump_each(list(items))))
-
-
-def row_kind(keys: Iterable[Any], kinds: Iterable[Kind], make: Callable[[Any], Any]) -> Kind:
-    """The kind of a tuple whose entries each have a kind of their own; errors name them by `keys`."""
-    named = list(zip(keys, kinds))
+def row_reader(keys: Iterable[Any], readers: Iterable[Reader], make: Callable[[Any], Any]) -> Reader:
+    """The reader of a tuple whose entries each have a reader of their own; errors name them by `keys`."""
+    named = list(zip(keys, readers))
 
     def read(plain: Any) -> Any:
-        if len(values.row(plain)) != len(named):
-            raise MisfitError(f"must have {len(named)} entries, got {len(plain)}")
-        return make([values.at(key, kind.read, value) for (key, kind), value in zip(named, plain)])
+        row = _row(plain, len(named))
+        return make([values.at(key, read, value) for (key, read), value in zip(named, row)])
 
-    if all(kind.dump is strict_json.encode for _, kind in named):
-        return Kind(read)
-    return Kind(read, lambda items: [kind.dump(item) for (_, kind), item in zip(named, items)])
+    return read
+
+
+def _row(plain: Any, length: int) -> list[Any] | tuple[Any, ...]:
+    row = values.row(plain)
+    if len(row) != length:
+        raise MisfitError(f"must have {length} entries, got {len(row)}")
+    return row

@@ -13,7 +13,7 @@ from typing import Any
 
 from .._text import NAME_WIDTH, prose, shown
 from . import values
-from .codec import Spread, kind_of, kinds_of
+from .codec import Spread, reader_of, readers_of
 from .columns import COLUMNS, TensorRow, completed
 from .events import Entry
 from .log import KEYS, NUMBER_KEYS, LogReader
@@ -26,9 +26,9 @@ from .values import MisfitError
 MAX_UNKNOWN = 256
 _TOGETHER = 256  # steps that a history takes at once
 _FIELDS: dict[Any, Set[str]] = {
-    ModuleActivity: kinds_of(ModuleActivity).keys() | kinds_of(ActivationStats).keys(),
-    WeightStats: kinds_of(WeightStats).keys(),
-    BatchSample: kinds_of(BatchSample).keys(),
+    ModuleActivity: readers_of(ModuleActivity).keys() | readers_of(ActivationStats).keys(),
+    WeightStats: readers_of(WeightStats).keys(),
+    BatchSample: readers_of(BatchSample).keys(),
 }
 
 Unknown = dict[str, None]  # keys that this version does not know, in the order of first appearance
@@ -115,7 +115,7 @@ def _note(unknown: Unknown, keys: Collection[str], where: str = "") -> None:
             unknown[shown(f"{where}{key}", NAME_WIDTH)] = None
 
 
-_names = kind_of(tuple[str, ...]).read
+_names = reader_of(tuple[str, ...])
 _READ: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("step", *(f"grad/num_{what}" for what in ("zeros", "nans", "infs", "elements"))), values.count),
     **dict.fromkeys(("clip/over", "nonfinite"), _names),
@@ -127,7 +127,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "grad/norm": values.spread,
     "skipped": values.truth,
     "batches": values.row,
-    "clip/groups": partial(values.by_name, kind_of(tuple[Spread, Spread, Spread]).read),
+    "clip/groups": partial(values.by_name, reader_of(tuple[Spread, Spread, Spread])),
 }
 
 

@@ -13,7 +13,7 @@ from .codec import Count, Length
 from .events import MAX_RANKS, BadRank, Experiment, OddRank, RecoveryEvent, ReplicaDifference
 
 OBJECTIVES = ("minimise", "game", "reward")
-_number_pair = codec.kind_of(tuple[float, float]).read
+_number_pair = codec.reader_of(tuple[float, float])
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ def _objective(value: Any) -> str:
 
 
 def _odd_ranks(value: Any) -> tuple[OddRank, ...]:
-    return tuple(values.each(codec.kind_of(OddRank).read, value))[:MAX_RANKS]
+    return tuple(values.each(codec.reader_of(OddRank), value))[:MAX_RANKS]
 
 
 Names = Annotated[tuple[str, ...], _names]
@@ -286,7 +286,7 @@ class ModelNotes(RankNotes, LossNotes, CoverageNotes, OptimizerNotes, ParameterN
                 raise TypeError(f"`{name}` must be a fact of the model - at `note_model`. They are: {', '.join(FACTS)}")
             if value is not None:
                 try:
-                    taken[name] = FACTS[name].read(value)
+                    taken[name] = FACTS[name](value)
                 except values.MisfitError as error:
                     raise values.MisfitError(f"{error.problem} - at `note_model`", error.path, given) from None
         for name, value in taken.items():
@@ -304,11 +304,11 @@ class ModelNotes(RankNotes, LossNotes, CoverageNotes, OptimizerNotes, ParameterN
     def of(cls, state: Mapping[str, Any]) -> ModelNotes:
         """The notes that `state` was made from; facts of later versions are ignored."""
         given = values.mapping(state)
-        known = {name: kind for name, kind in FACTS.items() if given.get(name) is not None}
-        return cls(**{name: values.at(name, kind.read, given[name]) for name, kind in known.items()})
+        known = {name: read for name, read in FACTS.items() if given.get(name) is not None}
+        return cls(**{name: values.at(name, read, given[name]) for name, read in known.items()})
 
 
-FACTS = codec.kinds_of(ModelNotes)
+FACTS = codec.readers_of(ModelNotes)
 _LONG_NAMES = {  # accepted as well
     "names_not_in_optimizer": "not_in_optimizer",
     "names_without_gradient": "without_gradient",

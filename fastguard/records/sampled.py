@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from . import strict_json, values
-from .codec import Count, Kind, Part, list_kind, row_kind
+from .codec import Count, Part, row_reader
 from .running import quantiles
 from .samples import BatchSample, ModuleActivity, WeightStats
 
@@ -26,12 +25,11 @@ MAX_NAMES = 4096
 _Item = TypeVar("_Item", ModuleActivity, WeightStats)
 
 
-@dataclass(slots=True)
-class Point(Generic[_Item]):
+class Point(NamedTuple):
     """One module or parameter at one sampled step."""
 
     step: int
-    value: _Item
+    value: Any
 
 
 class Window(Generic[_Item]):
@@ -39,37 +37,27 @@ class Window(Generic[_Item]):
 
     __slots__ = ("count", "first", "recent")
 
-    def __init__(self, count: int, first: Point[_Item], recent: Iterable[Point[_Item]]) -> None:
+    def __init__(self, count: int, first: Point, recent: Iterable[Point]) -> None:
         self.count = count
-        self.first: Point[_Item] = first
-        self.recent: deque[Point[_Item]] = deque(recent, maxlen=WINDOW)
+        self.first = first
+        self.recent: deque[Point] = deque(recent, maxlen=WINDOW)
 
     @property
-    def last(self) -> Point[_Item]:
+    def last(self) -> Point:
         """The newest sample."""
         return self.recent[-1]
 
     def __copy__(self) -> Window[_Item]:
         return Window(self.count, self.first, self.recent)
 
-    def add(self, sample: Point[_Item]) -> None:
+    def state(self) -> list[Any]:
+        """As plain types."""
+        return [self.count, strict_json.encode(self.first), strict_json.encode(self.recent)]
+
+    def add(self, sample: Point) -> None:
         """Takes the newest sample."""
         self.recent.append(sample)
         self.count += 1
-
-
-def _encode(sample: Point[Any]) -> list[Any]:
-    return [sample.step, strict_json.encode(sample.value.to_dict())]
-
-
-_NAMES = Kind(lambda names: dict.fromkeys(values.each(values.text, names)), list)
-_WINDOWS = Kind(
-    values.mapping,  # `Sampled.load` decodes the rest
-    lambda windows: {
-        name: [window.count, _encode(window.first), [_encode(sample) for sample in window.recent]]
-        for name, window in windows.items()
-    },
-)
 
 
 class Sampled(Part, Generic[_Item]):
@@ -83,8 +71,8 @@ class Sampled(Part, Generic[_Item]):
     __slots__ = ("_decode", "_is_bad", "_windows", "bad", "last_step", "num_samples")
     num_samples: Count
     last_step: int
-    bad: Annotated[dict[str, None], _NAMES]
-    _windows: Annotated[dict[str, Window[_Item]], _WINDOWS]
+    bad: Annotated[dict[str, None], values.mapping]
+    _windows: Annotated[dict[str, Window[_Item]], values.mapping]  # `load` reads the rest
 
     def __init__(self, decode: Callable[[Mapping[str, Any]], _Item], is_bad: Callable[[_Item], bool]) -> None:
         self._decode: Callable[[Mapping[str, Any]], _Item] = decode
@@ -129,9 +117,9 @@ class Sampled(Part, Generic[_Item]):
     def load(self, state: Any) -> None:
         """Restores what `state` returned; raises MisfitError for anything else."""
         super().load(state)
-        point = row_kind((0, 1), (Kind(values.whole), Kind(self._decode)), lambda pair: Point(*pair))
-        window = row_kind((0, 1, 2), (Kind(values.count), point, list_kind(list, point)), lambda saved: Window(*saved))
-        self._windows = values.at("_windows", partial(values.by_name, window.read), self._windows)
+        point = row_reader((0, 1), (values.whole, self._decode), Point._make)
+        window = row_reader((0, 1, 2), (values.count, point, partial(values.each, point)), lambda row: Window(*row))
+        self._windows = values.at("_windows", partial(values.by_name, window), self._windows)
         for name, found in self._windows.items():
             if not found.recent or any(sample.value.name != name for sample in found.recent):
                 raise values.MisfitError("must hold samples, all of that name", ("_windows", name))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 from . import codec, values
-from .codec import Count, Kind, Spread, kind_of, kinds_of
+from .codec import Count, Spread, reader_of, readers_of
 from .events import Entry, LoneElement, NonFiniteEvent, Total, Validation
 from .model import ModelNotes
 from .running import Overview, Running, Trend, quantiles
@@ -72,7 +72,7 @@ class Series:
     last_events: deque[NonFiniteEvent]
     first_nonfinite: dict[str, Count]
     validations: deque[Validation]
-    model: Annotated[ModelNotes, Kind(ModelNotes.of, ModelNotes.state)]
+    model: Annotated[ModelNotes, ModelNotes.of]
     loss_trend: Trend
     norm_trend: Trend
     overview: Overview
@@ -85,8 +85,8 @@ class Series:
     lone_elements: deque[LoneElement]
 
     def __init__(self, window: int) -> None:
-        for name, kind in _KINDS.items():
-            if kind is kind_of(Count):
+        for name, read in _READERS.items():
+            if read is reader_of(Count):
                 setattr(self, name, 0)
         self.longest_skip_run_end = 0
         self.first_bad_loss_step = self.last_bad_loss_step = -1
@@ -121,7 +121,7 @@ class Series:
 
         Cost: 0.4 KB a step of the window, and the size of the samples.
         """
-        return {"version": VERSION, **codec.dump_fields(self, _KINDS)}
+        return {"version": VERSION, **codec.dump_fields(self, _READERS)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what `state_dict` returned; a smaller window keeps the newest steps. `last` becomes None.
@@ -142,7 +142,7 @@ class Series:
                 remedy="It was not made by this version's `TrainingHistory.state_dict`; start a new history.",
             )
         twin: _SeriesT = self._another()
-        codec.load_fields(twin, _KINDS, state_dict)
+        codec.load_fields(twin, _READERS, state_dict)
         for counter, items in _TOGETHER:
             number, held = getattr(twin, counter), len(getattr(twin, items))
             if number < held or bool(number) is not bool(held):
@@ -163,7 +163,7 @@ class Series:
         Cost: 30 us at a window of 512, and 1 us a tensor, sampled module and sampled weight.
         """
         twin: _SeriesT = self._another()
-        for name in _KINDS:
+        for name in _READERS:
             setattr(twin, name, codec.copied(getattr(self, name)))
         twin.last, twin._totals, twin.lacks_norms = self.last, self._totals.copy(), self.lacks_norms
         twin.revision += 1
@@ -239,7 +239,7 @@ class Series:
         return [entry.lr for entry in self.recent if entry.lr is not None]
 
 
-_KINDS = kinds_of(Series)
+_READERS = readers_of(Series)
 
 
 def diagnose_losses(history: Series) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
+from collections import deque
 from typing import Any
 
 _LARGEST = 2**1023
@@ -32,7 +34,8 @@ def decode_float(value: Any) -> Any:
 
 
 def encode(value: Any) -> Any:
-    """`value` with strings for NaN and Inf, lists for tuples, and floats for numbers of NumPy and torch.
+    """`value` with strings for NaN and Inf, lists for tuples, deques and arrays, and floats for numbers of NumPy and
+    torch; of an object with `to_dict` or `state`, what that returns.
 
     An int beyond the range of floats becomes "Infinity" or "-Infinity".
 
@@ -43,13 +46,15 @@ def encode(value: Any) -> Any:
         return encode_float(value)
     if isinstance(value, dict):
         return {encode_float(key) if isinstance(key, float) else key: encode(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque, array)):
         return [encode(item) for item in value]
     if isinstance(value, int) and not -_LARGEST < value < _LARGEST:  # too long for Python to write, others to read
         return "Infinity" if value > 0 else "-Infinity"
     if value is None or isinstance(value, (str, int)):
         return value
-    return encode_float(float(value))
+    if hasattr(value, "to_dict"):
+        return encode(value.to_dict())
+    return value.state() if hasattr(value, "state") else encode_float(float(value))
 
 
 def decode(value: Any) -> Any:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from typing import Annotated, Any
 
-from . import columns, strict_json, values
-from .codec import Count, Kind, Part
+from . import columns, values
+from .codec import Count, Part
 from .slot import batch_end
 from .table import TensorStats
 
@@ -108,9 +108,8 @@ class TensorTrack:
         return f"TensorTrack({self._data[self._at : self._at + _WIDTH].tolist()})"
 
 
-_DATA = Kind(
-    lambda plain: array("d", values.each(values.number, plain)), lambda data: strict_json.encode(data.tolist())
-)
+def _read_data(plain: Any) -> array[float]:
+    return array("d", values.each(values.number, plain))
 
 
 class TensorTracks(Part):
@@ -129,7 +128,7 @@ class TensorTracks(Part):
     num_samples: Count
     last_step: int
     _names: list[str]
-    _data: Annotated[Any, _DATA]
+    _data: Annotated[Any, _read_data]
 
     def __init__(self) -> None:
         self._names = []

@@ -13,7 +13,7 @@ from ..diagnosis import by_sign, diagnose, needs
 from ..errors import FastguardError, RecoveryFailedError
 from ..observers.observer import while_alive
 from ..records import values
-from ..records.codec import kind_of
+from ..records.codec import reader_of
 from ..records.events import RecoveryEvent, describe_recovery
 from .keeper import WHAT, Keeper
 from .ladder import Ladder
@@ -24,7 +24,7 @@ from .snapshots import Snapshot
 _log = logging.getLogger("fastguard")
 _GRACE = 24  # steps after a rollback in which rules still see losses from before it
 _UNSET: Any = object()
-_read_events = kind_of(list[RecoveryEvent]).read
+_read_events = reader_of(list[RecoveryEvent])
 
 
 class _Doubt(NamedTuple):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ..ranks import Ranks, has_other_ranks
 from ..ranks.exchange import all_reduced
-from ..records.codec import kind_of
+from ..records.codec import reader_of
 
 
 class StepSeen(NamedTuple):
@@ -58,4 +58,4 @@ def _reduced(numbers: Sequence[float], groups: Groups, how: Any) -> list[float]:
     return list(all_reduced(words, groups, how).tolist())
 
 
-seen_of = kind_of(StepSeen).read  # from a list of its fields; a MisfitError for anything else
+seen_of = reader_of(StepSeen)  # from a list of its fields; a MisfitError for anything else

@@ -22,7 +22,7 @@ from ..diagnosis import RULES, Finding, diagnose, make_rule
 from ..diagnosis.finding import count
 from ..errors import missing_package
 from ..records import TrainingHistory
-from ..records.codec import kinds_of
+from ..records.codec import readers_of
 from ..records.values import MisfitError, maybe, refused, truth
 from ..recovery import Recovery
 from ..step import wrap
@@ -236,17 +236,17 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
     if not isinstance(plain, Mapping):
         raise ValueError(f"{where} must hold keys with values, got a {type(plain).__name__}")
     found: dict[str, Any] = {}
-    kinds = kinds_of(TrainingSettings)
+    readers = readers_of(TrainingSettings)
     for key, value in _flat(plain, set()):
         key = _ALIASES.get(key, key)
-        if key not in kinds:
+        if key not in readers:
             is_argument = key in inspect.signature(wrap).parameters
-            remedy = "Pass it to `fastguard.wrap`." if is_argument else did_you_mean(key, kinds)
+            remedy = "Pass it to `fastguard.wrap`." if is_argument else did_you_mean(key, readers)
             raise ValueError(f"Unknown setting `{shown(key, 80)}` - at {where}. {remedy}")
         if key in found:
             raise ValueError(f"`{key}` must be given once, got it twice - at {where}")
         try:
-            found[key] = kinds[key].read(value)
+            found[key] = readers[key](value)
         except MisfitError as error:
             raise ValueError(f"`{key}` {error.problem} - at {where}") from None
     result = TrainingSettings(**found)
@@ -261,7 +261,7 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
 def _flat(plain: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Keys and values, including those in sections. A section in several places, or in itself, is an error."""
     for key, value in plain.items():
-        if isinstance(value, Mapping) and key not in kinds_of(TrainingSettings):
+        if isinstance(value, Mapping) and key not in readers_of(TrainingSettings):
             if id(value) in seen or len(seen) == 100:
                 raise ValueError(f"`{shown(key, 80)}` must be one of at most 100 sections, each in one place")
             seen.add(id(value))
