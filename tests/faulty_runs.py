@@ -192,9 +192,9 @@ BAD = {
     "update-ratio-low": weights_run(lambda step, name: 3e-5, flat_losses(140)),
     "moment-out-of-bounds": moments_run(lambda s: 0.1, lambda s: 1e9 if s == 80 else 0.1),
     "parameters-not-in-optimizer": run(
-        falling_losses(50), names=["a", "b", "c"], names_not_in_optimizer=["b"]
+        falling_losses(50), names=["a", "b", "c"], not_in_optimizer=["b"]
     ),
-    "frozen-parameters": run(falling_losses(120), names=["a", "b", "c"], names_without_gradient=["b"]),
+    "frozen-parameters": run(falling_losses(120), names=["a", "b", "c"], without_gradient=["b"]),
     "missing-gradients": run(falling_losses(50), names=["v", "w", "x"]),
     "poor-initialisation": run(falling_losses(50), initialization={"a": (1.0, 0.1), "b": (0.1, 0.1)}),
     "shrinking-weights": weights_run(

@@ -68,11 +68,11 @@ def act(losses=None, **fields):
 
 
 def frozen(names, losses=None, all_names="abcdefghij", **notes):
-    return run(losses or FALLING, names=list(all_names), names_without_gradient=list(names), **notes)
+    return run(losses or FALLING, names=list(all_names), without_gradient=list(names), **notes)
 
 
 def without(names, losses=None, all_names="abcde"):
-    return run(losses or FALLING, names=list(all_names), names_not_in_optimizer=list(names))
+    return run(losses or FALLING, names=list(all_names), not_in_optimizer=list(names))
 
 
 def begun(*ratios, losses=None, **notes):

@@ -334,7 +334,7 @@ class TestContradictions:
 
     def test_an_optimizer_that_has_nothing_of_the_model_gets_no_gradient(self):
         for missing, expected in (("ab", "no-gradient-arrives"), ("b", "parameters-missing-from-optimizer")):
-            history = run(flat_losses(50), names=["a", "b"], names_not_in_optimizer=list(missing))
+            history = run(flat_losses(50), names=["a", "b"], not_in_optimizer=list(missing))
             assert names(history)[0] == expected
 
     @pytest.mark.parametrize(("dtypes", "can_be"), [(["float32"], True), (["float16"], False), ([], True)])

@@ -103,7 +103,7 @@ def test_a_history_without_losses_is_no_reason_to_complain():
 class TestWeights:
     @pytest.mark.parametrize("is_held", [True, False])
     def test_what_the_optimizer_does_not_have_is_not_to_be_taken_out_of_it(self, is_held):
-        history = run(falling_losses(100), names=list("abcdefghij"), names_without_gradient=["b"])
+        history = run(falling_losses(100), names=list("abcdefghij"), without_gradient=["b"])
         held = int(history.last.tensors.total_row()[0]) + 16 * is_held
         history.note_model(optimizer_settings=[{"kind": "Adam", "num_parameters": held}])
         told = ask("frozen-parameters", history)
@@ -169,9 +169,7 @@ def first_cause(history):
 class TestIdleExperts:
     def test_what_is_frozen_is_no_expert(self):
         history = routed(["experts.1.", "experts.2."])
-        history.note_model(
-            names_without_gradient=[name for name in EXPERTS if name.startswith(("experts.1.", "experts.2."))]
-        )
+        history.note_model(without_gradient=[name for name in EXPERTS if name.startswith(("experts.1.", "experts.2."))])
         assert severity("idle-experts", history) is None
 
     def test_the_cause_wins_over_parameters_that_are_cut_off(self):

@@ -114,11 +114,7 @@ class PerGroup(ClipPolicy):
 
 def _policy_of(given: Any) -> ClipPolicy:
     """A policy of the whole model with limits; a number is short for `GlobalNorm`."""
-    policy: ClipPolicy
-    try:
-        limit = math.nan if isinstance(given, ClipPolicy) else values.real(given)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        limit = math.nan
+    limit = math.nan if isinstance(given, ClipPolicy) else values.real_or_nan(given)
     policy = as_policy(given) if math.isnan(limit) else GlobalNorm(limit)
     if policy.scope != "model":
         raise TypeError(f"`policies` must be of the whole model, got {given!r}")

@@ -104,12 +104,12 @@ class ModelFacts(Observer):
             facts["backward_per_step"] = self._per_step
         still = _not_moving(optimizers)
         known = {id(p): name for p, name in self._namer.known()} if still else {}
-        facts["names_with_zero_lr"] = [known.get(i, "a parameter without a name") for i in still]
+        facts["zero_lr"] = [known.get(i, "a parameter without a name") for i in still]
         if not self._namer.is_empty:
             left = [(id(p), n) for p, n in self._namer.beyond(optimizers) if p.requires_grad]
             others = elsewhere() if left else ()
-            facts["names_not_in_optimizer"] = [n for i, n in left if i not in others and n not in self._namer.given]
-            facts["names_without_gradient"] = [n for p, n in self._namer.known() if not p.requires_grad]
+            facts["not_in_optimizer"] = [n for i, n in left if i not in others and n not in self._namer.given]
+            facts["without_gradient"] = [n for p, n in self._namer.known() if not p.requires_grad]
         return facts
 
     def _settings_of(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:

@@ -280,15 +280,14 @@ class ModelNotes(RankNotes, LossNotes, CoverageNotes, OptimizerNotes, ParameterN
             ValueError: a value does not fit its fact. Nothing changes then.
         """
         taken = {}
-        for given, value in facts.items():
-            name = _LONG_NAMES.get(given, given)
+        for name, value in facts.items():
             if name not in FACTS:
                 raise TypeError(f"`{name}` must be a fact of the model - at `note_model`. They are: {', '.join(FACTS)}")
             if value is not None:
                 try:
                     taken[name] = FACTS[name](value)
                 except values.MisfitError as error:
-                    raise values.MisfitError(f"{error.problem} - at `note_model`", error.path, given) from None
+                    raise values.MisfitError(f"{error.problem} - at `note_model`", error.path, name) from None
         for name, value in taken.items():
             if name == "decay_per_step":  # a schedule lowers it together with the learning rate
                 value = max(value, self.decay_per_step or 0.0)
@@ -309,11 +308,6 @@ class ModelNotes(RankNotes, LossNotes, CoverageNotes, OptimizerNotes, ParameterN
 
 
 FACTS = codec.readers_of(ModelNotes)
-_LONG_NAMES = {  # accepted as well
-    "names_not_in_optimizer": "not_in_optimizer",
-    "names_without_gradient": "without_gradient",
-    "names_with_zero_lr": "zero_lr",
-}
 
 
 def as_in_gpt2(stds: Mapping[str, float], module_kinds: Iterable[str]) -> set[str]:

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from .codec import Count, Length, Part, Spread
@@ -197,11 +198,11 @@ class Trend(Part):
         firsts = self._firsts
         firsts.append(value)
         if count <= NUM_FIRST:
-            self.first = _median(firsts)
+            self.first = median(firsts)
         self.mean += (value - self.mean) / count
         if count == _WARM_UP:
-            self.mean = min(self.mean, _median(firsts[-NUM_FIRST:]))
-            spread = 1.05 * _median([abs(b - a) for a, b in itertools.pairwise(firsts)])
+            self.mean = min(self.mean, median(firsts[-NUM_FIRST:]))
+            spread = 1.05 * median([abs(b - a) for a, b in itertools.pairwise(firsts)])
             self._var = spread * spread
 
     def _spike_length(self, step: int, value: float, delta: float, std: float) -> int:
@@ -224,12 +225,6 @@ class Trend(Part):
     def std(self) -> float:
         """Spread of the values around their trend; 0.0 before the twentieth."""
         return math.sqrt(self._var)
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])
 
 
 class Summary(NamedTuple):

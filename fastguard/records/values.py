@@ -192,7 +192,7 @@ def positive(name: str, value: Any, remedy: str) -> float:
     Raises:
         ValueError: it is not; names the argument and the remedy.
     """
-    found = _real_or_nan(value)
+    found = real_or_nan(value)
     if not found > 0.0:
         raise ValueError(f"`{name}` must be a number > 0, got {value!r}. {remedy}".rstrip())
     return found
@@ -200,14 +200,15 @@ def positive(name: str, value: Any, remedy: str) -> float:
 
 def between(low: float, high: float, name: str, value: Any) -> float:
     """`value` as a float above `low` and below `high`; raises ValueError as `positive` does."""
-    found = _real_or_nan(value)
+    found = real_or_nan(value)
     if not low < found < high:
         limits = f"> {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
         raise ValueError(f"`{name}` must be a number {limits}, got {value!r}")
     return found
 
 
-def _real_or_nan(value: Any) -> float:
+def real_or_nan(value: Any) -> float:
+    """As `real`, but NaN for anything else."""
     try:
         return real(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):

@@ -82,8 +82,7 @@ class Recovery:
             raise ValueError(f"`quarantine` must be None or an integer >= 0, got {self.quarantine!r}")
         if not 0.0 < self.lr_factor <= 1.0:
             raise ValueError(f"`lr_factor` must be above 0 and at most 1, got {self.lr_factor!r}")
-        if not 0.0 < self.spread < math.inf:
-            raise ValueError(f"`spread` must be a number above 0, got {self.spread!r}")
+        values.between(0.0, math.inf, "spread", self.spread)
         state = tuple(self.state) if isinstance(self.state, (list, tuple)) else (self.state,)
         for one in state:
             if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))):

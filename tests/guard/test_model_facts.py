@@ -177,7 +177,7 @@ def test_a_learning_rate_that_the_host_would_have_to_wait_for_is_not_asked() -> 
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), model)
     optimizer.param_groups[0]["lr"] = torch.tensor(0.0, device="meta")  # float() of it would raise
     facts = optimizer.guard._facts.facts.now([optimizer])
-    assert (facts["decay_per_step"], facts["names_with_zero_lr"]) == (0.0, [])
+    assert (facts["decay_per_step"], facts["zero_lr"]) == (0.0, [])
 
 
 def test_kinds_of_modules_and_dtypes() -> None:
