@@ -16,7 +16,6 @@ from .dispatch import collect_gradients as collect_gradients
 from .dispatch import fold_rows as fold_rows
 from .dispatch import gradient_stats as gradient_stats
 from .dispatch import plain_stats as plain_stats
-from .dispatch import renumbering as renumbering
 from .dispatch import run_copy as run_copy
 from .dispatch import run_scale as run_scale
 from .dispatch import run_stats as run_stats

@@ -18,6 +18,5 @@ from .shards import copies_of as copies_of
 from .shards import flat_shards as flat_shards
 from .shards import has_other_ranks as has_other_ranks
 from .shards import is_sharded as is_sharded
-from .shards import local_of as local_of
 from .shards import locals_of as locals_of
 from .shards import num_averaged as num_averaged

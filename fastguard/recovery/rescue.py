@@ -16,8 +16,7 @@ from ..records import values
 from ..records.codec import reader_of
 from ..records.events import RecoveryEvent, describe_recovery
 from .keeper import WHAT, Keeper
-from .ladder import Ladder
-from .seen import Groups, StepSeen, averaged, groups_of, is_common, seen_of
+from .ladder import Groups, Ladder, StepSeen, averaged, groups_of, is_common, seen_of
 from .settings import Recovery
 from .snapshots import Snapshot
 
