@@ -87,14 +87,13 @@ class Wire:
             said = [one for part in found for one in part]
         return said
 
-    def table(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of whole tensors, from the shares of each rank (float64, [T, columns]): two reductions a group."""
-        return self.reduced(rows)[0]
-
     def reduced(
         self, rows: torch.Tensor, compared: Sequence[float] = (), added: Sequence[float] = ()
     ) -> tuple[torch.Tensor, list[float], list[float], list[float]]:
-        """`table`, together with the least and the largest of each of `compared`, and the sums of `added`."""
+        """Rows of whole tensors, from the shares of each rank (float64, [T, columns]): two reductions a group.
+
+        Returns also the least and the largest of each of `compared`, and the sums of `added`.
+        """
         largest = torch.stack(
             [rows[:, _MAX], torch.where(rows[:, _LEAST] > 0.0, -rows[:, _LEAST], -torch.inf), rows[:, _NORM]], dim=1
         )
@@ -307,7 +306,7 @@ def norm_over_ranks(pieces: Pieces) -> float:
     elif times is not None:
         row = kernels.fold_rows(divided(pieces.table, times))
     if wire.is_wide:
-        row = wire.table(torch.tensor([row], dtype=torch.float64, device="cpu"))[0].tolist()
+        row = wire.reduced(torch.tensor([row], dtype=torch.float64, device="cpu"))[0][0].tolist()
     for group in [] if wire.is_wide else wire.groups:
         row = fold(wire.gather(row, group))
     return norm_of(*norm_parts(counted(row)))

@@ -12,10 +12,7 @@ import torch
 from ..records.events import MAX_RANKS
 
 _LIMIT = 5.0  # standard deviations
-_OF_MAD, _OF_MEDIAN = (
-    1.4826,
-    1.2533,
-)  # normal: deviation / MAD, error of a median / of a mean
+_OF_MAD, _OF_MEDIAN = (1.4826, 1.2533)  # normal: deviation / MAD, error of a median / of a mean
 _LEAST = math.log(1.25)  # also if the others are nearly equal
 _WINDOW = 20  # steps
 _LEAST_RANKS = 3  # of two, either may be the odd one

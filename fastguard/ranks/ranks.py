@@ -218,7 +218,7 @@ class Ranks:
             found = torch.frombuffer(own, dtype=torch.float64).view(-1, NUM_COLUMNS)
             rows[slice(None) if present is None else present] = found
         if self.wire.groups:
-            rows = self.wire.table(rows)
+            rows = self.wire.reduced(rows)[0]
         there = (rows[:, INDEX["numel"]] > 0.0).nonzero()[:, 0].tolist()
         if len(there) == num_params:
             return bytes_of(rows), None

@@ -57,7 +57,7 @@ class TrainingHistory(Series):
         num_scaled: steps whose gradients carried a GradScaler's scale.
         skip_run, longest_skip_run: the number of skipped steps in a row, now and at most; `longest_skip_run_end` is the
             last step of that run.
-        log_norm, losses, val_losses, lrs: `Running` aggregates over the clean steps of the whole run; `log_norm` is of
+        log_norm, losses, lrs: `Running` aggregates over the clean steps of the whole run; `log_norm` is of
             ln(norm), without norms of zero.
         norm_min, norm_max: smallest and largest norm of a clean step; inf and -inf before there was one.
         first_events, last_events: the first 16 and the newest 64 non-finite steps; the two may overlap.
@@ -323,11 +323,9 @@ class TrainingHistory(Series):
         if loss is not None:
             self.losses.add(loss)
             self.loss_trend.add(step, loss)
-        if val_loss is not None:
-            self.val_losses.add(val_loss)
-            if _isfinite(val_loss):
-                train = self.loss_trend.mean if self.loss_trend.count else math.nan
-                self.validations.append(Validation(step, val_loss, train))
+        if val_loss is not None and _isfinite(val_loss):
+            train = self.loss_trend.mean if self.loss_trend.count else math.nan
+            self.validations.append(Validation(step, val_loss, train))
         if lr is not None:
             self.lrs.add(lr)
         self._compare(norm)

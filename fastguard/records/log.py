@@ -257,10 +257,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         text = line.decode()
         record, end = _raw_decode(text)
-    except (
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # ValueError also for bytes that are not UTF-8, or too many digits
+    except (ValueError, RecursionError, MemoryError):  # ValueError also if not UTF-8, or for too many digits
         return None
     return record if end == len(text) else None

@@ -48,13 +48,7 @@ class Rescue:
     """
 
     def __init__(
-        self,
-        settings: Recovery,
-        run: Any,
-        ledger: Any,
-        judge: Any,
-        observers: Any,
-        objective: str | None = None,
+        self, settings: Recovery, run: Any, ledger: Any, judge: Any, observers: Any, objective: str | None = None
     ) -> None:
         self._settings, self._run, self._ledger, self._judge = settings, run, ledger, judge
         self.ladder = Ladder(settings)

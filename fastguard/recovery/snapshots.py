@@ -135,11 +135,6 @@ class Snapshot:
         """Whether it is valid now."""
         return self.is_proved or self.is_spared
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the copies."""
-        return sum(values.nbytes for values in self._copies)
-
     def _keep_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if any(optimizer is known() for known, *_ in self._optimizers):
             return

@@ -67,14 +67,7 @@ class Workspace:
             plan = self.tables.find(addresses, sizes)
         return plan if write_back is None else plan.of_copies(keep, write_back)
 
-    def measure(
-        self,
-        plan: Plan,
-        slot: Slot,
-        options: StepOptions = DEFAULT_OPTIONS,
-        *,
-        unscale: float = 1.0,
-    ) -> None:
+    def measure(self, plan: Plan, slot: Slot, options: StepOptions = DEFAULT_OPTIONS, *, unscale: float = 1.0) -> None:
         """Statistics of the tensors of `plan` times the unscaling, and a decision, into `slot`.
 
         Args:
