@@ -84,7 +84,7 @@ def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
             guard = self.optimizer.guard.state_dict()
             guard.pop("evidence"), guard["history"].pop("recent"), guard["history"].pop("clean")  # times of steps
             found |= {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
-            return {**found, "step": guard["step"], "skipped": guard["history"]["counters"]}
+            return {**found, "step": guard["step"], "skipped": guard["history"]["num_skipped"]}
 
     random.seed(1), np.random.seed(1)
     first = Parts()

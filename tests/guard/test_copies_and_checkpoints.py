@@ -235,7 +235,7 @@ def test_a_run_that_was_saved_and_resumed_is_the_run_that_was_not(stored: str) -
 def _without_times(state: dict[str, Any]) -> dict[str, Any]:
     state = json.loads(json.dumps(state))
     history = state["history"]
-    del history["numbers"]["overhead_total_s"], history["model"]["run_id"]
+    del history["overhead_total_s"], history["model"]["run_id"]
     for entries in (history["recent"], history["clean"]):
         for entry in entries:
             entry.pop()  # seconds, the last of an Entry
