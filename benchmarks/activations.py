@@ -21,8 +21,7 @@ import torch
 
 import fastguard
 from fastguard import _C, ActivationStats
-from fastguard.commands.bench.harness import Spread, call_ns, gc_off
-from fastguard.commands.bench.machine import Machine, line
+from fastguard.commands.bench.harness import Machine, Spread, call_ns, gc_off, line
 
 SHAPE = (8192, 3072)
 THRESHOLD = 0.99

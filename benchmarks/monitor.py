@@ -24,8 +24,7 @@ import torch
 import fastguard
 from fastguard.commands import bench
 from fastguard.commands.bench.clipping import NO_CLIPPING
-from fastguard.commands.bench.harness import Spread, WrongResultError, gc_off
-from fastguard.commands.bench.machine import Machine, line
+from fastguard.commands.bench.harness import Machine, Spread, WrongResultError, gc_off, line
 
 from .speed.cases import transformer
 

@@ -25,8 +25,7 @@ from typing import Any
 import torch
 
 from fastguard import tensor_stats
-from fastguard.commands.bench.harness import gc_off
-from fastguard.commands.bench.machine import Machine, line
+from fastguard.commands.bench.harness import Machine, gc_off, line
 from fastguard.records import ClippedGroup, StepStats
 from fastguard.sinks import (
     JsonlSink,

@@ -10,20 +10,20 @@ import pytest
 import torch
 
 from fastguard.commands import bench
-from fastguard.commands.bench import cases, clipping, harness, steps
-from fastguard.commands.bench.cases import Case, StepCase, Subject
+from fastguard.commands.bench import clipping, harness
+from fastguard.commands.bench.clipping import Case, StepCase, Subject
 
 TINY = harness.Settings(budget_s=0.0, num_rounds=2, max_calls=3)
 SHAPES = ((3,), (70, 50), (), (1,), (4096,), (2, 3, 5, 7))
 FLOAT32 = Case("tiny-float32", "tiny float32", SHAPES)
 BFLOAT16 = Case("tiny-bfloat16", "tiny bfloat16", SHAPES, torch.bfloat16)
-TINY_STEP = StepCase("tiny", "tiny step", lambda: cases.mlp(width=8, inputs=4, classes=3, batch=2))
+TINY_STEP = StepCase("tiny", "tiny step", lambda: clipping.mlp(width=8, inputs=4, classes=3, batch=2))
 
 
 def test_cases_are_the_models_they_name():
-    sizes = {name: (case.num_tensors, case.num_elements) for name, case in cases.CASES.items()}
+    sizes = {name: (case.num_tensors, case.num_elements) for name, case in clipping.CASES.items()}
     assert sizes == {"gpt2-float32": (148, 124_439_808), "300x1000": (300, 300_000)}
-    assert sum(p.numel() for p in cases.mlp().model.parameters()) == 101_386
+    assert sum(p.numel() for p in clipping.mlp().model.parameters()) == 101_386
 
 
 @pytest.mark.parametrize("num_rivals", [2, 3, 4])
@@ -72,36 +72,36 @@ def test_gradients_that_were_not_scaled_are_refused():
         clipping.check("ours", torch.tensor(subject.norm), subject, clips=True)
 
 
-@pytest.mark.parametrize("ours", [steps.GUARDED, steps.RECORDED])
+@pytest.mark.parametrize("ours", [bench.GUARDED, bench.RECORDED])
 def test_whole_steps_train_to_the_same_bits_and_are_compared(ours):
-    found = steps.measure_steps(TINY_STEP, TINY, ours)
+    found = bench.measure_steps(TINY_STEP, TINY, ours)
     assert len(found["repetitions"]) == 2
     assert found["plain_us"]["median"] > 0
     assert {"ours_us", "theirs_us", "ratio"} <= found.keys()
-    assert all(repetition["num_steps"] == steps._MIN_STEPS for repetition in found["repetitions"])
+    assert all(repetition["num_steps"] == bench._MIN_STEPS for repetition in found["repetitions"])
 
 
 def test_whole_steps_that_differ_are_refused(monkeypatch):
-    monkeypatch.setattr(steps, "NO_CLIPPING", 1e-6)  # the guard and torch round their coefficients differently
+    monkeypatch.setattr(bench, "NO_CLIPPING", 1e-6)  # the guard and torch round their coefficients differently
     with pytest.raises(harness.WrongResultError, match="not those of the plain one"):
-        steps.measure_steps(cases.STEP_MLP, TINY, max_steps=6)
+        bench.measure_steps(clipping.STEP_MLP, TINY, max_steps=6)
 
 
 def test_whole_steps_with_a_wrong_norm_are_refused(monkeypatch):
-    monkeypatch.setattr(steps.StepRun, "norm", lambda run: 1.0)
+    monkeypatch.setattr(bench.StepRun, "norm", lambda run: 1.0)
     with pytest.raises(harness.WrongResultError, match="tiny step: norm"):
-        steps.measure_steps(TINY_STEP, TINY, max_steps=6)
+        bench.measure_steps(TINY_STEP, TINY, max_steps=6)
 
 
 def test_a_lost_record_is_noticed(monkeypatch):
-    class Forgetful(steps.fastguard.JsonlSink):
+    class Forgetful(bench.fastguard.JsonlSink):
         def write(self, record):
             if record.step != 2:
                 super().write(record)
 
-    monkeypatch.setattr(steps.fastguard, "JsonlSink", Forgetful)
+    monkeypatch.setattr(bench.fastguard, "JsonlSink", Forgetful)
     with pytest.raises(harness.WrongResultError, match="were recorded"):
-        steps.measure_steps(TINY_STEP, TINY, steps.RECORDED, max_steps=6)
+        bench.measure_steps(TINY_STEP, TINY, bench.RECORDED, max_steps=6)
 
 
 def test_results_survive_json_and_tell_the_machine(monkeypatch, tmp_path, capsys):

@@ -14,7 +14,7 @@ import torch
 import fastguard
 from fastguard.commands import cli
 from fastguard.commands.demo import training
-from fastguard.commands.demo.model import CharTransformer
+from fastguard.commands.demo.training import CharTransformer
 from fastguard.sinks import read_jsonl
 
 from records import make_record

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastguard.commands.demo.model import VOCABULARY, CharTransformer, library_text
+from fastguard.commands.demo.training import VOCABULARY, CharTransformer, library_text
 
 from .training import Batch, Setup, warm_up_cosine
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import fastguard
 from fastguard.commands.bench.harness import QUICK, Settings, Spread, call_ns, compared, gc_off, take_turns
-from fastguard.commands.demo.model import TransformerBlock
+from fastguard.commands.demo.training import TransformerBlock
 from fastguard.recovery.rescue import Rescue
 
 from ..speed.cases import STEP_CASES

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fastguard.commands.bench import machine
+from fastguard.commands.bench import harness
 from fastguard.records import strict_json
 
 from ..faults.runs import ROOT
@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if path is not None and path.exists():
         results = strict_json.decode(json.loads(path.read_text(encoding="utf-8")))
     options.before = results["parts"]
-    described = machine.Machine().to_dict()
+    described = harness.Machine().to_dict()
     conditions = {key: described[key] for key in ("cpu", "num_cores", "python", "fastguard", "date")}
     for part in options.only or PARTS:
         started = time.perf_counter()

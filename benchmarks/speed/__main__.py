@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastguard.commands import bench
-from fastguard.commands.bench import machine
+from fastguard.commands.bench import harness
 from fastguard.commands.bench.harness import QUICK, Settings
 
 from .. import readme
@@ -36,7 +36,7 @@ _tell: Say = functools.partial(print, flush=True)  # where it is redirected too
 
 def measure_part(part: Part, settings: Settings) -> dict[str, Any]:
     """One part, alone and beside a busy core, with what others took of the machine meanwhile."""
-    here = machine.Machine()
+    here = harness.Machine()
     measure = part.prepare()
     found = {table.ALONE: measure(settings)}
     if part.beside:
@@ -55,8 +55,8 @@ def collect(names: Iterable[str], *, quick: bool = False, into: dict[str, Any] |
 
     A part whose results are wrong, or that cannot be measured, has no figures and is named in `failed`.
     """
-    here = machine.Machine()
-    say(machine.line(here.to_dict()) + "\n")
+    here = harness.Machine()
+    say(harness.line(here.to_dict()) + "\n")
     results: dict[str, Any] = into or {"format": FORMAT, "quick": quick, "parts": {}}
     results["quick"] = results["quick"] or quick
     results["failed"] = []

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench.cases import Case, Subject
-from fastguard.commands.bench.clipping import require_close, tolerance
+from fastguard.commands.bench.clipping import Case, Subject, require_close, tolerance
 from fastguard.commands.bench.harness import Settings, compared, take_turns
 
 THEIRS, WAYS = "theirs", ("scale", "grad_scale")  # wrap's `clip_through`

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastguard.commands.bench.cases import CASES as _CASES
-from fastguard.commands.bench.cases import STEP_MLP, Case, Shape, StepCase, Task, gpt2_shapes, task
-from fastguard.commands.demo.model import TransformerBlock
+from fastguard.commands.bench.clipping import CASES as _CASES
+from fastguard.commands.bench.clipping import STEP_MLP, Case, Shape, StepCase, Task, gpt2_shapes, task
+from fastguard.commands.demo.training import TransformerBlock
 
 _NUM_BATCHES = 8
 

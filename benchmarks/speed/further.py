@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from fastguard.commands.bench.cases import Case
-from fastguard.commands.bench.clipping import FUNCTIONS, NO_CLIPPING, Clipping, require_close
+from fastguard.commands.bench.clipping import FUNCTIONS, NO_CLIPPING, Case, Clipping, require_close
 from fastguard.commands.bench.harness import Settings, Spread, compared, take_turns
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench.cases import Subject
-from fastguard.commands.bench.clipping import NO_CLIPPING
+from fastguard.commands.bench.clipping import NO_CLIPPING, Subject
 from fastguard.commands.bench.harness import Spread
 
 from .cases import CASES, Case

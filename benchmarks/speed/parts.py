@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fastguard
-from fastguard.commands.bench import steps
-from fastguard.commands.bench.cases import Case, Subject
-from fastguard.commands.bench.clipping import Clipping
+from fastguard.commands import bench
+from fastguard.commands.bench.clipping import Case, Clipping, Subject
 from fastguard.commands.bench.harness import NUM_SETS, Settings, Spread, call_ns, compared, gc_off, plan, take_turns
 
 from . import adamw, frames, further, memory, scripts
@@ -64,8 +63,8 @@ def _clip(case: Case, *, clips: bool = False) -> Measuring:
     return measure
 
 
-def _steps(case: str, ours: str = steps.GUARDED) -> Measuring:
-    return lambda settings: steps.measure_steps(STEP_CASES[case], settings, ours)
+def _steps(case: str, ours: str = bench.GUARDED) -> Measuring:
+    return lambda settings: bench.measure_steps(STEP_CASES[case], settings, ours)
 
 
 def rivals_in_turn(case: Case, names: Sequence[str]) -> Measuring:
@@ -124,7 +123,7 @@ PARTS: dict[str, Part] = {
     **{f"{name}-clipping": _clip_part(CASES[name], clips=True) for name in ("gpt2-float32", "300x1000", "3000x64")},
     "adamw": Part(lambda: adamw.clipping_adamw(_GPT2), memory_bytes=14 * 4.0 * _GPT2.num_elements),
     "step-mlp": Part(lambda: _steps("step-mlp")),
-    "step-mlp-jsonl": Part(lambda: _steps("step-mlp", steps.RECORDED)),
+    "step-mlp-jsonl": Part(lambda: _steps("step-mlp", bench.RECORDED)),
     "step-mlp-first": Part(
         lambda: lambda settings: measure_first_steps(STEP_CASES["step-mlp"], settings), beside=False
     ),

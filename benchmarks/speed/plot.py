@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fastguard.commands.bench import machine
+from fastguard.commands.bench import harness
 
 _AXES = (("elements", "elements in one float32 tensor"), ("tensors", "float32 tensors of 1000 elements"))
 
@@ -67,7 +67,7 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
         axes.set_title("Clipping without reaching the limit", loc="left")
-        figure.supxlabel(machine.line(results["machine"]), fontsize=6, color="gray", wrap=True)
+        figure.supxlabel(harness.line(results["machine"]), fontsize=6, color="gray", wrap=True)
         paths.append(folder / f"cost-{axis}.png")
         figure.savefig(paths[-1], dpi=150)
         pyplot.close(figure)

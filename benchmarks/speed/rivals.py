@@ -15,8 +15,7 @@ import torch
 
 import fastguard
 from fastguard.commands.bench import clipping
-from fastguard.commands.bench.cases import Subject
-from fastguard.commands.bench.clipping import require_close, tolerance
+from fastguard.commands.bench.clipping import Subject, require_close, tolerance
 from fastguard.commands.bench.harness import WrongResultError
 from fastguard.kernels import backends
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastguard.commands.bench.cases import Case
+from fastguard.commands.bench.clipping import Case
 from fastguard.commands.bench.harness import Settings, Spread
 
 from .parts import rivals_in_turn

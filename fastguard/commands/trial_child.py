@@ -16,10 +16,8 @@ from typing import Any
 
 import torch
 
-from ..experiments import step_changes as of_step
-from ..experiments.arms import ARMS
+from ..experiments.arms import ARMS, SCRIPT_CLIP, Context
 from ..experiments.auto import AutoGuard
-from ..experiments.context import Context
 from ..experiments.trial import Task
 from ..records import TrainingHistory, failures
 from ..sinks import JsonlSink
@@ -110,7 +108,7 @@ def main() -> None:
     task = Task(**{**given, "arguments": tuple(given["arguments"])})
     _shift_seeds(task.seed)
     trial = _Trial(task)
-    of_step.SCRIPT_CLIP.install()
+    SCRIPT_CLIP.install()
     prepare = ARMS[task.arm].prepare if task.arm else None
     if prepare is not None:
         prepare()

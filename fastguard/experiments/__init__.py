@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
+from . import model_arms as _model_arms  # which enters its arms
 from .arms import ARMS as ARMS
 from .arms import Arm as Arm
+from .arms import Context as Context
 from .arms import arms_for as arms_for
 from .beside import Experiments as Experiments
-from .context import Context as Context
 from .paired import Comparison as Comparison
 from .paired import compare as compare
 from .paired import noise_between as noise_between
 
+del _model_arms
 __all__ = ["ARMS", "Arm", "Comparison", "Context", "Experiments", "arms_for", "compare", "noise_between"]

@@ -1,18 +1,66 @@
 """Arms: named changes to a training, each of which changes one thing from outside, without the user's code.
 
 An arm changes the process that it is applied in, and is never undone: apply it in a process of its own, a forked child
-(`forked.py`) or a script started again (`fastguard try`).
+(`forked.py`) or a script started again (`fastguard try`). Those of a step are here, those of the model in `model_arms`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from . import model_changes as of_model
-from . import step_changes as of_step
-from .context import Context
+import torch
+
+from ..clip import GlobalNorm
+from ..records import ModelNotes, TrainingHistory
+from ..recovery.rescue import Slowed
+
+_TUNED = ("betas", "eps", "momentum", "dampening", "alpha", "rho")
+
+
+@dataclass
+class Context:
+    """The training that an arm changes.
+
+    Attributes:
+        optimizers: without wrappers; those that share a guard.
+        model: None if it is not known.
+        guard: None if there is none.
+        step: number of steps taken so far.
+        num_steps: how long the arm runs.
+        seed: of the arm's own random numbers. An arm never draws from the generators that the training uses.
+        known: the history of a run of the same training without the arm; None if there was none.
+        num_applied: how often a hook of the arm has changed something.
+    """
+
+    optimizers: Sequence[torch.optim.Optimizer]
+    model: Any = None
+    guard: Any = None
+    step: int = 0
+    num_steps: int = 40
+    seed: int = 0
+    known: TrainingHistory | None = None
+    num_applied: int = 0
+
+    @property
+    def history(self) -> TrainingHistory | None:
+        """What is known of the training without the arm, or what the guard has recorded; None without either."""
+        return self.known if self.known is not None or self.guard is None else self.guard.history
+
+    @property
+    def facts(self) -> ModelNotes:
+        """What is known of the model; empty notes if nothing is."""
+        return ModelNotes() if self.history is None else self.history.model
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimizers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def modules(self, kinds: type | tuple[type, ...] = torch.nn.Module) -> list[Any]:
+        """The modules of the model that are of these kinds; none without a model."""
+        return [] if self.model is None else [one for one in self.model.modules() if isinstance(one, kinds)]
 
 
 @dataclass(frozen=True)
@@ -26,6 +74,7 @@ class Arm:
         applies: returns why the change cannot be made, or would change nothing; None if it can.
         remedies: causes (`fastguard.diagnosis.CAUSES`) whose remedy this is.
         advice: what to change in the script if the arm helps.
+        needs_model: it cannot be made where the model is not known.
         from_start: the change is only fair before the first step; later it would break trained weights.
         is_null: the arm is expected to harm; if it does not, the targets do not belong to the inputs.
         by_validation: only validation losses can tell, because the arm also changes what the training loss measures.
@@ -39,6 +88,7 @@ class Arm:
     applies: Callable[[Context], str | None] = lambda context: None
     remedies: tuple[str, ...] = ()
     advice: str = ""
+    needs_model: bool = False
     from_start: bool = False
     is_null: bool = False
     by_validation: bool = False
@@ -48,14 +98,22 @@ class Arm:
         """Why the arm cannot be run here, as a clause; None if it can."""
         if (self.from_start or self.prepare is not None) and context.step:
             return "it has to start before the first step"
+        if self.needs_model and context.model is None:
+            return "the model is not known"
         return self.applies(context)
 
 
 ARMS: dict[str, Arm] = {}
 
 
-def _arm(name: str, text: str, apply: Callable[[Context], None], **more: Any) -> None:
-    ARMS[name] = Arm(name, text, apply, **more)
+def arm(name: str, text: str, *remedies: str, **more: Any) -> Callable[[Callable[[Context], None]], Any]:
+    """Registers a function as the arm `name`, the remedy of these causes; `more` are further fields of `Arm`."""
+
+    def register(apply: Callable[[Context], None]) -> Callable[[Context], None]:
+        ARMS[name] = Arm(name, text, apply, remedies=remedies, **more)
+        return apply
+
+    return register
 
 
 def arms_for(causes: Iterable[str]) -> list[Arm]:
@@ -67,146 +125,208 @@ def arms_for(causes: Iterable[str]) -> list[Arm]:
     return list(dict.fromkeys(arm for cause in causes for arm in ARMS.values() if cause in arm.remedies))
 
 
-_arm(
+@dataclass
+class _Factor:
+    """Multiplies the learning rate within each step, by `of(number of steps since the arm began)`."""
+
+    of: Callable[[int], float]
+    num_steps: int = 0
+    slowed: list[Slowed] = field(default_factory=list)
+
+    def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.slowed:
+            self.after(optimizer, args, kwargs)  # of a step that raised
+        self.slowed.append(Slowed(optimizer, self.of(self.num_steps)))
+        self.slowed[0].apply()
+
+    def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.num_steps += 1
+        while self.slowed:
+            self.slowed.pop().give_back()
+
+
+def _multiply_lr(context: Context, of: Callable[[int], float]) -> None:
+    """Multiplies the learning rate by `of(number of steps since the arm began)`."""
+    for optimizer in context.optimizers:
+        factor = _Factor(of)
+        optimizer.register_step_pre_hook(factor.before)
+        optimizer.register_step_post_hook(factor.after)
+
+
+def _has_lr(context: Context) -> str | None:
+    """Why there is no learning rate to change."""
+    has = any(group.get("lr") is not None for group in context.groups())
+    return None if has else "the optimizer has no `lr`"
+
+
+@arm(
     "lr x10",
     "the learning rate times 10",
-    of_step.multiply_lr(lambda context: lambda step: 10.0),
-    applies=of_step.has_lr,
-    remedies=("learning-rate-too-low",),
+    "learning-rate-too-low",
+    applies=_has_lr,
     advice="Multiply the learning rate by 10.",
 )
-_arm(
+def _raise_lr(context: Context) -> None:
+    _multiply_lr(context, lambda step: 10.0)
+
+
+@arm(
     "lr x0.1",
     "the learning rate divided by 10",
-    of_step.multiply_lr(lambda context: lambda step: 0.1),
-    applies=of_step.has_lr,
-    remedies=("learning-rate-too-high",),
+    "learning-rate-too-high",
+    applies=_has_lr,
     advice="Divide the learning rate by 10.",
 )
-_arm(
+def _lower_lr(context: Context) -> None:
+    _multiply_lr(context, lambda step: 0.1)
+
+
+@arm(
     "warm-up",
     "a linear warm-up",
-    of_step.multiply_lr(of_step.warm_up),
-    applies=of_step.has_lr,
-    remedies=("learning-rate-too-high",),
+    "learning-rate-too-high",
+    applies=_has_lr,
     advice="Raise the learning rate linearly over the first steps.",
     from_start=True,
 )
-_arm(
+def _warm_up(context: Context) -> None:
+    length = max(context.num_steps // 2, 1)
+    _multiply_lr(context, lambda step: min((step + 1) / length, 1.0))
+
+
+class ScriptClip:
+    """What the script itself clips with `torch.nn.utils.clip_grad_norm_`, once `install` was called.
+
+    Attributes:
+        factor: that the limits of the script are multiplied by.
+        num_calls: so far.
+    """
+
+    def __init__(self) -> None:
+        self.factor, self.num_calls = 1.0, 0
+
+    def install(self) -> None:
+        """Puts itself in the place of torch's function, before the script imports it."""
+        original = torch.nn.utils.clip_grad_norm_
+
+        def clip_grad_norm_(parameters: Any, max_norm: float, *more: Any, **options: Any) -> torch.Tensor:
+            self.num_calls += 1
+            return original(parameters, self.factor * max_norm, *more, **options)
+
+        torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+        torch.nn.utils.clip_grad.clip_grad_norm_ = clip_grad_norm_
+
+
+SCRIPT_CLIP = ScriptClip()
+
+
+def _limit(context: Context) -> float | None:
+    clip = None if context.guard is None else context.guard.clip
+    return clip.max_norm if isinstance(clip, GlobalNorm) else None
+
+
+def _has_limit(context: Context) -> str | None:
+    """Why no clip limit can be raised."""
+    return None if _limit(context) or SCRIPT_CLIP.num_calls else "nothing clips at a fixed norm"
+
+
+@arm(
     "max_norm x10",
     "the clip limit times 10",
-    of_step.raise_limit,
-    applies=of_step.has_limit,
-    remedies=("clipped-away", "gradients-too-large-to-clip"),
+    "clipped-away",
+    "gradients-too-large-to-clip",
+    applies=_has_limit,
     advice="Multiply max_norm by 10.",
 )
-_arm(
+def _raise_limit(context: Context) -> None:
+    limit = _limit(context)
+    if limit is None:
+        SCRIPT_CLIP.factor = 10.0
+    else:
+        context.guard.clip = GlobalNorm(10.0 * limit)
+
+
+def _median_norm(context: Context) -> float:
+    history = context.history
+    norms = [] if history is None else sorted(one.norm for one in history.recent if one.is_clean and one.norm > 0.0)
+    return norms[len(norms) // 2] if norms else 0.0
+
+
+def _may_clip(context: Context) -> str | None:
+    """Why clipping cannot be added."""
+    if context.guard is None:
+        return "there is no guard to clip with"
+    if context.guard.clip is not None or SCRIPT_CLIP.num_calls:
+        return "the gradients are clipped already"
+    return None if _median_norm(context) else "no gradient norm is known yet"
+
+
+@arm(
     "clipping",
     "gradients clipped at their median norm",
-    of_step.clip_at_median,
-    applies=of_step.may_clip,
-    remedies=("exploding-gradients",),
+    "exploding-gradients",
+    applies=_may_clip,
     advice="Clip the gradients at their usual norm: fastguard.wrap(..., max_norm=...).",
 )
-_arm(
-    "no weight decay",
-    "no weight decay",
-    of_step.stop_decay,
-    applies=of_step.has_decay,
-    remedies=("weight-decay-too-high",),
-    advice="Set weight_decay=0.",
-)
-_arm(
+def _clip_at_median(context: Context) -> None:
+    context.guard.clip = GlobalNorm(_median_norm(context))
+
+
+def _has_decay(context: Context) -> str | None:
+    """Why there is no decay to stop."""
+    return None if any(group.get("weight_decay") for group in context.groups()) else "there is no weight decay"
+
+
+@arm("no weight decay", "no weight decay", "weight-decay-too-high", applies=_has_decay, advice="Set weight_decay=0.")
+def _stop_decay(context: Context) -> None:
+    for group in context.groups():
+        if group.get("weight_decay"):
+            group["weight_decay"] = 0.0
+
+
+def _defaults(optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
+    """The settings that its class has by default."""
+    parameters = inspect.signature(type(optimizer).__init__).parameters
+    known = {name: one.default for name, one in parameters.items() if one.default is not inspect.Parameter.empty}
+    return {name: known[name] for name in _TUNED if known.get(name) is not None}
+
+
+def _has_tuned(context: Context) -> str | None:
+    """Why default settings would change nothing."""
+    for optimizer in context.optimizers:
+        defaults = _defaults(optimizer)
+        if any(group.get(name, value) != value for group in optimizer.param_groups for name, value in defaults.items()):
+            return None
+    return "the optimizer has its default settings"
+
+
+@arm(
     "default settings",
     "the optimizer's default betas, eps and momentum",
-    of_step.set_defaults,
-    applies=of_step.has_tuned,
-    remedies=("wrong-optimizer-settings",),
+    "wrong-optimizer-settings",
+    applies=_has_tuned,
     advice="Leave betas, eps and momentum at the optimizer's defaults.",
 )
-_arm(
+def _set_defaults(context: Context) -> None:
+    for optimizer in context.optimizers:
+        for group in optimizer.param_groups:
+            group.update({name: value for name, value in _defaults(optimizer).items() if name in group})
+
+
+def _are_left(context: Context) -> str | None:
+    """Why there is nothing to clear."""
+    facts = context.facts
+    is_cleared = facts.num_watched_backwards and not facts.num_left_gradients
+    return "the loop clears the gradients itself" if is_cleared else None
+
+
+@arm(
     "gradients cleared",
     "the gradients cleared after each step",
-    of_step.clear_gradients,
-    applies=of_step.are_left,
-    remedies=("missing-zero-grad",),
+    "missing-zero-grad",
+    applies=_are_left,
     advice="Call optimizer.zero_grad() after each step.",
 )
-_arm(
-    "train mode",
-    "the model in training mode",
-    of_model.to_train_mode,
-    applies=of_model.is_in_eval_mode,
-    remedies=("normalisation-statistics",),
-    advice="Call model.train() before training.",
-)
-_arm(
-    "float32",
-    "autocast off",
-    of_model.leave_autocast,
-    applies=of_model.in_autocast,
-    remedies=("half-precision-overflow", "half-precision-underflow"),
-    advice="Train in float32.",
-)
-_arm(
-    "no dropout",
-    "no dropout",
-    of_model.without_dropout,
-    applies=of_model.has_dropout,
-    remedies=("dropout-too-high",),
-    advice="Set dropout to 0.",
-    by_validation=True,
-)
-_arm(
-    "no final activation",
-    "the model's last activation removed",
-    of_model.remove_final_activation,
-    applies=of_model.has_final_activation,
-    remedies=("wrong-output-layer",),
-    advice="Remove the last activation: the loss takes the plain output of the last layer.",
-)
-_arm(
-    "default initialization",
-    "PyTorch's default initialization",
-    of_model.initialize,
-    applies=of_model.can_initialize,
-    remedies=("poor-initialisation",),
-    advice="Leave the initialization to PyTorch: reset_parameters().",
-    from_start=True,
-)
-_arm(
-    "inputs standardized",
-    "each input feature at mean 0 and standard deviation 1",
-    of_model.standardize_inputs,
-    applies=of_model.needs_model,
-    remedies=("unnormalised-inputs",),
-    advice="Standardize the inputs.",
-    from_start=True,
-)
-_arm(
-    "targets standardized",
-    "the targets at mean 0 and standard deviation 1",
-    of_model.standardize_targets,
-    applies=of_model.has_odd_targets,
-    remedies=("unnormalised-targets",),
-    advice="Standardize the targets, and scale the predictions back.",
-    from_start=True,
-)
-_arm(
-    "batches shuffled",
-    "the training data in random order",
-    lambda context: None,
-    applies=of_model.reads_in_order,
-    advice="Pass shuffle=True to the DataLoader of the training data.",
-    by_validation=True,
-    prepare=of_model.shuffle_loaders,
-)
-_arm(
-    "inputs permuted",
-    "inputs permuted against targets",
-    of_model.permute_inputs,
-    applies=of_model.needs_model,
-    remedies=("wrong-targets",),
-    advice="Look at single samples with their targets as the model gets them.",
-    is_null=True,
-)
+def _clear_gradients(context: Context) -> None:
+    for optimizer in context.optimizers:
+        optimizer.register_step_post_hook(lambda optimizer, args, kwargs: optimizer.zero_grad())

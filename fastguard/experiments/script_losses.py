@@ -12,11 +12,32 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import _current_graph_task_id as graph_task  # -1 outside of a backward pass
+from torch._C import _current_graph_task_id as graph_task
 
 from ..step import Guard
 from ..step.wrappers import unwrapped
-from .patches import Patches
+
+
+class Patches:
+    """Replaces attributes, and puts back those that nobody else has replaced since."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Any, str, Any, Any]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Sets `owner.name` to `make(owner.name)`."""
+        original = getattr(owner, name)
+        made = make(original)
+        setattr(owner, name, made)
+        self._made.append((owner, name, original, made))
+
+    def restore(self) -> None:
+        """Puts the attributes back."""
+        for owner, name, original, made in reversed(self._made):
+            if getattr(owner, name) is made:
+                setattr(owner, name, original)
+        self._made = []
+
 
 # The functions that torch's loss functions and modules call, and the position of their argument `reduction`.
 _FUNCTIONS: dict[str, tuple[Any, int]] = {

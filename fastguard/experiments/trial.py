@@ -28,10 +28,9 @@ from ..diagnosis import diagnose, find_causes
 from ..errors import FastguardError
 from ..records import TrainingHistory
 from ..records.log import read_jsonl
-from . import isolation
+from . import forked
 from .arms import ARMS, Arm, arms_for
-from .paired import noise_between
-from .results import NOT_TRIED, Outcome, Row, Run, confirm, judged, may_help
+from .paired import NOT_TRIED, Outcome, Row, Run, confirm, judged, may_help, noise_between
 
 LEAST_STEPS = 16  # of the base
 _WAIT_S = 0.25
@@ -182,12 +181,12 @@ class Trial:
         started = time.monotonic()
         folder = self._room / "copy"
         here = Path.cwd()
-        isolation.mirror(here, folder / "here")
+        forked.mirror(here, folder / "here")
         target = self._target
         if not self._is_module:
             script = Path(target).resolve()
             if not script.is_relative_to(here):
-                isolation.mirror(script.parent, folder / "script")
+                forked.mirror(script.parent, folder / "script")
                 target = str(folder / "script" / script.name)
             else:
                 target = str(script.relative_to(here))
@@ -267,14 +266,14 @@ class Trial:
         """In the process, before it becomes Python."""
         import resource
 
-        isolation.die_with_parent()
+        forked.die_with_parent()
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         limit = _MOST_FILE_BYTES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILE_BYTES)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         home = Path.home()
         caches = [home / name for name in (".cache", ".triton", ".nv")]
         caches += [Path(os.environ[name]) for name in _CACHES if os.environ.get(name)]
-        isolation.refuse_writes([self._room, "/dev", *caches])
+        forked.refuse_writes([self._room, "/dev", *caches])
 
 
 def _run_of(log: Path, num_steps: int) -> Run:

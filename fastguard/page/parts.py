@@ -11,9 +11,8 @@ from .._text import NAME_WIDTH, count, duration, listed, number, shown
 from ..diagnosis import RULES, Finding, Rule
 from ..report import Report
 from ..report.report import steps_of
-from ..visualization.curves import worst
-from ..visualization.ribbon import STATES
-from ..visualization.runs import DrawnRun
+from ..visualization.runs import STATES, DrawnRun
+from ..visualization.style import worst
 
 _WIDTH = 1000  # parts of the ribbon
 _MAX_EVENTS, _MAX_NAMES = 8, 8

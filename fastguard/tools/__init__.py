@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .initialization import stable_weight_init as stable_weight_init
     from .overfit import OverfitResult as OverfitResult
     from .overfit import overfit_one_batch as overfit_one_batch
-    from .schedules import warmup_cosine as warmup_cosine
+    from .settings import warmup_cosine as warmup_cosine
 
 _HOME = {
     "detect_dead_neurons": "..observers.activations",
@@ -27,7 +27,7 @@ _HOME = {
     "stable_weight_init": ".initialization",
     "OverfitResult": ".overfit",
     "overfit_one_batch": ".overfit",
-    "warmup_cosine": ".schedules",
+    "warmup_cosine": ".settings",
 }
 __all__ = ["KeptMemory", "keep_memory", *_HOME]
 

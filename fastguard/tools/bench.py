@@ -3,16 +3,185 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
+from .. import kernels
+from ..records.columns import norm_of, norm_parts
+from ..recovery.snapshots import load_random_state, random_state
+from ..step import Guard
+from ..step.backup import Backup
+from ..step.clipping import HostClipping
+from ..step.guard import GUARD
 from ..step.wrappers import innermost, refuse_sharding_model
-from .batches import is_pair, mapped
-from .restoring import everything_restored, without_guard
+
+
+def take(batch: Any, most: int) -> list[Any]:
+    """The first batches of `batch`, which is one batch or gives them, each with tensors of its own.
+
+    One batch is a tensor, a dict, a tuple, or a list that holds a tensor; anything else that can be iterated over
+    gives batches: a DataLoader, a list of pairs.
+
+    Raises:
+        ValueError: an iterator, which would be used up; nothing in it.
+        TypeError: neither a batch nor a source of batches.
+    """
+    if isinstance(batch, Iterator):
+        raise ValueError(
+            f"`batch` must be a batch, or be iterable again and again, got {type(batch).__name__}, an iterator, which "
+            "would be used up. Pass the loader itself, or a list of batches."
+        )
+    if isinstance(batch, torch.utils.data.Dataset) and not isinstance(batch, Iterable):
+        raise TypeError(
+            f"`batch` must be a batch or give batches, got {type(batch).__name__}. Pass a DataLoader of it."
+        )
+    if _is_one(batch):
+        return [mapped(_own, batch)]
+    if not isinstance(batch, Iterable) or isinstance(batch, (str, bytes)):
+        raise TypeError(f"`batch` must be a batch or give batches, got {type(batch).__name__}")
+    taken = [mapped(_own, one) for one in itertools.islice(batch, most)]
+    if not taken:
+        raise ValueError("`batch` must give at least one batch, got none")
+    return taken
+
+
+def _is_one(batch: Any) -> bool:
+    if isinstance(batch, list):
+        return any(isinstance(part, Tensor) for part in batch)
+    return isinstance(batch, (Tensor, Mapping, tuple))
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def mapped(function: Callable[[Tensor], Any], nested: Any) -> Any:
+    """`nested` again, with `function` of each tensor in its place."""
+    if isinstance(nested, Tensor):
+        return function(nested)
+    if isinstance(nested, Mapping):
+        values = {key: mapped(function, value) for key, value in nested.items()}
+        if type(nested) is dict:
+            return values
+        other = copy.copy(nested)
+        if hasattr(other, "update"):
+            other.update(values)
+            return other
+        return values
+    if isinstance(nested, tuple) and hasattr(nested, "_fields"):
+        return type(nested)(*(mapped(function, value) for value in nested))
+    if type(nested) in (list, tuple):
+        return type(nested)(mapped(function, value) for value in nested)
+    return nested
+
+
+def tensors_in(nested: Any) -> list[Tensor]:
+    """All tensors of `nested`, in order; a dataclass or the like of outputs is looked into as well."""
+    if isinstance(nested, Tensor):
+        return [nested]
+    if isinstance(nested, Mapping):
+        nested = list(nested.values())
+    elif hasattr(nested, "__dataclass_fields__"):
+        nested = [getattr(nested, name, None) for name in nested.__dataclass_fields__]
+    if isinstance(nested, (list, tuple)):
+        return [tensor for part in nested for tensor in tensors_in(part)]
+    return []
+
+
+def first_tensor(nested: Any, *, floating: bool = False) -> Tensor | None:
+    """The first tensor in `nested`; with `floating`, the first of a floating dtype."""
+    found = (t for t in tensors_in(nested) if t.numel() and (not floating or t.is_floating_point()))
+    return next(found, None)
+
+
+def is_pair(batch: Any) -> bool:
+    """Whether a batch is (inputs, targets)."""
+    return isinstance(batch, (tuple, list)) and len(batch) == 2
+
+
+@contextlib.contextmanager
+def randomness_restored(loader: Any) -> Iterator[None]:
+    """Restores the random generators of torch, Python and NumPy, and those of a DataLoader, afterwards."""
+    holders = (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+    found = [getattr(holder, "generator", None) for holder in holders]
+    own = [(g, g.get_state()) for g in found if isinstance(g, torch.Generator)]
+    state = random_state()
+    try:
+        yield
+    finally:
+        load_random_state(state)
+        for generator, before in own:
+            generator.set_state(before)
+
+
+@contextlib.contextmanager
+def everything_restored(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, more: Any = None
+) -> Iterator[None]:
+    """Restores model, optimizer, `more` (if it is a module) and random generators afterwards, whatever happened.
+
+    Of modules that is: parameters, buffers, gradients, modes, and Python attributes that are plain data. Autograd does
+    not notice, so a graph that was made before can still be differentiated.
+    """
+    modules = [*model.modules(), *(more.modules() if isinstance(more, torch.nn.Module) else ())]
+    own = [p for module in modules for p in module.parameters(recurse=False)]
+    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
+    backup = Backup(optimizer, more=(*own, *buffers, *map(vars, modules)))
+    parameters = dict.fromkeys([*own, *(p for group in optimizer.param_groups for p in group["params"])])
+    before = [(p, p.grad, p.requires_grad) for p in parameters]
+    counted = tuple(t for t in (*parameters, *buffers) if not t.is_inference())
+    for p in own:
+        p.grad = None  # an accumulation under way is left alone
+    try:
+        with _unsafe_preserve_version_counter(counted), randomness_restored(loader):
+            yield
+    finally:
+        backup.restore()
+        for p, gradient, requires_grad in before:
+            p.grad = gradient
+            p.requires_grad_(requires_grad)
+
+
+def set_rate(group: dict[str, Any], lr: float) -> None:
+    """Sets the learning rate of a group; a tensor is written in place, because compiled steps hold it."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
+
+
+@contextlib.contextmanager
+def without_guard(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], None]]:
+    """Pauses the guard. Yields a function that clips the gradients as the guard would."""
+    guard = getattr(optimizer, "__dict__", {}).get(GUARD)
+    if not isinstance(guard, Guard):
+        yield lambda: None
+        return
+    policy = copy.deepcopy(guard._run.clip)
+
+    def clip() -> None:
+        groups = [group["params"] for group in optimizer.param_groups]
+        gradients, _, _ = kernels.collect_gradients(groups)
+        if policy is None or not gradients:
+            return
+        table, _, positions, _ = kernels.gradient_stats(groups, guard.backend, 1.0)
+        norm = norm_of(*norm_parts(kernels.fold_rows(table)))
+        clipping = HostClipping(policy, norm, table, positions)
+        if clipping.shrink(groups, guard._run.names_now(), 1.0) is None:
+            factors = clipping.ruling.factors or [clipping.ruling.coefficient] * len(gradients)
+            for gradient, factor in zip(gradients, factors, strict=True):
+                kernels.scale_([gradient], factor, backend=guard.backend)
+
+    with guard.paused():
+        yield clip
+
 
 _WHOLE_NAMES = ("model", "net", "network", "module", "self_model")
 

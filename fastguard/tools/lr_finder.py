@@ -12,9 +12,7 @@ import torch
 
 from ..records import values
 from ..step.wrappers import innermost
-from .batches import is_pair
-from .bench import Bench, require_module
-from .restoring import everything_restored, set_rate, without_guard
+from .bench import Bench, everything_restored, is_pair, require_module, set_rate, without_guard
 
 _DIVERGED = 10.0
 MIN_POINTS = 10

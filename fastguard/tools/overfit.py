@@ -11,11 +11,9 @@ from typing import Any
 import torch
 
 from ..records import values
-from .batches import take
-from .bench import set_up
+from .bench import randomness_restored, set_up, take
 from .preflight.evidence import Evidence
 from .preflight.fitting import Attempt, Fitting, has_learnt
-from .restoring import randomness_restored
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..records.magnitudes import FORMATS, MagnitudeHistogram
 from . import style
-from .curves import Grid, Mark, Rail, worst
 from .runs import DrawnRun, runs_of
+from .style import Grid, Mark, Rail, worst
 
 MAX_ROWS = 512
 _MEASURES = {

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..records.running import quantiles
 from . import style
-from .curves import Curve, Rail, Stretch
 from .runs import MAX_POINTS, DrawnRun, runs_of
+from .style import Curve, Rail, Stretch
 
 _NUM_SHARES = 200  # points of the clip rate
 _WINDOW, _MIN_WINDOW = 0.05, 20  # its window: a share of the run, but at least 20 steps

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fastguard
 from fastguard.diagnosis import CAUSES
-from fastguard.experiments import ARMS, Context, arms_for, step_changes
+from fastguard.experiments import ARMS, Context, arms, arms_for
 
 
 def context(model=None, optimizer=None, **more):
@@ -232,10 +232,10 @@ def test_targets_are_standardized_in_the_units_of_the_loss():
 def test_what_the_script_clips_is_counted_and_its_limit_raised(monkeypatch):
     for module in (torch.nn.utils, torch.nn.utils.clip_grad):
         monkeypatch.setattr(module, "clip_grad_norm_", torch.nn.utils.clip_grad_norm_)
-    monkeypatch.setattr(step_changes, "SCRIPT_CLIP", step_changes.ScriptClip())
+    monkeypatch.setattr(arms, "SCRIPT_CLIP", arms.ScriptClip())
     made, arm = context(), ARMS["max_norm x10"]
     assert "nothing clips" in arm.why_not(made)
-    step_changes.SCRIPT_CLIP.install()
+    arms.SCRIPT_CLIP.install()
     made.model.weight.grad = torch.full((2, 3), 100.0)
     torch.nn.utils.clip_grad_norm_(made.model.parameters(), 1.0)
     assert made.model.weight.grad.norm() == pytest.approx(1.0, rel=1e-3) and arm.why_not(made) is None

@@ -16,7 +16,7 @@ from fastguard.diagnosis import find_causes
 from fastguard.diagnosis.finding import Finding
 from fastguard.experiments import ARMS, Experiments, compare, forked
 from fastguard.experiments.beside import as_note
-from fastguard.experiments.isolation import landlock_version
+from fastguard.experiments.forked import landlock_version
 
 # A training that reads a file line by line, draws from all generators, writes a log and checkpoints.
 SCRIPT = """

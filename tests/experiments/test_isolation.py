@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from fastguard.experiments import isolation
+from fastguard.experiments import forked
 
 CONFINED = """
 import os, sys
-from fastguard.experiments import isolation
+from fastguard.experiments import forked
 room, outside = sys.argv[1:]
-isolation.refuse_writes([room, "/dev"])
+forked.refuse_writes([room, "/dev"])
 refused = 0
 for change in (
     lambda: open(outside, "w"),
@@ -36,7 +36,7 @@ print(refused, open(outside).read())
 """
 
 
-@pytest.mark.skipif(not isolation.landlock_version(), reason="the kernel has no Landlock")
+@pytest.mark.skipif(not forked.landlock_version(), reason="the kernel has no Landlock")
 def test_landlock_refuses_all_changes_outside_of_the_allowed_folders(tmp_path):
     room, outside = tmp_path / "room", tmp_path / "precious"
     room.mkdir()
@@ -49,9 +49,9 @@ def test_landlock_refuses_all_changes_outside_of_the_allowed_folders(tmp_path):
 
 
 def test_without_landlock_it_says_so(monkeypatch):
-    monkeypatch.setattr(isolation, "landlock_version", lambda: 0)
+    monkeypatch.setattr(forked, "landlock_version", lambda: 0)
     with pytest.raises(OSError, match=r"no Landlock \(Linux 5.13 or later\)"):
-        isolation.refuse_writes()
+        forked.refuse_writes()
 
 
 def test_a_mirror_has_copies_of_small_files_and_links_to_the_rest(tmp_path, monkeypatch):
@@ -62,8 +62,8 @@ def test_a_mirror_has_copies_of_small_files_and_links_to_the_rest(tmp_path, monk
     (folder / "src" / "deep" / "train.py").write_text("small")
     (folder / "weights.bin").write_bytes(b"x" * 100)
     (folder / "link").symlink_to("weights.bin")
-    monkeypatch.setattr(isolation, "_LARGE", 50)
-    isolation.mirror(folder, copy)
+    monkeypatch.setattr(forked, "_LARGE", 50)
+    forked.mirror(folder, copy)
     copied = copy / "src" / "deep" / "train.py"
     copied.write_text("changed")
     assert (folder / "src" / "deep" / "train.py").read_text() == "small" and not copied.is_symlink()

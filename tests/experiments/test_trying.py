@@ -14,12 +14,12 @@ import time
 
 import pytest
 
-from fastguard.commands import trial_page, trying
+from fastguard.commands import trying
 from fastguard.commands.cli import main
 from fastguard.diagnosis import Finding
-from fastguard.experiments import ARMS, results
-from fastguard.experiments.isolation import landlock_version
-from fastguard.experiments.results import NOT_TRIED, Outcome, Row, Run, judged
+from fastguard.experiments import ARMS, paired
+from fastguard.experiments.forked import landlock_version
+from fastguard.experiments.paired import NOT_TRIED, Outcome, Row, Run, judged
 
 
 def losses(level, n=60):
@@ -67,12 +67,12 @@ def test_a_smaller_difference_helps_if_two_seeds_agree():
     def small(level):
         return judged(ARMS["lr x10"], Run(losses(level)), BASE, OTHER, 0.05)
 
-    assert small(0.93).verdict == "no difference" and results.may_help(small(0.93), 0.05)
-    assert not results.may_help(small(0.97), 0.05) and not results.may_help(row("inputs permuted", 0.5), 0.05)
+    assert small(0.93).verdict == "no difference" and paired.may_help(small(0.93), 0.05)
+    assert not paired.may_help(small(0.97), 0.05) and not paired.may_help(row("inputs permuted", 0.5), 0.05)
     agreed, parted = small(0.93), small(0.93)
-    assert results.confirm(agreed, small(0.92), 0.05) and (agreed.verdict, agreed.num_seeds) == ("helps", 2)
+    assert paired.confirm(agreed, small(0.92), 0.05) and (agreed.verdict, agreed.num_seeds) == ("helps", 2)
     assert agreed.comparison.effect == pytest.approx(0.075, abs=1e-3)
-    assert not results.confirm(parted, small(0.99), 0.05) and parted.verdict == "no difference"
+    assert not paired.confirm(parted, small(0.99), 0.05) and parted.verdict == "no difference"
     assert parted.why == "with the second seed: no difference"
 
 
@@ -98,7 +98,7 @@ def test_table_notes_and_page(tmp_path):
     assert rows[1][1:3] == ("0.9998", "1.1")
     assert "learning-rate-too-low (0.90)" in notes[0] and "no dropout (no module drops anything)" in notes[1]
     path = tmp_path / "runs" / "page.html"
-    trial_page.write_page(found, "<b>first</b> line", rows, notes, path, "train.py")
+    trying.write_page(found, "<b>first</b> line", rows, notes, path, "train.py")
     page = path.read_text()
     assert "&lt;b&gt;first" in page and page.count("<polyline") == 3 and "<script" not in page
     json.dumps(trying.to_dict(found))

@@ -15,7 +15,7 @@ import fastguard
 import fastguard.report
 from fastguard.commands import cli
 from fastguard.commands.following import FollowedRun, line_of
-from fastguard.commands.screen import lines_of
+from fastguard.commands.watch import lines_of
 from fastguard.integrations.common import begin, end
 from fastguard.records import TrainingHistory
 from fastguard.records.log import LogReader

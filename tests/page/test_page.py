@@ -14,8 +14,7 @@ from page_reader import Page
 
 import fastguard
 from fastguard.commands import cli, report
-from fastguard.visualization.ribbon import Ribbon
-from fastguard.visualization.runs import from_log
+from fastguard.visualization.runs import Ribbon, from_log
 
 pytest.importorskip("plotly", reason="the page is an extra: pip install fastguard[report]")
 pytest.importorskip("jinja2", reason="the page is an extra: pip install fastguard[report]")

@@ -10,7 +10,7 @@ from torch import nn
 
 import fastguard
 from fastguard.diagnosis import Finding
-from fastguard.tools.preflight.registry import find_causes as find
+from fastguard.tools.preflight.asking import find_causes as find
 
 
 def found(*names, severity="critical", confidence=0.9):

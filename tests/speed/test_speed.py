@@ -13,8 +13,8 @@ pytest.importorskip("benchmarks.speed", reason="the benchmarks are not beside th
 from benchmarks.speed import __main__ as speed
 from benchmarks.speed import cases as speed_cases
 from benchmarks.speed import memory, parts, readme, rivals, table, truth
-from fastguard.commands.bench import harness, machine
-from fastguard.commands.bench.cases import Case, Subject
+from fastguard.commands.bench import harness
+from fastguard.commands.bench.clipping import Case, Subject
 from fastguard.kernels import backends
 
 TINY = harness.Settings(budget_s=0.0, num_rounds=2, max_calls=3)
@@ -77,7 +77,7 @@ def results() -> dict:
         found[name]["plain_us"] = spread
     found["one-pass"] |= {"read": {"ratio": spread}, "read-prefetch": {"ratio": {**spread, "median": 1.5}}}
     taken = {name: part(values) for name, values in found.items()}
-    return {"format": 2, "quick": False, "parts": taken, "machine": machine.Machine().to_dict()}
+    return {"format": 2, "quick": False, "parts": taken, "machine": harness.Machine().to_dict()}
 
 
 def check_rivals(case: Case, names: list[str]) -> dict:

@@ -19,13 +19,11 @@ MODULES = {
     "records.events": 1,
     "tools.clipping": 1,
     "tools.early_stopping": 3,
-    "tools.initialization.check": 1,
-    "tools.initialization.stable": 4,
+    "tools.initialization.check": 5,
     "tools.lr_finder": 2,
     "tools.overfit": 6,
     "tools.param_groups": 4,
-    "tools.schedules": 6,
-    "tools.settings": 4,
+    "tools.settings": 10,
     "observers.weights": 3,
 }
 

@@ -15,7 +15,7 @@ pytest.importorskip("rich", reason="the live view is an extra: pip install fastg
 from rich.console import Console
 
 from fastguard.commands.following import FollowedRun
-from fastguard.commands.screen import as_text, lines_of, sparkline
+from fastguard.commands.watch import as_text, lines_of, sparkline
 from fastguard.records.samples import WeightStats
 from fastguard.sinks import JsonlSink
 

@@ -2,4 +2,4 @@
 
 from .check import InitializationReport as InitializationReport
 from .check import check_initialization as check_initialization
-from .stable import stable_weight_init as stable_weight_init
+from .check import stable_weight_init as stable_weight_init

@@ -2,7 +2,7 @@
 
 # Each of these registers its checks.
 from . import checks as _checks
+from .asking import CHECKS as CHECKS
 from .asking import preflight as preflight
-from .registry import CHECKS as CHECKS
 
 del _checks

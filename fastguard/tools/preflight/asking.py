@@ -6,22 +6,110 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..._text import count, did_you_mean
-from ...diagnosis import Finding, diagnose
+from ...diagnosis import CAUSES, RULES, Finding, diagnose
+from ...diagnosis.finding import SEVERITIES, Seen
+from ...diagnosis.registry import CHECKS as CHECKS
+from ...diagnosis.registry import Rule as Rule
+from ...diagnosis.registry import rule
 from ...records import values
 from ...records.failures import Failures
 from ...report import Report, Status
-from ..batches import take
-from ..bench import set_up
-from ..restoring import randomness_restored
+from ...report.report import num_of_each
+from ..bench import randomness_restored, set_up, take
 from .evidence import Evidence
 from .losses import chance
-from .registry import CHECKS, Rule, find_causes
-from .report import PreflightReport
+
+_TRIAL = 3  # depth of the trial steps' findings, which follow from anything else
+_ONLY_HERE = {
+    "samples-mixed": "A sample's output depends on the other samples of its batch.",
+    "shape-mismatch": "Shapes do not fit together in the first step.",
+    "error-in-first-step": "The first step raises an error.",
+}
+
+
+def check(
+    name: str, *, cause: str, like: str = "", **about: Any
+) -> Callable[[Callable[..., Finding | Seen | None]], Rule]:
+    """Registers a function of an `Evidence` as a check that speaks for `cause`: a rule of stage "before".
+
+    Args:
+        name: its name, which no rule has.
+        cause: the root cause that it speaks for.
+        like: the rule that sees the same fault in a running training; the check has its remedy.
+        about: other attributes of a rule.
+    """
+    summary = _ONLY_HERE.get(cause) or CAUSES[cause].summary
+    about.setdefault("remedy", RULES[like].remedy if like else "")
+    return rule(name, stage="before", cause=(cause, summary), **about)
+
+
+def find_causes(findings: Iterable[Finding]) -> list[Finding]:
+    """The root causes, the most severe and surest first, each with the findings it explains as `symptoms`.
+
+    The shallowest finding names a cause, the most severe and surest among equals. Deeper ones follow from it and name
+    no cause, unless they are critical, it is not, and they do not come from trial steps.
+    """
+    left = [f for f in findings if f.severity != "info"]
+    causes = []
+    while left:
+        first = min(left, key=lambda f: (CHECKS[f.rule].depth, *(-part for part in f.weight)))
+        name, depth = _cause_of(first), CHECKS[first.rule].depth
+        reasons = sorted((f for f in left if _cause_of(f) == name), key=lambda f: f.weight, reverse=True)
+        severity = reasons[0].severity
+        followed = [
+            f
+            for f in left
+            if f not in reasons
+            and CHECKS[f.rule].depth > depth
+            and (SEVERITIES.index(f.severity) <= SEVERITIES.index(severity) or CHECKS[f.rule].depth >= _TRIAL)
+        ]
+        left = [f for f in left if f not in reasons and f not in followed]
+        causes.append(
+            Finding(
+                _ONLY_HERE.get(name) or CAUSES[name].summary,
+                severity=severity,
+                layers=next((f.layers for f in reasons if f.layers), ()),
+                evidence={"speaks_for_it": [f.rule for f in reasons]},
+                confidence=1.0 - math.prod(1.0 - f.confidence for f in reasons),
+                recommendation=reasons[0].recommendation,
+                rule=name,
+                link=f"docs/rules/causes.md#{name}" if name in CAUSES else reasons[0].link,
+                symptoms=(*reasons, *followed),
+            )
+        )
+    return sorted(causes, key=lambda one: one.weight, reverse=True)
+
+
+def _cause_of(finding: Finding) -> str:
+    known = CHECKS[finding.rule].cause
+    return str(finding.evidence.get("cause", known[0] if known else ""))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PreflightReport(Report):
+    """A `Report` of checks instead of steps: `numbers` has counts, the first loss, and the loss at each rate."""
+
+    def __str__(self) -> str:
+        lines = [Report.__str__(self), ""]
+        numbers = self.numbers
+        if "loss" in numbers:
+            chance = f"; the chance level is {numbers['chance']:.4g}" if "chance" in numbers else ""
+            lines.append(f"{'loss at the start':<22}{numbers['loss']:.4g}{chance}")
+        rates = [(key, value) for key, value in numbers.items() if key.startswith("loss at lr ")]
+        for place, (key, value) in enumerate(rates):
+            head = f"after {numbers['num_trial_steps']:g} steps" if not place else ""
+            lines.append(f"{head:<22}{value:.4g} at lr {key.removeprefix('loss at lr ')}")
+        lines.append(f"{'checked':<22}{numbers['num_checks']:g} checks in {numbers['seconds']:.2g} s")
+        return "\n".join(lines)
+
+    def _status_line(self) -> str:
+        return f"{self.status.upper()} before the first step: {num_of_each(self.findings)}"
 
 
 def preflight(

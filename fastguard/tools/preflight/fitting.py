@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ..bench import Bench
-from ..restoring import set_rate
+from ..bench import Bench, set_rate
 
 FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0)
 _HIGHER = (1e4, 1e6, 1e8, 1e10, 1e12)

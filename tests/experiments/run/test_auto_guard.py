@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks as global_hooks
 
 import fastguard
-from fastguard.experiments.find_model import find_model
+from fastguard.experiments.auto import find_model
 from fastguard.sinks import MemorySink
 from fastguard.step import judge
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ....diagnosis.finding import Seen
 from ....observers.batch_sample import is_mask
+from ..asking import check
 from ..evidence import Evidence
 from ..losses import YES_OR_NO, has_indices, labels
-from ..registry import check
 from ..watcher import REGRESSION
 from .output import is_one_hot
 

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from ....diagnosis.finding import Seen
+from ..asking import check
 from ..evidence import Evidence
 from ..fitting import LEAST_STEPS, Attempt, Fit, has_learnt
-from ..registry import check
 
 TITLE = "Trial steps"
 _OVERFIT = 'Karpathy 2019, "A recipe for training neural networks": overfit one batch'

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ...._text import prose
 from ....diagnosis.finding import Seen
+from ..asking import check
 from ..evidence import Evidence
 from ..losses import CLASSES, YES_OR_NO, chance, has_indices, num_classes
-from ..registry import check
 from .output import is_one_hot
 
 TITLE = "Loss function"

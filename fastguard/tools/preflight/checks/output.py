@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ....diagnosis.finding import Seen
+from ..asking import check
 from ..evidence import Evidence
 from ..losses import YES_OR_NO, num_classes
-from ..registry import check
 from ..watcher import REGRESSION, LossCall
 
 TITLE = "Output layer"

@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 
 from ....diagnosis.finding import Seen
-from ...batches import tensors_in
+from ...bench import tensors_in
+from ..asking import check
 from ..evidence import Evidence
-from ..registry import check
 
 TITLE = "Parameters and gradients"
 

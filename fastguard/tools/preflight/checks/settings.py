@@ -9,8 +9,8 @@ from torch import nn
 
 from ....diagnosis.finding import Seen
 from ....diagnosis.rules.setup import odd_settings
+from ..asking import check
 from ..evidence import Evidence
-from ..registry import check
 
 TITLE = "Settings, modes and precision"
 _DECOUPLED = ("AdamW", "Lion", "SGDW", "Adafactor", "Muon")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ....diagnosis.finding import Seen
 from ...initialization import check_initialization
+from ..asking import check
 from ..evidence import Evidence, TrialPass
-from ..registry import check
 from ..watcher import BREAKERS, LOSSES, Activity
 
 TITLE = "Initialisation and gradient flow"

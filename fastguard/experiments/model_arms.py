@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .context import Context
+from .arms import Context, arm
 
 _DROPOUTS = tuple(
     getattr(torch.nn, name)
@@ -26,32 +26,60 @@ _INVERSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def needs_model(context: Context) -> str | None:
-    """Why there is no model to change."""
-    return "the model is not known" if context.model is None else None
+def _is_in_eval_mode(context: Context) -> str | None:
+    """Why training mode would change nothing."""
+    is_training = all(module.training for module in context.modules())
+    return "the model is in training mode" if is_training else None
 
 
-def to_train_mode(context: Context) -> None:
-    """Puts the model in training mode before each forward pass with gradients."""
-
+@arm(
+    "train mode",
+    "the model in training mode",
+    "normalisation-statistics",
+    applies=_is_in_eval_mode,
+    advice="Call model.train() before training.",
+    needs_model=True,
+)
+def _to_train_mode(context: Context) -> None:
     def before(module: torch.nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
             context.num_applied += 1
             module.train()
 
-    for module in (context.model,) if context.model is not None else ():
-        module.register_forward_pre_hook(before)
+    context.model.register_forward_pre_hook(before)
 
 
-def is_in_eval_mode(context: Context) -> str | None:
-    """Why training mode would change nothing."""
-    if any(not module.training for module in context.modules()):
-        return None
-    return needs_model(context) or "the model is in training mode"
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`value` with each tensor changed: a tensor, or tuples, lists and dicts of such; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) is dict:
+        return {key: map_tensors(one, change) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map_tensors(one, change) for one in value)
+    return value
 
 
-def leave_autocast(context: Context) -> None:
-    """Switches autocast off within the model's forward pass; the loss stays as it is, and computes in float32."""
+def _autocast_devices(module: torch.nn.Module) -> set[str]:
+    return {"cpu", *(p.device.type for p in module.parameters())}
+
+
+def _in_autocast(context: Context) -> str | None:
+    """Why there is no autocast to leave."""
+    is_known = context.known is not None or (context.history is not None and context.step)
+    return None if context.facts.autocast or not is_known else "the model does not run under autocast"
+
+
+@arm(
+    "float32",
+    "autocast off",
+    "half-precision-overflow",
+    "half-precision-underflow",
+    applies=_in_autocast,
+    advice="Train in float32.",
+    needs_model=True,
+)
+def _leave_autocast(context: Context) -> None:
     before: list[dict[str, bool]] = []
 
     def enter(module: torch.nn.Module, args: Any) -> None:
@@ -65,36 +93,31 @@ def leave_autocast(context: Context) -> None:
             torch.set_autocast_enabled(device, was_enabled)
         return map_tensors(output, lambda x: x.float() if x.is_floating_point() else x)
 
-    for module in (context.model,) if context.model is not None else ():
-        module.register_forward_pre_hook(enter)
-        module.register_forward_hook(leave, always_call=True)
+    context.model.register_forward_pre_hook(enter)
+    context.model.register_forward_hook(leave, always_call=True)
 
 
-def _autocast_devices(module: torch.nn.Module) -> set[str]:
-    return {"cpu", *(p.device.type for p in module.parameters())}
-
-
-def in_autocast(context: Context) -> str | None:
-    """Why there is no autocast to leave."""
-    is_known = context.known is not None or (context.history is not None and context.step)
-    if context.model is not None and (context.facts.autocast or not is_known):
-        return None
-    return needs_model(context) or "the model does not run under autocast"
-
-
-def without_dropout(context: Context) -> None:
-    """Has no module drop anything."""
-    for module in context.modules(_DROPOUTS):
-        module.p = 0.0  # type: ignore[assignment]
-    for module in context.modules((torch.nn.MultiheadAttention, torch.nn.RNNBase)):
-        module.dropout = 0.0  # type: ignore[assignment]
-
-
-def has_dropout(context: Context) -> str | None:
+def _has_dropout(context: Context) -> str | None:
     """Why there is no dropout to stop."""
     modules = context.modules((*_DROPOUTS, torch.nn.MultiheadAttention, torch.nn.RNNBase))
     drops = any(getattr(one, "p", 0.0) or getattr(one, "dropout", 0.0) for one in modules)
-    return None if drops else needs_model(context) or "no module drops anything"
+    return None if drops else "no module drops anything"
+
+
+@arm(
+    "no dropout",
+    "no dropout",
+    "dropout-too-high",
+    applies=_has_dropout,
+    advice="Set dropout to 0.",
+    needs_model=True,
+    by_validation=True,
+)
+def _without_dropout(context: Context) -> None:
+    for module in context.modules(_DROPOUTS):
+        module.p = 0.0
+    for module in context.modules((torch.nn.MultiheadAttention, torch.nn.RNNBase)):
+        module.dropout = 0.0
 
 
 def _final_activation(context: Context) -> torch.nn.Module | None:
@@ -102,8 +125,23 @@ def _final_activation(context: Context) -> torch.nn.Module | None:
     return leaves[-1] if leaves and isinstance(leaves[-1], _LAST_ACTIVATIONS) else None
 
 
-def remove_final_activation(context: Context) -> None:
-    """Passes on what goes into the model's last module; or undoes the softmax or sigmoid that its forward ends in."""
+def _has_final_activation(context: Context) -> str | None:
+    """Why there is no last activation to remove."""
+    if _final_activation(context) is None and next(iter(context.facts.last_operations), "") not in _INVERSES:
+        return "the model does not end in an activation"
+    is_of_any_number = context.facts.loss_kind in _LOSSES_OF_NUMBERS_OR_LOGITS
+    return None if is_of_any_number else "the loss is not one that takes any number"
+
+
+@arm(
+    "no final activation",
+    "the model's last activation removed",
+    "wrong-output-layer",
+    applies=_has_final_activation,
+    advice="Remove the last activation: the loss takes the plain output of the last layer.",
+    needs_model=True,
+)
+def _remove_final_activation(context: Context) -> None:
     last = _final_activation(context)
     inverse = _INVERSES.get(next(iter(context.facts.last_operations), ""))
 
@@ -113,44 +151,31 @@ def remove_final_activation(context: Context) -> None:
             return args[0] if args else output
         return map_tensors(output, lambda x: inverse(x) if inverse is not None and x.is_floating_point() else x)
 
-    changed = last if last is not None else context.model
-    if changed is not None:
-        changed.register_forward_hook(pass_on)
+    (context.model if last is None else last).register_forward_hook(pass_on)
 
 
-def has_final_activation(context: Context) -> str | None:
-    """Why there is no last activation to remove."""
-    if _final_activation(context) is None and next(iter(context.facts.last_operations), "") not in _INVERSES:
-        return needs_model(context) or "the model does not end in an activation"
-    is_of_any_number = context.facts.loss_kind in _LOSSES_OF_NUMBERS_OR_LOGITS
-    return None if is_of_any_number else "the loss is not one that takes any number"
+def _can_initialize(context: Context) -> str | None:
+    """Why the weights cannot be drawn again."""
+    has_reset = any(callable(getattr(one, "reset_parameters", None)) for one in context.modules())
+    return None if has_reset else "no module has reset_parameters()"
 
 
-def initialize(context: Context) -> None:
-    """Has each module draw its weights again, as PyTorch initializes them."""
+@arm(
+    "default initialization",
+    "PyTorch's default initialization",
+    "poor-initialisation",
+    applies=_can_initialize,
+    advice="Leave the initialization to PyTorch: reset_parameters().",
+    needs_model=True,
+    from_start=True,
+)
+def _initialize(context: Context) -> None:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(context.seed)
         for module in context.modules():
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
                 reset()
-
-
-def can_initialize(context: Context) -> str | None:
-    """Why the weights cannot be drawn again."""
-    has_reset = any(callable(getattr(one, "reset_parameters", None)) for one in context.modules())
-    return None if has_reset else needs_model(context) or "no module has reset_parameters()"
-
-
-def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`value` with each tensor changed: a tensor, or tuples, lists and dicts of such; anything else as it is."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, Mapping) and type(value) is dict:
-        return {key: map_tensors(one, change) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map_tensors(one, change) for one in value)
-    return value
 
 
 def _change_inputs(
@@ -173,29 +198,18 @@ def _change_inputs(
         inputs = {key: one for key, one in kwargs.items() if not any(part in key for part in _OF_TARGETS)}
         return args, {**kwargs, **map_tensors(inputs, change)}
 
-    if context.model is not None:
-        context.model.register_forward_pre_hook(before, with_kwargs=True)
+    context.model.register_forward_pre_hook(before, with_kwargs=True)
 
 
-def permute_inputs(context: Context) -> None:
-    """Gives each sample the inputs of another of its batch: shifts them along dim 0, by another distance each time."""
-    generator = torch.Generator().manual_seed(context.seed)
-
-    def make() -> Callable[[torch.Tensor], torch.Tensor]:
-        fraction = float(torch.rand((), generator=generator))
-
-        def shift(x: torch.Tensor) -> torch.Tensor:
-            if not x.dim() or len(x) < 2:
-                return x
-            context.num_applied += 1
-            return x.roll(1 + int(fraction * (len(x) - 1)), 0)
-
-        return shift
-
-    _change_inputs(context, make)
-
-
-def standardize_inputs(context: Context) -> None:
+@arm(
+    "inputs standardized",
+    "each input feature at mean 0 and standard deviation 1",
+    "unnormalised-inputs",
+    advice="Standardize the inputs.",
+    needs_model=True,
+    from_start=True,
+)
+def _standardize_inputs(context: Context) -> None:
     """Brings each feature (dim 1, or all elements of a vector of samples) to mean 0 and standard deviation 1.
 
     By the statistics of each batch, over all dimensions but 1. Constant features become 0.
@@ -213,7 +227,25 @@ def standardize_inputs(context: Context) -> None:
     _change_inputs(context, lambda: standardize, in_validation=True)
 
 
-def standardize_targets(context: Context) -> None:
+def _has_odd_targets(context: Context) -> str | None:
+    """Why standardized targets would change nothing."""
+    mean, std = context.facts.target_mean, context.facts.target_std
+    if mean is None or not std:
+        return "the targets of a squared error are not known"
+    is_odd = abs(mean) > 2.0 * std or not 0.2 <= std <= 5.0
+    return None if is_odd else "the targets are about standardized"
+
+
+@arm(
+    "targets standardized",
+    "the targets at mean 0 and standard deviation 1",
+    "unnormalised-targets",
+    applies=_has_odd_targets,
+    advice="Standardize the targets, and scale the predictions back.",
+    needs_model=True,
+    from_start=True,
+)
+def _standardize_targets(context: Context) -> None:
     """Has the model predict targets of mean 0 and standard deviation 1, in the units of the loss as it is.
 
     Outputs are scaled by the mean and the standard deviation of the known targets. Gradients are divided by the latter,
@@ -227,20 +259,10 @@ def standardize_targets(context: Context) -> None:
         context.num_applied += 1
         return x / std + (x * std - x / std).detach() + mean
 
-    if context.model is not None:
-        context.model.register_forward_hook(lambda module, args, output: map_tensors(output, scale))
+    context.model.register_forward_hook(lambda module, args, output: map_tensors(output, scale))
 
 
-def has_odd_targets(context: Context) -> str | None:
-    """Why standardized targets would change nothing."""
-    mean, std = context.facts.target_mean, context.facts.target_std
-    if mean is None or not std:
-        return needs_model(context) or "the targets of a squared error are not known"
-    is_odd = abs(mean) > 2.0 * std or not 0.2 <= std <= 5.0
-    return None if is_odd else "the targets are about standardized"
-
-
-def shuffle_loaders() -> None:
+def _shuffle_loaders() -> None:
     """Has every DataLoader that is made from now on, and reads a data set in order, shuffle it."""
     make = torch.utils.data.DataLoader.__init__
 
@@ -254,10 +276,47 @@ def shuffle_loaders() -> None:
     torch.utils.data.DataLoader.__init__ = make_shuffled  # type: ignore[method-assign]
 
 
-def reads_in_order(context: Context) -> str | None:
+def _reads_in_order(context: Context) -> str | None:
     """Why shuffling would change nothing."""
     loaders = [one for one in gc.get_objects() if isinstance(one, torch.utils.data.DataLoader)]
     if any(isinstance(one.sampler, torch.utils.data.RandomSampler) for one in loaders):
         return "a DataLoader shuffles already"
     is_ordered = any(isinstance(one.sampler, torch.utils.data.SequentialSampler) for one in loaders)
     return None if is_ordered else "no DataLoader reads a data set in order"
+
+
+@arm(
+    "batches shuffled",
+    "the training data in random order",
+    applies=_reads_in_order,
+    advice="Pass shuffle=True to the DataLoader of the training data.",
+    by_validation=True,
+    prepare=_shuffle_loaders,
+)
+def _shuffle(context: Context) -> None:
+    """Was done by `_shuffle_loaders`, before the script began."""
+
+
+@arm(
+    "inputs permuted",
+    "inputs permuted against targets",
+    "wrong-targets",
+    advice="Look at single samples with their targets as the model gets them.",
+    needs_model=True,
+    is_null=True,
+)
+def _permute_inputs(context: Context) -> None:
+    generator = torch.Generator().manual_seed(context.seed)
+
+    def make() -> Callable[[torch.Tensor], torch.Tensor]:
+        fraction = float(torch.rand((), generator=generator))
+
+        def shift(x: torch.Tensor) -> torch.Tensor:
+            if not x.dim() or len(x) < 2:
+                return x
+            context.num_applied += 1
+            return x.roll(1 + int(fraction * (len(x) - 1)), 0)
+
+        return shift
+
+    _change_inputs(context, make)
