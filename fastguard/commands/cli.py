@@ -25,22 +25,30 @@ EXIT_USAGE = 64  # EX_USAGE of sysexits.h; 2 is what `diagnose` says of a critic
 
 
 class Command(NamedTuple):
-    """One subcommand: a line of help, and `module:function` of what takes its arguments and returns the exit code."""
+    """One subcommand."""
 
-    help: str
-    entry: str
+    help: str  # a line about it
+    entry: str  # `module:function` of what takes its arguments and returns the exit code
+    # errors that it explains in one line, with the exit code 3; any other error is then a bug, which has the same code.
+    # Empty for a command without that code
+    says: tuple[type[Exception], ...] = ()
+
+
+class NoReportError(Exception):
+    """Why there is no report, in a line."""
 
 
 _HERE = "fastguard.commands."
+_UNREADABLE = (OSError, ValueError, ImportError)
 COMMANDS = {
     "run": Command("run a training script, unmodified, under a guard that only watches", _HERE + "run:main"),
     "try": Command("run a script again with one thing changed at a time", _HERE + "trying:main"),
     "info": Command("print versions, and which backends work here", _HERE + "info:main"),
     "demo": Command("train a small transformer under guard, with one bad batch", _HERE + "demo:main"),
-    "diagnose": Command("say from its log what is wrong with a run", _HERE + "diagnose:diagnose"),
-    "report": Command("make a page of one or several runs from their logs", _HERE + "report:main"),
-    "watch": Command("show a run in the terminal while it writes its log", _HERE + "watch:main"),
-    "preflight": Command("check a training before its first step", _HERE + "preflight:main"),
+    "diagnose": Command("say from its log what is wrong with a run", _HERE + "diagnose:diagnose", _UNREADABLE),
+    "report": Command("make a page of one or several runs from their logs", _HERE + "report:main", _UNREADABLE),
+    "watch": Command("show a run in the terminal while it writes its log", _HERE + "watch:main", _UNREADABLE),
+    "preflight": Command("check a training before its first step", _HERE + "preflight:main", (NoReportError,)),
     "rules": Command("list the rules with their thresholds and sources", _HERE + "diagnose:rules"),
     "bench": Command("measure the cost against torch's own functions", _HERE + "bench:main"),
 }
@@ -182,6 +190,18 @@ def _run_script(arguments: list[str]) -> int:
         return EXIT_USAGE
 
 
+def _call(name: str, *arguments: str) -> int:
+    entry = _entry(name)
+    try:
+        return entry(list(arguments))
+    except (CommandError, BrokenPipeError):
+        raise
+    except Exception as error:
+        if not COMMANDS[name].says:
+            raise
+        return fail(name, error if isinstance(error, COMMANDS[name].says) else bug(error))
+
+
 def _run(arguments: list[str]) -> int:
     # torch warns if NumPy is not installed; nothing here needs it.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
@@ -192,7 +212,7 @@ def _run(arguments: list[str]) -> int:
             parser.parse_args(arguments)
             parser.print_help()
             return 0 if arguments else EXIT_USAGE
-        code = _entry(arguments[0])(arguments[1:])
+        code = _call(*arguments)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.flush()  # here, where an error still has an exit code
         return code

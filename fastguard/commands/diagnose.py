@@ -18,7 +18,7 @@ from ..records.loading import fill
 from ..records.log import LogReader
 from ..report import Report, build_report
 from .cli import EXIT_UNREADABLE as EXIT_UNREADABLE
-from .cli import Parser, as_json, bug, fail, print_report, say
+from .cli import Parser, as_json, print_report, say
 from .following import log_at
 
 EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2, "no-evidence": 4}
@@ -79,13 +79,8 @@ def diagnose(argv: list[str]) -> int:
         thresholds = _thresholds(arguments.set)
     except ValueError as error:
         parser.error(str(error))
-    try:
-        report = _report(log_at(Path(arguments.log), "diagnose"), arguments.window, thresholds)
-        text = as_json(report.to_dict()) if arguments.json else str(report)
-    except (OSError, ValueError) as error:
-        return fail("diagnose", error)
-    except Exception as error:  # a bug has an exit code of its own
-        return fail("diagnose", bug(error))
+    report = _report(log_at(Path(arguments.log), "diagnose"), arguments.window, thresholds)
+    text = as_json(report.to_dict()) if arguments.json else str(report)
     return print_report(text, EXIT_CODES[report.status], "diagnose")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from .._text import did_you_mean, shown
 from ..records import failures
 from ..report import Report
-from .cli import CommandError, Parser, as_json, bug, fail, print_report
+from .cli import CommandError, NoReportError, Parser, as_json, print_report
 from .diagnose import EXIT_CODES
 
 _PARTS = ("model", "optimizer", "loss_fn", "batch")
@@ -44,22 +44,11 @@ def main(argv: list[str]) -> int:
         parser.error(f"`--steps` must be at least 1, got {arguments.steps}")
     if arguments.seconds is not None and not arguments.seconds > 0:
         parser.error(f"`--seconds` must be above 0, got {arguments.seconds:g}")
-    try:
-        make = _find(module, function)
-        given = {"num_steps": arguments.steps, "seconds": arguments.seconds}
-        report = _report(make, arguments.target, {key: value for key, value in given.items() if value is not None})
-        text = as_json(report.to_dict()) if arguments.json else str(report)
-    except _NoReportError as problem:
-        return fail("preflight", problem)
-    except CommandError:
-        raise
-    except Exception as error:  # a bug has an exit code of its own
-        return fail("preflight", bug(error))
+    make = _find(module, function)
+    given = {"num_steps": arguments.steps, "seconds": arguments.seconds}
+    report = _report(make, arguments.target, {key: value for key, value in given.items() if value is not None})
+    text = as_json(report.to_dict()) if arguments.json else str(report)
     return print_report(text, EXIT_CODES[report.status], "preflight")
-
-
-class _NoReportError(Exception):
-    """Why there is none, in a line."""
 
 
 @contextlib.contextmanager
@@ -84,9 +73,9 @@ def _find(module: str, function: str) -> Any:
                 raise CommandError(
                     f"there is no module {module!r}. Call this in the folder where its file is, without the .py."
                 ) from None
-            raise _NoReportError(f"{shown(module)} cannot be imported: {failures.describe(error)}") from None
+            raise NoReportError(f"{shown(module)} cannot be imported: {failures.describe(error)}") from None
         except (Exception, SystemExit) as error:
-            raise _NoReportError(f"{shown(module)} cannot be imported: {_told(error)}") from None
+            raise NoReportError(f"{shown(module)} cannot be imported: {_told(error)}") from None
         for name in function.split("."):
             if not hasattr(found, name):
                 known = [n for n, v in vars(found).items() if inspect.isfunction(v) and n[0] != "_"]
@@ -108,26 +97,24 @@ def _report(make: Any, target: str, options: dict[str, Any]) -> Report:
         try:
             given = make()
         except (Exception, SystemExit) as error:
-            raise _NoReportError(f"{shown(target)} raised {_told(error)}") from None
+            raise NoReportError(f"{shown(target)} raised {_told(error)}") from None
         if isinstance(given, Mapping):
             missing = [part for part in _PARTS if part not in given]
             odd = [str(key) for key in given if key not in (*_PARTS, *_OPTIONS)]
             if missing or odd:
                 what = f"lacks {', '.join(missing)}" if missing else f"holds {', '.join(odd)}, which is no argument"
-                raise _NoReportError(
-                    f"{shown(target)} must return a dict with {', '.join(_PARTS)}, got one that {what}"
-                )
+                raise NoReportError(f"{shown(target)} must return a dict with {', '.join(_PARTS)}, got one that {what}")
             options = {**{key: given[key] for key in _OPTIONS if key in given}, **options}
             parts = [given[part] for part in _PARTS]
         elif isinstance(given, (tuple, list)) and len(given) == len(_PARTS):
             parts = list(given)
         else:
             size = f" of {len(given)}" if isinstance(given, (tuple, list)) else ""
-            raise _NoReportError(
+            raise NoReportError(
                 f"{shown(target)} must return ({', '.join(_PARTS)}) or a dict with these keys, got "
                 f"{type(given).__name__}{size}"
             )
         try:
             return fastguard.preflight(*parts, **options)
         except (TypeError, ValueError) as error:
-            raise _NoReportError(error) from None
+            raise NoReportError(error) from None

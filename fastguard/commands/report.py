@@ -10,13 +10,13 @@ from pathlib import Path
 from .._text import shown
 from ..report import build_report
 from ..visualization.runs import DrawnRun, from_log
-from .cli import EXIT_FAILED, Parser, as_json, bug, fail
+from .cli import EXIT_FAILED, Parser, as_json
 from .following import log_at
 
 _LEVELS = {"warning": ("warning", "critical", "no-evidence"), "critical": ("critical",)}
 
 
-def main(argv: list[str]) -> int:
+def report(argv: list[str]) -> int:
     """Writes the page and prints its path. 0: written, 1: written and worse than `--fail-on`, 3: not written."""
     parser = Parser(
         "fastguard report",
@@ -36,35 +36,30 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if len(arguments.logs) > 8:
         parser.error(f"`RUN.jsonl` must be 1 to 8 logs, got {len(arguments.logs)}")
-    try:
-        command = "report" if len(arguments.logs) == 1 else ""
-        logs = [_named(given, command) for given in arguments.logs]
-        path = Path(arguments.output or logs[0][1].with_suffix(".html"))
-        is_page = not arguments.json and arguments.output != "-"
-        if is_page and any(path.resolve() == log.resolve() for _, log in logs):
-            raise ValueError(f"{path} is the log itself: choose another --output")
-        if is_page and (path.exists() or path.is_symlink()) and not arguments.force:  # before a long log is read
-            raise FileExistsError(f"{path} exists already: use --force to overwrite it")
-        runs = [_run_of(name, log) for name, log in logs]
-        reports = [build_report(run.history) for run in runs]
-        if arguments.json:
-            print(as_json({run.name: report.to_dict() for run, report in zip(runs, reports)}))
-        else:
-            from ..page.build import render, save_page
+    command = "report" if len(arguments.logs) == 1 else ""
+    logs = [_named(given, command) for given in arguments.logs]
+    path = Path(arguments.output or logs[0][1].with_suffix(".html"))
+    is_page = not arguments.json and arguments.output != "-"
+    if is_page and any(path.resolve() == log.resolve() for _, log in logs):
+        raise ValueError(f"{path} is the log itself: choose another --output")
+    if is_page and (path.exists() or path.is_symlink()) and not arguments.force:  # before a long log is read
+        raise FileExistsError(f"{path} exists already: use --force to overwrite it")
+    runs = [_drawn(name, log) for name, log in logs]
+    reports = [build_report(run.history) for run in runs]
+    if arguments.json:
+        print(as_json({run.name: report.to_dict() for run, report in zip(runs, reports)}))
+    else:
+        from ..page.build import render, save_page
 
-            written = shlex.join(["fastguard", "report", *argv])
-            page = render(runs, reports, arguments.title or ", ".join(run.name for run in runs), shown(written, 300))
-            if arguments.output == "-":
-                print(page)
-            else:
-                save_page(page, path, force=arguments.force)
-                print(shown(path) if sys.stdout.isatty() else path)
-                if arguments.open:
-                    webbrowser.open(path.resolve().as_uri())
-    except (OSError, ValueError, ImportError) as error:
-        return fail("report", error)
-    except Exception as error:
-        return fail("report", bug(error))
+        written = shlex.join(["fastguard", "report", *argv])
+        page = render(runs, reports, arguments.title or ", ".join(run.name for run in runs), shown(written, 300))
+        if arguments.output == "-":
+            print(page)
+        else:
+            save_page(page, path, force=arguments.force)
+            print(shown(path) if sys.stdout.isatty() else path)
+            if arguments.open:
+                webbrowser.open(path.resolve().as_uri())
     bad = _LEVELS.get(arguments.fail_on, ())
     return EXIT_FAILED if any(report.status in bad for report in reports) else 0
 
@@ -77,7 +72,7 @@ def _named(given: str, command: str) -> tuple[str, Path]:
     return "", log_at(Path(given), command)
 
 
-def _run_of(name: str, path: Path) -> DrawnRun:
+def _drawn(name: str, path: Path) -> DrawnRun:
     run = from_log(path, shown(name))
     if not run.history.num_steps:
         raise ValueError(f"{shown(path)} holds no step, so there is nothing to draw")

@@ -15,7 +15,7 @@ from typing import Any
 
 from .._text import count, duration, prose, shown
 from ..records.running import Bucket
-from .cli import EXIT_FAILED, Parser, bug, drop_output, fail, say
+from .cli import EXIT_FAILED, Parser, drop_output, say
 from .following import FollowedRun, line_of, log_at, newer_run
 
 _STYLES = {
@@ -268,12 +268,6 @@ def main(argv: list[str]) -> int:
             return _show(path, arguments.interval, console)
     except KeyboardInterrupt:
         return 0
-    except BrokenPipeError:
-        raise
-    except (OSError, ValueError) as error:
-        return fail("watch", error)
-    except Exception as error:
-        return fail("watch", bug(error))
 
 
 @contextlib.contextmanager

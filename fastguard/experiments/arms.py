@@ -154,7 +154,6 @@ def _multiply_lr(context: Context, of: Callable[[int], float]) -> None:
 
 
 def _has_lr(context: Context) -> str | None:
-    """Why there is no learning rate to change."""
     has = any(group.get("lr") is not None for group in context.groups())
     return None if has else "the optimizer has no `lr`"
 
@@ -226,7 +225,6 @@ def _limit(context: Context) -> float | None:
 
 
 def _has_limit(context: Context) -> str | None:
-    """Why no clip limit can be raised."""
     return None if _limit(context) or SCRIPT_CLIP.num_calls else "nothing clips at a fixed norm"
 
 
@@ -253,7 +251,6 @@ def _median_norm(context: Context) -> float:
 
 
 def _may_clip(context: Context) -> str | None:
-    """Why clipping cannot be added."""
     if context.guard is None:
         return "there is no guard to clip with"
     if context.guard.clip is not None or SCRIPT_CLIP.num_calls:
@@ -273,7 +270,6 @@ def _clip_at_median(context: Context) -> None:
 
 
 def _has_decay(context: Context) -> str | None:
-    """Why there is no decay to stop."""
     return None if any(group.get("weight_decay") for group in context.groups()) else "there is no weight decay"
 
 
@@ -292,7 +288,6 @@ def _defaults(optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
 
 
 def _has_tuned(context: Context) -> str | None:
-    """Why default settings would change nothing."""
     for optimizer in context.optimizers:
         defaults = _defaults(optimizer)
         if any(group.get(name, value) != value for group in optimizer.param_groups for name, value in defaults.items()):
@@ -314,7 +309,6 @@ def _set_defaults(context: Context) -> None:
 
 
 def _are_left(context: Context) -> str | None:
-    """Why there is nothing to clear."""
     facts = context.facts
     is_cleared = facts.num_watched_backwards and not facts.num_left_gradients
     return "the loop clears the gradients itself" if is_cleared else None

@@ -11,52 +11,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .targets import Reading, changed, padding_value, read
+from .targets import AbstainError, FreeOutputs, Reading, changed, padding_value, read
 
 MAX_ELEMENTS = 1 << 17  # of all outputs together: 25 MiB and 0.3 s were measured
 ENOUGH = 0.9  # agreement of the optimum with a target
 LEAST_SAMPLES = 4
-_NUM_STEPS = 120
 _SCALES = (1.0, 0.1, 1.0, 2.0)  # of random outputs at which gradients are looked for
-_SEED = 7
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that a loss does not want as it should.
+    """Something that a loss does not want as it should."""
 
-    Attributes:
-        kind: "target", "left out", "padding" or "elsewhere".
-        message: a sentence with the numbers.
-        remedy: what to do.
-        evidence: the numbers by name.
-        confidence: how sure.
-    """
-
-    kind: str
-    message: str
-    remedy: str
-    evidence: dict[str, Any] = field(default_factory=dict)
-    confidence: float = 0.9
+    kind: str  # "target", "left out", "padding" or "elsewhere"
+    message: str  # a sentence with the numbers
+    remedy: str  # what to do
+    evidence: dict[str, Any] = field(default_factory=dict)  # the numbers by name
+    confidence: float = 0.9  # how sure
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a loss said.
+    """What a loss said."""
 
-    Attributes:
-        problems: in the order in which they should be read.
-        abstained: why nothing could be decided; empty where it could.
-        optimum: the outputs that minimise the loss.
-    """
-
-    problems: tuple[Problem, ...] = ()
-    abstained: str = ""
-    optimum: tuple[Tensor, ...] = ()
-
-
-class _AbstainError(Exception):
-    """The outputs cannot be read."""
+    problems: tuple[Problem, ...] = ()  # in the order in which they should be read
+    abstained: str = ""  # why nothing could be decided; empty where it could
+    optimum: tuple[Tensor, ...] = ()  # the outputs that minimise the loss
 
 
 def ask_loss(
@@ -110,32 +90,11 @@ def ask_loss(
     asking = _Asking(judge, outputs, targets, inputs, ending, is_causal, are_targets, deadline)
     try:
         return asking.answer()
-    except _AbstainError as reason:
+    except AbstainError as reason:
         return Answer(abstained=str(reason))
 
 
-@dataclass
-class _Asking:
-    judge: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
-    given: Sequence[Tensor]
-    targets: Sequence[Tensor]
-    inputs: Sequence[Tensor]
-    ending: Callable[[Tensor], Tensor] | None
-    is_causal: bool
-    are_targets: bool
-    deadline: float
-
-    def __post_init__(self) -> None:
-        device = self.given[0].device
-        self.targets = [t.detach().to(device) for t in self.targets]
-        self.inputs = [x.detach().to(device) for x in self.inputs]
-        self.ending = self.ending if len(self.given) == 1 else None
-        self.pull = [torch.zeros(o.shape, device=device) for o in self.given]
-        self.touched = [torch.zeros(o.shape, dtype=torch.bool, device=device) for o in self.given]
-        self.dice = torch.Generator().manual_seed(0)
-        numbers = [t.double().abs().mean() for t in self.targets if t.is_floating_point() and t.isfinite().all()]
-        self.spread = 1.0 if self.ending else 1.0 + 2.0 * max(map(float, numbers), default=0.0)
-
+class _Asking(FreeOutputs):
     def answer(self) -> Answer:
         starts = [self._start(scale) for scale in _SCALES]
         losses = []
@@ -150,7 +109,7 @@ class _Asking:
         used = [self._is_changed_by(i, changed(t)) for i, t in enumerate(self.targets)]
         if not any(used):
             if not self.are_targets or any(map(self._is_input, self.targets)):
-                raise _AbstainError("the loss uses no targets, and the batch may have none")
+                raise AbstainError("the loss uses no targets, and the batch may have none")
             return Answer((_UNUSED,))
         readings = self._readings(used)
         problems: list[Problem] = []
@@ -166,76 +125,6 @@ class _Asking:
         problems = problems or self._elsewhere({way.output for way in chosen}, best, loss)
         return Answer(tuple(problems), optimum=tuple(self._outputs(best)))
 
-    # The optimisation
-
-    def _start(self, scale: float) -> list[Tensor]:
-        """Random outputs; `scale` is of the targets' size."""
-        noise = [torch.randn(o.shape, generator=self.dice).to(o.device) for o in self.given]
-        return [scale * self.spread * n for n in noise]
-
-    def _outputs(self, free: Sequence[Tensor]) -> list[Tensor]:
-        made = [z if self.ending is None else self.ending(z) for z in free]
-        return [z.to(o.dtype, copy=True) for z, o in zip(made, self.given)]  # some losses write to what they get
-
-    def _gradient(
-        self, free: Sequence[Tensor], seed: int = _SEED, targets: Sequence[Tensor] | None = None
-    ) -> tuple[float, list[Tensor]]:
-        """The loss and its derivative; notes which outputs have one, if the targets are those given."""
-        torch.manual_seed(seed)
-        leaves = [z.detach().clone().requires_grad_() for z in free]
-        loss = self.judge(self._outputs(leaves), self.targets if targets is None else targets)
-        found: Sequence[Tensor | None] = [None] * len(leaves)
-        if loss.requires_grad:
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
-        gradients = [torch.zeros_like(z) if g is None else g for g, z in zip(found, leaves)]
-        if targets is None:
-            for mask, g in zip(self.touched, gradients):
-                mask |= g != 0
-        return float(loss.detach()), gradients
-
-    def _optimise(
-        self, start: Sequence[Tensor], frozen: set[int] | frozenset[int] = frozenset(), pace: float = 1.0
-    ) -> tuple[list[Tensor], float]:
-        """The free outputs after some steps of Adam whose rate falls to zero, and their loss.
-
-        Gradients far below a usual one, which are rounding, are let alone. Steps end where the gradient is not
-        finite: there is no lower bound, or a root of zero.
-        """
-        before = free = [z.clone() for z in start]
-        first, second = [torch.zeros_like(z) for z in free], [torch.zeros_like(z) for z in free]
-        loss, least = self._gradient(free)[0], 0.0
-        if math.isnan(loss):
-            raise _AbstainError("the loss is not finite at outputs of usual size")
-        for step in range(1, _NUM_STEPS + 1):
-            if time.perf_counter() > self.deadline:
-                raise _AbstainError("the loss is too slow to be asked in the time")
-            value, gradients = self._gradient(free, step)
-            if not math.isfinite(value) or not all(bool(g.isfinite().all()) for g in gradients):
-                return before, loss
-            before, loss = [z.clone() for z in free], value
-            sizes = torch.cat([g[g != 0].abs().flatten().float() for g in gradients])
-            least = least or (1e-4 * float(sizes.median()) if sizes.numel() else 0.0)
-            rate = 0.15 * pace * self.spread * min(1.0, 2.0 - 2.0 * step / (_NUM_STEPS + 1))
-            for i, g in enumerate(gradients):
-                if i not in frozen:
-                    first[i].lerp_(g, 0.2)
-                    second[i].lerp_(g.square(), 0.05)
-                    scale = (second[i] / (1 - 0.95**step)).sqrt() + least + 1e-30
-                    free[i] -= rate * first[i] / (1 - 0.8**step) / scale
-        after = self._gradient(free)[0]
-        return (free, after) if math.isfinite(after) else (before, loss)
-
-    # What the targets are to the outputs
-
-    def _is_changed_by(self, index: int, target: Tensor) -> bool:
-        """Whether the loss of random outputs, or its derivative, is another one with this target."""
-        free, targets = self._start(0.5), [*self.targets]
-        targets[index] = target
-        (a, before), (b, after) = self._gradient(free), self._gradient(free, targets=targets)
-        if abs(a - b) > 1e-5 * abs(a) + 1e-12:
-            return True
-        return not all(torch.allclose(x, y, rtol=1e-3, atol=1e-5 * float(x.abs().max())) for x, y in zip(before, after))
-
     def _is_input(self, target: Tensor) -> bool:
         return any(target.shape == x.shape and torch.equal(target, x) for x in self.inputs)
 
@@ -247,7 +136,7 @@ class _Asking:
                 is_input = self._is_input(target)
                 ways = [w for w in ways if not is_input and not bool(self.touched[w.output].any())]
             elif not ways and target.is_floating_point() and bool((target < 0).any()):
-                raise _AbstainError("a tensor with both signs weighs the loss: rewards or the like")
+                raise AbstainError("a tensor with both signs weighs the loss: rewards or the like")
             found += ways
         for way in found:
             if way.space == "classes" and used[way.target]:
@@ -255,11 +144,11 @@ class _Asking:
                 classes = torch.arange(self.given[way.output].shape[way.dim], device=target.device)
                 renamed = torch.where(way.valid, classes.roll(1)[target.masked_fill(~way.valid, 0)], target)
                 if not self._is_changed_by(way.target, renamed):
-                    raise _AbstainError("the loss takes classes for groups of samples")
+                    raise AbstainError("the loss takes classes for groups of samples")
         if not found:
-            raise _AbstainError("the outputs are not in the space of the targets")
+            raise AbstainError("the outputs are not in the space of the targets")
         if len({way.target for way in found}) > len({way.output for way in found}):
-            raise _AbstainError("several tensors of the batch may be the target of one output")
+            raise AbstainError("several tensors of the batch may be the target of one output")
         return found
 
     def _agreement(self, way: Reading, free: Sequence[Tensor], among: Tensor | None = None) -> float:

@@ -27,7 +27,6 @@ _INVERSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _is_in_eval_mode(context: Context) -> str | None:
-    """Why training mode would change nothing."""
     is_training = all(module.training for module in context.modules())
     return "the model is in training mode" if is_training else None
 
@@ -65,7 +64,6 @@ def _autocast_devices(module: torch.nn.Module) -> set[str]:
 
 
 def _in_autocast(context: Context) -> str | None:
-    """Why there is no autocast to leave."""
     is_known = context.known is not None or (context.history is not None and context.step)
     return None if context.facts.autocast or not is_known else "the model does not run under autocast"
 
@@ -98,7 +96,6 @@ def _leave_autocast(context: Context) -> None:
 
 
 def _has_dropout(context: Context) -> str | None:
-    """Why there is no dropout to stop."""
     modules = context.modules((*_DROPOUTS, torch.nn.MultiheadAttention, torch.nn.RNNBase))
     drops = any(getattr(one, "p", 0.0) or getattr(one, "dropout", 0.0) for one in modules)
     return None if drops else "no module drops anything"
@@ -126,7 +123,6 @@ def _final_activation(context: Context) -> torch.nn.Module | None:
 
 
 def _has_final_activation(context: Context) -> str | None:
-    """Why there is no last activation to remove."""
     if _final_activation(context) is None and next(iter(context.facts.last_operations), "") not in _INVERSES:
         return "the model does not end in an activation"
     is_of_any_number = context.facts.loss_kind in _LOSSES_OF_NUMBERS_OR_LOGITS
@@ -155,7 +151,6 @@ def _remove_final_activation(context: Context) -> None:
 
 
 def _can_initialize(context: Context) -> str | None:
-    """Why the weights cannot be drawn again."""
     has_reset = any(callable(getattr(one, "reset_parameters", None)) for one in context.modules())
     return None if has_reset else "no module has reset_parameters()"
 
@@ -228,7 +223,6 @@ def _standardize_inputs(context: Context) -> None:
 
 
 def _has_odd_targets(context: Context) -> str | None:
-    """Why standardized targets would change nothing."""
     mean, std = context.facts.target_mean, context.facts.target_std
     if mean is None or not std:
         return "the targets of a squared error are not known"
@@ -277,7 +271,6 @@ def _shuffle_loaders() -> None:
 
 
 def _reads_in_order(context: Context) -> str | None:
-    """Why shuffling would change nothing."""
     loaders = [one for one in gc.get_objects() if isinstance(one, torch.utils.data.DataLoader)]
     if any(isinstance(one.sampler, torch.utils.data.RandomSampler) for one in loaders):
         return "a DataLoader shuffles already"

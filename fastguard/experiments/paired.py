@@ -166,38 +166,24 @@ NOT_TRIED = "not tried"
 
 @dataclass
 class Run:
-    """One run of the script.
+    """One run of the script."""
 
-    Attributes:
-        losses: training loss of each step.
-        val_losses: by step.
-        seconds: how long it took.
-        problem: why it ended early, or was not run; empty if it reached its last step or the script's end.
-    """
-
-    losses: list[float] = field(default_factory=list)
-    val_losses: dict[int, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    problem: str = ""
+    losses: list[float] = field(default_factory=list)  # training loss of each step
+    val_losses: dict[int, float] = field(default_factory=dict)  # by step
+    seconds: float = 0.0  # how long it took
+    problem: str = ""  # why it ended early, or was not run; empty if it reached its last step or the script's end
 
 
 @dataclass
 class Row:
-    """What came of one arm.
-
-    Attributes:
-        verdict: "helps", "harms", "no difference", "not tried" or "not known".
-        comparison: of the losses that the verdict is about; None if it was not run.
-        why: more about the verdict; empty if there is nothing to add.
-        num_seeds: with how many seeds it was run.
-    """
+    """What came of one arm."""
 
     arm: Arm
     run: Run
-    verdict: str
-    comparison: Comparison | None = None
-    why: str = ""
-    num_seeds: int = 1
+    verdict: str  # "helps", "harms", "no difference", "not tried" or "not known"
+    comparison: Comparison | None = None  # of the losses that the verdict is about; None if it was not run
+    why: str = ""  # more about the verdict; empty if there is nothing to add
+    num_seeds: int = 1  # with how many seeds it was run
 
 
 @dataclass

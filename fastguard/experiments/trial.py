@@ -56,28 +56,17 @@ class TrialError(FastguardError):
 
 @dataclass(frozen=True)
 class Task:
-    """What to run.
+    """What to run."""
 
-    Attributes:
-        target: the script, or a module if `is_module`.
-        arguments: of the script.
-        arm: name of the arm; empty for none.
-        seed: added to every seed that the script sets; also that of a script that sets none.
-        num_steps: steps after which the process ends.
-        log: where the guard writes.
-        base_log: that of the run without an arm, which tells arms what they need to know; empty for none.
-        progress: file descriptor that gets a line for each step.
-    """
-
-    target: str
-    arguments: tuple[str, ...]
+    target: str  # the script, or a module if `is_module`
+    arguments: tuple[str, ...]  # of the script
     is_module: bool
-    arm: str
-    seed: int
-    num_steps: int
-    log: str
-    base_log: str
-    progress: int
+    arm: str  # name of the arm; empty for none
+    seed: int  # added to every seed that the script sets; also that of a script that sets none
+    num_steps: int  # steps after which the process ends
+    log: str  # where the guard writes
+    base_log: str  # that of the run without an arm, which tells arms what they need to know; empty for none
+    progress: int  # file descriptor that gets a line for each step
 
     def to_json(self) -> str:
         """As the child's argument."""

@@ -14,7 +14,7 @@ from .._text import count, listed, number, prose, shown
 from ..diagnosis import RULES, UNKNOWN, Finding, Rule, Severity, diagnose, find_causes
 from ..records import TrainingHistory, strict_json
 from ..records.failures import Failure, Failures
-from .tables import Row, choice_lines, module_lines, module_rows, number_rows, numbers_of, weight_lines, weight_rows
+from .tables import Row, module_rows, number_rows, numbers_of, sample_tables, weight_rows
 
 Status = Literal["no-evidence", "healthy", "warning", "critical"]
 
@@ -123,8 +123,8 @@ class Report:
         lines += [""] * bool(rows)
         for name, text in rows:
             lines += _wrap(f"{name:<18}{text}", "", " " * 18)
-        for table in (module_lines(self.modules), choice_lines(self.modules), weight_lines(self.weights)):
-            lines += ["", *table] if table else []
+        for table in sample_tables(self.modules, self.weights):
+            lines += ["", *table]
         return "\n".join(lines)
 
     def _status_line(self) -> str:

@@ -166,23 +166,21 @@ def weight_rows(history: TrainingHistory) -> tuple[Row, ...]:
     )
 
 
-def module_lines(rows: Sequence[Row]) -> list[str]:
-    """The table of activations: the twelve worst modules, in the order of execution."""
-    seen = [row for row in rows if not row["is_choice"]]
-    return _worst(_OF_MODULES, seen, ("num_nonfinite", "dead_ratio", "saturation_ratio", "zero_ratio"), "modules")
+def sample_tables(modules: Sequence[Row], weights: Sequence[Row]) -> list[list[str]]:
+    """Tables of activations, of attention and routers, and of updates; each has its twelve worst rows, in their order.
 
-
-def choice_lines(rows: Sequence[Row]) -> list[str]:
-    """The table of attention and routers: the twelve worst modules, in the order of execution."""
-    seen = [row for row in rows if row["is_choice"]]
-    return _worst(_OF_CHOICES, seen, ("num_nonfinite", "dead_ratio", "max_logit"), "modules")
-
-
-def weight_lines(rows: Sequence[Row]) -> list[str]:
-    """The table of updates: the twelve parameters whose updates are furthest from the usual thousandth."""
-    seen = [{**row, "oddness": _oddness(row["update_ratio"])} for row in rows]
-    seen = [row for row in seen if row["num_nonfinite"] or not math.isnan(row["update_ratio"])]
-    return _worst(_OF_WEIGHTS, seen, ("num_nonfinite", "oddness"), "parameters")
+    A table without rows is left out. Updates are the worse the further they are from the usual thousandth.
+    """
+    choices = [row for row in modules if row["is_choice"]]
+    others = [row for row in modules if not row["is_choice"]]
+    updates = [{**row, "oddness": _oddness(row["update_ratio"])} for row in weights]
+    updates = [row for row in updates if row["num_nonfinite"] or not math.isnan(row["update_ratio"])]
+    tables = (
+        _worst(_OF_MODULES, others, ("num_nonfinite", "dead_ratio", "saturation_ratio", "zero_ratio"), "modules"),
+        _worst(_OF_CHOICES, choices, ("num_nonfinite", "dead_ratio", "max_logit"), "modules"),
+        _worst(_OF_WEIGHTS, updates, ("num_nonfinite", "oddness"), "parameters"),
+    )
+    return list(filter(None, tables))
 
 
 def _oddness(ratio: float) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from .. import kernels
+from ..observers.tensors import leaves
 from ..records.columns import norm_of, norm_parts
 from ..recovery.snapshots import load_random_state, random_state
 from ..step import Guard
@@ -84,15 +85,7 @@ def mapped(function: Callable[[Tensor], Any], nested: Any) -> Any:
 
 def tensors_in(nested: Any) -> list[Tensor]:
     """All tensors of `nested`, in order; a dataclass or the like of outputs is looked into as well."""
-    if isinstance(nested, Tensor):
-        return [nested]
-    if isinstance(nested, Mapping):
-        nested = list(nested.values())
-    elif hasattr(nested, "__dataclass_fields__"):
-        nested = [getattr(nested, name, None) for name in nested.__dataclass_fields__]
-    if isinstance(nested, (list, tuple)):
-        return [tensor for part in nested for tensor in tensors_in(part)]
-    return []
+    return [tensor for _, tensor in leaves(nested)]
 
 
 def first_tensor(nested: Any, *, floating: bool = False) -> Tensor | None:

@@ -6,7 +6,7 @@ import pytest
 
 from fastguard.page.parts import module_rows as page_rows
 from fastguard.report import build_report
-from fastguard.report.tables import choice_lines, module_lines, module_rows
+from fastguard.report.tables import module_rows, sample_tables
 from fastguard.visualization import plot_activations
 
 from made_runs import activity, attending, routing, with_activities
@@ -18,13 +18,13 @@ def history():
 
 
 def test_in_the_report(history):
-    rows = module_rows(history)
-    assert [line.split() for line in choice_lines(rows)] == [
+    activations, choices = sample_tables(module_rows(history), ())
+    assert [line.split() for line in choices] == [
         ["choices", "of", "entropy", "max", "logit", "max", "load", "unused", "experts"],
         ["attn[attention]", "25%", "123", "-", "-"],
         ["moe.gate[router]", "50%", "-", "90%", "1", "of", "4"],
     ]
-    assert [line.split()[0] for line in module_lines(rows)] == ["activations", "relu"]
+    assert [line.split()[0] for line in activations] == ["activations", "relu"]
     report = build_report(history)
     assert "choices of" in str(report)
     page = page_rows(report)
@@ -35,7 +35,7 @@ def test_in_the_report(history):
 
 def test_nothing_of_it_where_there_is_none():
     report = build_report(with_activities(activity("relu")))
-    assert choice_lines(report.modules) == [] and "entropy" not in page_rows(report)["columns"]
+    assert len(sample_tables(report.modules, ())) == 1 and "entropy" not in page_rows(report)["columns"]
 
 
 def test_in_figures(history):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fastguard
-from fastguard.tools.initialization.expected import find_followers
+from fastguard.tools.expected_weights import find_followers
 
 
 def spread(fan_in: int, fan_out: int, factor: float = 1.0, seed: int = 0) -> np.ndarray:

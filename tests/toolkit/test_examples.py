@@ -19,7 +19,7 @@ MODULES = {
     "records.events": 1,
     "tools.clipping": 1,
     "tools.early_stopping": 3,
-    "tools.initialization.check": 5,
+    "tools.initialization": 5,
     "tools.lr_finder": 2,
     "tools.overfit": 6,
     "tools.param_groups": 4,

@@ -20,14 +20,11 @@ from .watcher import Activity, Layer, LossCall, Seen, Watcher
 
 @dataclass(frozen=True)
 class Flow:
-    """What the derivatives of one output say.
+    """What the derivatives of one output say."""
 
-    Attributes:
-        across_samples: the share of other samples that the first one's output depends on; None if not known.
-        is_causal: whether outputs depend on their own position, and on no later one; None if that is not known.
-    """
-
+    # the share of other samples that the first one's output depends on; None if not known
     across_samples: float | None = None
+    # whether outputs depend on their own position, and on no later one; None if that is not known
     is_causal: bool | None = None
 
 
@@ -82,30 +79,19 @@ def _reached(part: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 @dataclass(slots=True)
 class TrialPass:
-    """One forward and backward pass.
+    """One forward and backward pass."""
 
-    Attributes:
-        seen: the functions that were called.
-        output: the model's output; None if only the loss function knows it.
-        loss: its value; NaN if there is none.
-        num_losses: number of elements of the loss.
-        requires_grad: whether the loss can be differentiated.
-        gradients: by parameter; None if none arrived.
-        error, stage: the exception, and where it was raised: "forward" (model or loss) or "backward".
-        output_made_by: the activation that made the output, and its dimension.
-        num_outsiders_reached: number of the optimizer's parameters that are not the model's and got a gradient.
-    """
-
-    seen: Seen = field(default_factory=Seen)
-    output: Any = None
-    loss: float = math.nan
-    num_losses: int = 1
-    requires_grad: bool = False
-    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    seen: Seen = field(default_factory=Seen)  # the functions that were called
+    output: Any = None  # the model's output; None if only the loss function knows it
+    loss: float = math.nan  # its value; NaN if there is none
+    num_losses: int = 1  # number of elements of the loss
+    requires_grad: bool = False  # whether the loss can be differentiated
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)  # by parameter; None if none arrived
+    # error, stage: the exception, and where it was raised: "forward" (model or loss) or "backward"
     error: Exception | None = None
     stage: str = ""
-    output_made_by: tuple[str, int | None] | None = None
-    num_outsiders_reached: int = 0
+    output_made_by: tuple[str, int | None] | None = None  # the activation that made the output, and its dimension
+    num_outsiders_reached: int = 0  # number of the optimizer's parameters that are not the model's and got a gradient
 
 
 class Evidence:

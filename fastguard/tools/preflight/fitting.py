@@ -21,24 +21,16 @@ LEAST_STEPS = 10  # of an attempt, however slow: fewer are not conclusive
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Some steps at one learning rate.
+    """Some steps at one learning rate."""
 
-    Attributes:
-        factor: multiple of the given learning rate.
-        lr: the learning rate of the first group.
-        start, end: mean loss over the batches before and after, with the same random numbers; NaN if it broke.
-        peak: the highest loss on the way.
-        num_steps: number of steps taken.
-        update_ratio: median of |change| / |weight| over tensors and the first steps.
-    """
-
-    factor: float
-    lr: float
+    factor: float  # multiple of the given learning rate
+    lr: float  # the learning rate of the first group
+    # start, end: mean loss over the batches before and after, with the same random numbers; NaN if it broke
     start: float
     end: float
-    peak: float
-    num_steps: int
-    update_ratio: float
+    peak: float  # the highest loss on the way
+    num_steps: int  # number of steps taken
+    update_ratio: float  # median of |change| / |weight| over tensors and the first steps
 
     @property
     def gain(self) -> float:

@@ -40,22 +40,14 @@ _CARRIERS = {
 
 @dataclass(slots=True)
 class LossCall:
-    """One call of a loss of torch.nn.functional.
+    """One call of a loss of torch.nn.functional."""
 
-    Attributes:
-        kind: its name, like "cross_entropy".
-        input, target: its arguments.
-        options: its keyword arguments.
-        made_by: the activation that made its input, and its dimension; None if none did.
-        result: what it returned; None if it raised.
-    """
-
-    kind: str
-    input: Tensor
+    kind: str  # its name, like "cross_entropy"
+    input: Tensor  # input, target: its arguments
     target: Any
-    options: dict[str, Any]
-    made_by: tuple[str, int | None] | None
-    result: Tensor | None = None
+    options: dict[str, Any]  # its keyword arguments
+    made_by: tuple[str, int | None] | None  # the activation that made its input, and its dimension; None if none did
+    result: Tensor | None = None  # what it returned; None if it raised
 
     @property
     def reduction(self) -> str:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ... import kernels
-from ..._text import NAME_WIDTH, in_columns, listed, prose, shown
-from ...kernels.tensors import as_tensor
-from ...observers.buffers import forward_undone
-from ...records import TensorRow
-from ...records.model import as_in_gpt2
-from ..bench import first_tensor, require_module
-from .expected import (
+from .. import kernels
+from .._text import NAME_WIDTH, in_columns, listed, prose, shown
+from ..kernels.tensors import as_tensor
+from ..observers.buffers import forward_undone
+from ..records import TensorRow
+from ..records.model import as_in_gpt2
+from .bench import first_tensor, require_module
+from .expected_weights import (
     TOO_LARGE,
     TOO_SMALL,
     Weight,

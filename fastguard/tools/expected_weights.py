@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ...names import strip_wrappers
-from ...step.wrappers import unwrapped
+from ..names import strip_wrappers
+from ..step.wrappers import unwrapped
 
 TOO_SMALL, TOO_LARGE = 0.1, 10.0  # times the expected standard deviation
 
@@ -155,27 +155,17 @@ def find_followers(model: nn.Module) -> tuple[dict[nn.Module, Follower], str]:
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight to judge.
+    """A weight to judge."""
 
-    Attributes:
-        name: its name in the model.
-        tensor: its values.
-        fan_in: number of inputs that each output adds up.
-        expected_std: about what its standard deviation should be.
-        rule: where that comes from, in words.
-        kind: "weight", "recurrent" or "embedding".
-        least: the smallest usual standard deviation; that of an embedding is far below the expected one.
-        module, attribute: where it is; None and "" for weights alone.
-    """
-
-    name: str
-    tensor: Tensor
-    fan_in: int
-    expected_std: float
-    rule: str
-    kind: str = "weight"
+    name: str  # its name in the model
+    tensor: Tensor  # its values
+    fan_in: int  # number of inputs that each output adds up
+    expected_std: float  # about what its standard deviation should be
+    rule: str  # where that comes from, in words
+    kind: str = "weight"  # "weight", "recurrent" or "embedding"
+    # the smallest usual standard deviation; that of an embedding is far below the expected one
     least: float | None = None
-    module: nn.Module | None = None
+    module: nn.Module | None = None  # module, attribute: where it is; None and "" for weights alone
     attribute: str = ""
 
     def status(self, std: float) -> str:
