@@ -13,7 +13,7 @@ import torch
 from ..records import values
 from .bench import randomness_restored, set_up, take
 from .preflight.evidence import Evidence
-from .preflight.fitting import Attempt, Fitting, has_learnt
+from .preflight.losses import Attempt, Fitting, has_learnt
 
 
 @dataclass(frozen=True)

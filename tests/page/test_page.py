@@ -13,7 +13,7 @@ import torch
 from page_reader import Page
 
 import fastguard
-from fastguard.commands import cli, report
+from fastguard.commands import cli, diagnose
 from fastguard.visualization.runs import Ribbon, from_log
 
 pytest.importorskip("plotly", reason="the page is an extra: pip install fastguard[report]")
@@ -246,7 +246,7 @@ class TestCommand:
         assert self.run(copy) == 0
         assert capsys.readouterr().out.strip() == str(page)
         with monkeypatch.context() as patch:  # it says so before it reads the log
-            patch.setattr(report, "from_log", lambda *arguments: pytest.fail("read"))
+            patch.setattr(diagnose, "from_log", lambda *arguments: pytest.fail("read"))
             assert self.run(copy) == 3
         assert "exists already: use --force" in capsys.readouterr().err
         assert self.run(copy, "-f") == 0

@@ -14,8 +14,8 @@ from torch import nn
 
 import fastguard
 from fastguard.diagnosis import RULES
-from fastguard.tools.preflight import CHECKS, fitting
-from fastguard.tools.preflight.fitting import Attempt, Fit
+from fastguard.tools.preflight import CHECKS, losses
+from fastguard.tools.preflight.losses import Attempt, Fit
 
 N, FEATURES, CLASSES = 48, 6, 3
 
@@ -366,7 +366,7 @@ def test_a_few_trial_steps_give_no_verdict(name, num_steps):
 
 def test_a_busy_machine_takes_no_steps_away(monkeypatch):
     """Whatever the time, a rate is tried for ten steps; a clock that runs a minute a look once left one."""
-    monkeypatch.setattr(fitting.time, "perf_counter", itertools.count(0.0, 60.0).__next__)
+    monkeypatch.setattr(losses.time, "perf_counter", itertools.count(0.0, 60.0).__next__)
     assert asked(classes(), "trial-steps-overshoot").numbers["num_trial_steps"] == 10
 
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from ...experiments.loss import Answer
 from ...names import named_parameters, strip_wrappers
 from ..bench import Bench, first_tensor, mapped, tensors_in
-from .fitting import Fit, Fitting
-from .losses import ask, constant_baseline
+from .losses import Fit, Fitting, ask, constant_baseline
 from .watcher import Activity, Layer, LossCall, Seen, Watcher
 
 

@@ -5,5 +5,4 @@ from . import fit as fit
 from . import loss as loss
 from . import output as output
 from . import parameters as parameters
-from . import settings as settings
 from . import start as start

@@ -8,7 +8,7 @@ from typing import Any
 from ....diagnosis.finding import Seen
 from ..asking import check
 from ..evidence import Evidence
-from ..fitting import LEAST_STEPS, Attempt, Fit, has_learnt
+from ..losses import LEAST_STEPS, Attempt, Fit, has_learnt
 
 TITLE = "Trial steps"
 _OVERFIT = 'Karpathy 2019, "A recipe for training neural networks": overfit one batch'
