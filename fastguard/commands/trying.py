@@ -20,6 +20,13 @@ from ..records import strict_json
 from .cli import EXIT_FAILED, EXIT_USAGE, Parser, as_json, fail, say
 
 _BAR = 24
+_COLOURS = ("#222222", "#999999", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_WIDTH, _HEIGHT = 860, 300
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}h1{font-size:1.3rem}"
+    "table{border-collapse:collapse}td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid #ddd}"
+    "svg{width:100%;border:1px solid #ddd}"
+)
 
 
 def main(argv: list[str]) -> int:
@@ -241,15 +248,6 @@ class _Progress:
         if self._is_terminal:
             self._stream.write("\r\033[K")
             self._stream.flush()
-
-
-_COLOURS = ("#222222", "#999999", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_WIDTH, _HEIGHT = 860, 300
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}h1{font-size:1.3rem}"
-    "table{border-collapse:collapse}td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid #ddd}"
-    "svg{width:100%;border:1px solid #ddd}"
-)
 
 
 def write_page(

@@ -32,6 +32,9 @@ _MAX_QUIET_S = 1e9  # a log may contain any time
 BLOCKS = "▁▂▃▄▅▆▇█"
 _BAD = "x"
 Line = list[tuple[str, str]]  # pieces of text, each with its style
+ASSESS_EVERY_S = 2.0
+REDRAW_EVERY_S = 5.0  # while nothing is written
+_BUSY_SHARE = 0.8  # of the time between two frames, while a long log is read
 
 
 def lines_of(run: FollowedRun, *, now: float, width: int, height: int | None = None) -> list[Line]:
@@ -238,11 +241,6 @@ def _height(value: float, is_log: bool) -> float:
     if is_log:
         return math.log(value) if value > 0.0 else -math.inf
     return 0.5 * value
-
-
-ASSESS_EVERY_S = 2.0
-REDRAW_EVERY_S = 5.0  # while nothing is written
-_BUSY_SHARE = 0.8  # of the time between two frames, while a long log is read
 
 
 def main(argv: list[str]) -> int:

@@ -22,27 +22,17 @@ _TUNED = ("betas", "eps", "momentum", "dampening", "alpha", "rho")
 
 @dataclass
 class Context:
-    """The training that an arm changes.
+    """The training that an arm changes."""
 
-    Attributes:
-        optimizers: without wrappers; those that share a guard.
-        model: None if it is not known.
-        guard: None if there is none.
-        step: number of steps taken so far.
-        num_steps: how long the arm runs.
-        seed: of the arm's own random numbers. An arm never draws from the generators that the training uses.
-        known: the history of a run of the same training without the arm; None if there was none.
-        num_applied: how often a hook of the arm has changed something.
-    """
-
-    optimizers: Sequence[torch.optim.Optimizer]
-    model: Any = None
-    guard: Any = None
-    step: int = 0
-    num_steps: int = 40
-    seed: int = 0
+    optimizers: Sequence[torch.optim.Optimizer]  # without wrappers; those that share a guard
+    model: Any = None  # None if it is not known
+    guard: Any = None  # None if there is none
+    step: int = 0  # number of steps taken so far
+    num_steps: int = 40  # how long the arm runs
+    seed: int = 0  # of the arm's own random numbers. An arm never draws from the generators that the training uses
+    # the history of a run of the same training without the arm; None if there was none
     known: TrainingHistory | None = None
-    num_applied: int = 0
+    num_applied: int = 0  # how often a hook of the arm has changed something
 
     @property
     def history(self) -> TrainingHistory | None:
@@ -65,33 +55,22 @@ class Context:
 
 @dataclass(frozen=True)
 class Arm:
-    """One change to a training.
+    """One change to a training."""
 
-    Attributes:
-        name: what is changed, as a table shows it.
-        text: the same as a clause that follows "with": "the learning rate divided by 10".
-        apply: makes the change, from the next forward pass or step on.
-        applies: returns why the change cannot be made, or would change nothing; None if it can.
-        remedies: causes (`fastguard.diagnosis.CAUSES`) whose remedy this is.
-        advice: what to change in the script if the arm helps.
-        needs_model: it cannot be made where the model is not known.
-        from_start: the change is only fair before the first step; later it would break trained weights.
-        is_null: the arm is expected to harm; if it does not, the targets do not belong to the inputs.
-        by_validation: only validation losses can tell, because the arm also changes what the training loss measures.
-        prepare: makes a part of the change that has to be made before the script begins; None if there is none. In a
-            training that runs already, the arm cannot be applied then.
-    """
-
-    name: str
-    text: str
-    apply: Callable[[Context], None]
+    name: str  # what is changed, as a table shows it
+    text: str  # the same as a clause that follows "with": "the learning rate divided by 10"
+    apply: Callable[[Context], None]  # makes the change, from the next forward pass or step on
+    # returns why the change cannot be made, or would change nothing; None if it can
     applies: Callable[[Context], str | None] = lambda context: None
-    remedies: tuple[str, ...] = ()
-    advice: str = ""
-    needs_model: bool = False
-    from_start: bool = False
-    is_null: bool = False
+    remedies: tuple[str, ...] = ()  # causes (`fastguard.diagnosis.CAUSES`) whose remedy this is
+    advice: str = ""  # what to change in the script if the arm helps
+    needs_model: bool = False  # it cannot be made where the model is not known
+    from_start: bool = False  # the change is only fair before the first step; later it would break trained weights
+    is_null: bool = False  # the arm is expected to harm; if it does not, the targets do not belong to the inputs
+    # only validation losses can tell, because the arm also changes what the training loss measures
     by_validation: bool = False
+    # makes a part of the change that has to be made before the script begins; None if there is none. In a training that
+    # runs already, the arm cannot be applied then
     prepare: Callable[[], None] | None = None
 
     def why_not(self, context: Context) -> str | None:

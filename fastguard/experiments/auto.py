@@ -45,11 +45,6 @@ class AutoGuard:
         made: called with each guard right after it was made.
         protects: whether steps may be skipped, and the errors of `wrap` raised.
 
-    Attributes:
-        guards: those made so far.
-        others: guards that the script has made by itself.
-        problems: what is not watched, and why.
-
     Cost: a step costs what `wrap` costs, a backward pass one Python frame more. Each optimizer once, one look for its
     model at all objects.
     """
@@ -67,9 +62,9 @@ class AutoGuard:
         self._hook: Any = None
         self._broken: list[Guard] = []  # to be detached
         self.losses = ScriptLosses(self._keep)
-        self.guards: list[Guard] = []
-        self.others: list[Guard] = []
-        self.problems: dict[str, str] = {}
+        self.guards: list[Guard] = []  # those made so far
+        self.others: list[Guard] = []  # guards that the script has made by itself
+        self.problems: dict[str, str] = {}  # what is not watched, and why
 
     def start(self) -> None:
         """Waits for optimizers."""

@@ -23,6 +23,12 @@ from . import forked
 from .arms import ARMS, Arm, Context, arms_for
 from .paired import HARMS, UNKNOWN, Comparison, compare
 
+_log = logging.getLogger("fastguard")
+DOUBTFUL = (0.3, 0.8)  # causes with a confidence between these are tried
+_NULL = next(arm for arm in ARMS.values() if arm.is_null)
+_LOOK_EVERY = 50  # steps, or a tenth of those taken
+_SLOWER = 4.0  # than expected, and a copy is given up
+
 
 def run_on_copies(
     guard: Guard,
@@ -84,13 +90,6 @@ def _train(
             one.step()
         losses.append(loss.detach())
     return torch.stack(losses).tolist() if losses else []
-
-
-_log = logging.getLogger("fastguard")
-DOUBTFUL = (0.3, 0.8)  # causes with a confidence between these are tried
-_NULL = next(arm for arm in ARMS.values() if arm.is_null)
-_LOOK_EVERY = 50  # steps, or a tenth of those taken
-_SLOWER = 4.0  # than expected, and a copy is given up
 
 
 @dataclass(frozen=True)

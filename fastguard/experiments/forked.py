@@ -41,6 +41,8 @@ _SINCE = {2: 1 << 13, 3: _TRUNCATE}  # version of Landlock: what it can refuse b
 _TCP = 0b11  # bind and connect
 _LARGE, _MOST_COPIED, _MOST_ENTRIES = 64 << 20, 512 << 20, 20_000
 _NEVER_COPIED = (".git", ".venv", "venv", "node_modules", "__pycache__", ".hg", ".tox", ".mypy_cache", ".ruff_cache")
+_HARMLESS_THREADS = ("TMonitor",)  # of tqdm
+CRASHED = 70  # exit code of a copy that cannot go on
 
 
 def landlock_version() -> int:
@@ -123,10 +125,6 @@ def mirror(folder: Path, copy: Path) -> None:
                     shutil.copy2(here, there)
                 else:
                     there.symlink_to(here.resolve())
-
-
-_HARMLESS_THREADS = ("TMonitor",)  # of tqdm
-CRASHED = 70  # exit code of a copy that cannot go on
 
 
 def why_not(tensors: Iterable[torch.Tensor]) -> str | None:

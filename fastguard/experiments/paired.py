@@ -21,28 +21,23 @@ LEAST_SHARE = 0.02
 _NUM_PARTS = 6
 _WIDTH = 5.0  # median absolute deviations; differences further out count as if they lay there
 HELPS, HARMS, SAME, UNKNOWN = "helps", "harms", "no difference", "not known"
+_RATIOS = {HELPS: 4.0, SAME: 0.5, HARMS: 0.25, UNKNOWN: 1.0}
+_NULL_RATIOS = {HELPS: 1.0, SAME: 2.0, HARMS: 0.2, UNKNOWN: 1.0}  # what is learned by heart is harmed, too
+NOT_TRIED = "not tried"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How the loss of an arm differs from that of the base.
+    """How the loss of an arm differs from that of the base."""
 
-    Attributes:
-        verdict: "helps", "harms", "no difference", or "not known" if there are too few steps to tell.
-        effect: how much lower the arm's loss is, on average; negative if it is higher. Inf if the base diverged alone,
-            -Inf if the arm did.
-        t: the effect divided by its standard error.
-        num_steps: number of steps of each run, up to the first loss of either that is not finite.
-        share: the effect as a share of the base's mean loss.
-        error: the standard error of the effect, which includes the noise between two seeds if that is known.
-    """
-
-    verdict: str
+    verdict: str  # "helps", "harms", "no difference", or "not known" if there are too few steps to tell
+    # how much lower the arm's loss is, on average; negative if it is higher. Inf if the base diverged alone, -Inf if
+    # the arm did
     effect: float
-    t: float
-    num_steps: int
-    share: float
-    error: float = 0.0
+    t: float  # the effect divided by its standard error
+    num_steps: int  # number of steps of each run, up to the first loss of either that is not finite
+    share: float  # the effect as a share of the base's mean loss
+    error: float = 0.0  # the standard error of the effect, which includes the noise between two seeds if that is known
 
     @property
     def ratio(self) -> float:
@@ -71,10 +66,6 @@ class Comparison:
         side = "lower" if self.effect >= 0.0 else "higher"
         told = f"the loss is {abs(self.effect):.2g} {side} after {self.num_steps} steps (t = {abs(self.t):.1f})"
         return f"Tried: with {change} {told}{', no clear difference' if self.verdict == SAME else ''}."
-
-
-_RATIOS = {HELPS: 4.0, SAME: 0.5, HARMS: 0.25, UNKNOWN: 1.0}
-_NULL_RATIOS = {HELPS: 1.0, SAME: 2.0, HARMS: 0.2, UNKNOWN: 1.0}  # what is learned by heart is harmed, too
 
 
 def compare(
@@ -159,9 +150,6 @@ def _held_in(differences: Sequence[float]) -> list[float]:
 def _ratio(value: float, by: float) -> float:
     """`value / by`; Inf with the sign of `value` where `by` is 0, and 0 where both are."""
     return value / by if by else math.copysign(math.inf, value) if value else 0.0
-
-
-NOT_TRIED = "not tried"
 
 
 @dataclass

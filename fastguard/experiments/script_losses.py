@@ -17,6 +17,19 @@ from torch._C import _current_graph_task_id as graph_task
 from ..step import Guard
 from ..step.wrappers import unwrapped
 
+# The functions that torch's loss functions and modules call, and the position of their argument `reduction`.
+_FUNCTIONS: dict[str, tuple[Any, int]] = {
+    **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), (torch._C._nn, 2)),
+    **dict.fromkeys(("soft_margin_loss", "multilabel_margin_loss"), (torch._C._nn, 2)),
+    **dict.fromkeys(("cross_entropy_loss", "nll_loss_nd", "binary_cross_entropy"), (torch._C._nn, 3)),
+    "multi_margin_loss": (torch._C._nn, 5),
+    "binary_cross_entropy_with_logits": (torch, 4),
+    "ctc_loss": (torch, 5),
+}
+_MEAN = 1  # of `reduction`
+_NUM_LEARNT = 3  # backward passes that show which function the loss comes from
+_TOLERANCE = 0.02  # of the ratio between the loss and what that function returned
+
 
 class Patches:
     """Replaces attributes, and puts back those that nobody else has replaced since."""
@@ -39,26 +52,6 @@ class Patches:
         self._made = []
 
 
-# The functions that torch's loss functions and modules call, and the position of their argument `reduction`.
-_FUNCTIONS: dict[str, tuple[Any, int]] = {
-    "cross_entropy_loss": (torch._C._nn, 3),
-    "nll_loss_nd": (torch._C._nn, 3),
-    "mse_loss": (torch._C._nn, 2),
-    "l1_loss": (torch._C._nn, 2),
-    "smooth_l1_loss": (torch._C._nn, 2),
-    "huber_loss": (torch._C._nn, 2),
-    "soft_margin_loss": (torch._C._nn, 2),
-    "multilabel_margin_loss": (torch._C._nn, 2),
-    "multi_margin_loss": (torch._C._nn, 5),
-    "binary_cross_entropy": (torch._C._nn, 3),
-    "binary_cross_entropy_with_logits": (torch, 4),
-    "ctc_loss": (torch, 5),
-}
-_MEAN = 1  # of `reduction`
-_NUM_LEARNT = 3  # backward passes that show which function the loss comes from
-_TOLERANCE = 0.02  # of the ratio between the loss and what that function returned
-
-
 class ScriptLosses:
     """Tells `guards` their losses. Errors of its own go to `kept` and never to the script.
 
@@ -66,23 +59,16 @@ class ScriptLosses:
     divided by their number, as accumulated ones are. It is told at the next backward pass, to all guards that have
     stepped since the last one.
 
-    Attributes:
-        guards: those that are told. Call `changed` after a change.
-        newest: the newest loss with its graph, while `keeps_newest` is set.
-        scaler: the newest GradScaler that has scaled a loss.
-        num_scaler_skips: number of steps that a GradScaler has skipped.
-        when_idle: called once at the next backward pass, outside of any step.
-
     Cost of a backward pass: one Python frame, about 1 us; no sync. The first three passes read the loss, which syncs.
     """
 
     def __init__(self, kept: Callable[[str, Exception], None]) -> None:
-        self.guards: list[Guard] = []
-        self.newest: Any = None
+        self.guards: list[Guard] = []  # those that are told. Call `changed` after a change
+        self.newest: Any = None  # the newest loss with its graph, while `keeps_newest` is set
         self.keeps_newest = False
-        self.scaler: Any = None
-        self.num_scaler_skips = 0
-        self.when_idle: Callable[[], None] | None = None
+        self.scaler: Any = None  # the newest GradScaler that has scaled a loss
+        self.num_scaler_skips = 0  # number of steps that a GradScaler has skipped
+        self.when_idle: Callable[[], None] | None = None  # called once at the next backward pass, outside of any step
         self._kept = kept
         self._patches, self._primitives = Patches(), Patches()
         self._listeners: dict[str, Callable[..., Any]] = {}

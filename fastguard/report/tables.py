@@ -30,7 +30,8 @@ Row = dict[str, Any]
 
 def numbers_of(history: TrainingHistory) -> dict[str, float]:
     """Counts, rates and quantiles of a run; an unknown number has no key."""
-    numbers: dict[str, float] = {
+    model = history.model
+    known: dict[str, float | None] = {
         "num_steps": history.num_steps,
         "num_skipped": history.num_skipped,
         "skip_rate": history.skip_rate,
@@ -39,18 +40,14 @@ def numbers_of(history: TrainingHistory) -> dict[str, float]:
         "num_clean": history.num_clean,
         "clip_rate": history.clip_rate,
         "num_nonfinite": history.num_nonfinite,
+        "num_skipped_by_policy": (history.num_skipped_by_policy or None) if model.clip_policy else None,
+        "num_left_out": model.num_left_out or None,
+        "num_ranks": model.num_ranks,
+        "num_bad_ranks": None if model.num_ranks is None else len(model.bad_ranks),
+        "num_restarts": model.num_restarts,
+        "noise_scale": model.noise_scale,
     }
-    model = history.model
-    if model.clip_policy and history.num_skipped_by_policy:
-        numbers["num_skipped_by_policy"] = history.num_skipped_by_policy
-    if model.num_left_out:
-        numbers["num_left_out"] = model.num_left_out
-    if model.num_ranks is not None:
-        numbers.update(num_ranks=model.num_ranks, num_bad_ranks=len(model.bad_ranks))
-    if model.num_restarts is not None:
-        numbers["num_restarts"] = model.num_restarts
-    if model.noise_scale is not None:
-        numbers["noise_scale"] = model.noise_scale
+    numbers = {name: value for name, value in known.items() if value is not None}
     if history.recent:
         first, last = history.recent[0], history.recent[-1]
         numbers.update(first_step_in_window=first.step, last_step=last.step, norm_last=last.norm)

@@ -26,10 +26,6 @@ class Worker:
         work: called with a list of items, oldest first. If it raises, the items count as lost.
         max_items: how many items may wait.
         most, wait_s: the largest number of items to pass to `work` at once, and how long to wait for that many.
-
-    Attributes:
-        num_lost: number of items for which `work` raised, or that were left when `close` gave up.
-        last_error: the newest exception of `work`, or None.
     """
 
     def __init__(
@@ -48,8 +44,8 @@ class Worker:
         self._is_open = True
         self._is_given_up = False
         self._num_put = self._num_done = 0
-        self.num_lost = 0
-        self.last_error: BaseException | None = None
+        self.num_lost = 0  # number of items for which `work` raised, or that were left when `close` gave up
+        self.last_error: BaseException | None = None  # the newest exception of `work`, or None
         self._thread = threading.Thread(target=self._run, name=f"fastguard {name}", daemon=True)
         self._thread.start()
         # At exit Python runs finalizers in reverse order: guards, which deliver their last records, come before this.

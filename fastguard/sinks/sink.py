@@ -176,38 +176,33 @@ def _known(prefix: str, values: dict[str, float | None]) -> Iterator[tuple[str, 
 
 def flatten_step(record: StepStats) -> dict[str, Any]:
     """The keys of `flatten` without those of samples and groups."""
-    gradients = record.gradients
-    flat: dict[str, Any] = {"step": record.step}
-    for name in ("loss", "val_loss", "lr", "loss_scale"):
-        value = getattr(record, name)
-        if value is not None:
-            flat[name] = value
-    flat["grad/norm"] = gradients.norm
-    flat["grad/max"] = gradients.max_val
-    flat["grad/min"] = gradients.min_val
-    flat["grad/mean"] = gradients.mean
-    flat["grad/std"] = gradients.std
-    flat["grad/num_zeros"] = gradients.num_zeros
-    flat["grad/num_nans"] = gradients.num_nans
-    flat["grad/num_infs"] = gradients.num_infs
-    flat["grad/num_elements"] = gradients.total_elements
-    if record.grad_cosine is not None:
-        flat["grad/cosine"] = record.grad_cosine
-    if record.noise_scale is not None:
-        flat["grad/noise_scale"] = record.noise_scale
-    flat["clip/coef"] = record.clip_coef
-    if record.trigger is not None:
-        flat["clip/trigger"] = record.trigger
-    if record.clipped:
-        flat["grad/clipped_norm"] = record.clipped_norm
-    flat["clipped"] = record.clipped
-    flat["skipped"] = record.skipped
-    nonfinite = record.nonfinite
-    if nonfinite:
-        flat["nonfinite"] = nonfinite
-    if record.over:
-        flat["clip/over"] = list(record.over)
-    return flat
+    gradients, nonfinite = record.gradients, record.nonfinite
+    flat = {
+        "step": record.step,
+        "loss": record.loss,
+        "val_loss": record.val_loss,
+        "lr": record.lr,
+        "loss_scale": record.loss_scale,
+        "grad/norm": gradients.norm,
+        "grad/max": gradients.max_val,
+        "grad/min": gradients.min_val,
+        "grad/mean": gradients.mean,
+        "grad/std": gradients.std,
+        "grad/num_zeros": gradients.num_zeros,
+        "grad/num_nans": gradients.num_nans,
+        "grad/num_infs": gradients.num_infs,
+        "grad/num_elements": gradients.total_elements,
+        "grad/cosine": record.grad_cosine,
+        "grad/noise_scale": record.noise_scale,
+        "clip/coef": record.clip_coef,
+        "clip/trigger": record.trigger,
+        "grad/clipped_norm": record.clipped_norm if record.clipped else None,
+        "clipped": record.clipped,
+        "skipped": record.skipped,
+        "nonfinite": nonfinite or None,
+        "clip/over": list(record.over) or None,
+    }
+    return {key: value for key, value in flat.items() if value is not None}
 
 
 def name_of(sink: Sink) -> str:

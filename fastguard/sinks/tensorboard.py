@@ -9,6 +9,7 @@ from typing import Any
 from .tracker import MAX_LAYERS, Buckets, TrackerSink, Wanted, imported
 
 _FLUSH_EVERY_S = 30
+_TORCH = "torch.utils.tensorboard"
 
 
 class TensorBoardSink(TrackerSink):
@@ -102,9 +103,6 @@ class TensorBoardSink(TrackerSink):
 def _close(writers: list[Any]) -> None:
     while writers:
         writers.pop().close()
-
-
-_TORCH = "torch.utils.tensorboard"
 
 
 def _home() -> str:

@@ -23,6 +23,8 @@ from ..step.clipping import HostClipping
 from ..step.guard import GUARD
 from ..step.wrappers import innermost, refuse_sharding_model
 
+_WHOLE_NAMES = ("model", "net", "network", "module", "self_model")
+
 
 def take(batch: Any, most: int) -> list[Any]:
     """The first batches of `batch`, which is one batch or gives them, each with tensors of its own.
@@ -174,9 +176,6 @@ def without_guard(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], Non
 
     with guard.paused():
         yield clip
-
-
-_WHOLE_NAMES = ("model", "net", "network", "module", "self_model")
 
 
 class Bench:

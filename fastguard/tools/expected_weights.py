@@ -16,6 +16,21 @@ from ..names import strip_wrappers
 from ..step.wrappers import unwrapped
 
 TOO_SMALL, TOO_LARGE = 0.1, 10.0  # times the expected standard deviation
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+# By the name of torch's function or module, in lower case and without underscores.
+_ACTIVATIONS: dict[str, tuple[str, float]] = {
+    **dict.fromkeys(("relu", "relu6", "gelu", "silu", "mish", "elu", "celu", "softplus", "hardswish"), ("He", 1.0)),
+    "selu": ("LeCun", 1.0),
+    **dict.fromkeys(("tanh", "hardtanh", "softsign"), ("Xavier", 5 / 3)),
+    **dict.fromkeys(("sigmoid", "hardsigmoid", "logsigmoid"), ("Xavier", 1.0)),
+}
+# Behind these, the next in line counts. `boolean_dispatch` is the name that max_pool2d has in a graph.
+_TRANSPARENT = {
+    *("add", "iadd", "dropout", "alphadropout", "interpolate", "upsample", "identity", "to", "float"),
+    *("flatten", "unflatten", "view", "reshape", "permute", "transpose", "contiguous", "squeeze", "unsqueeze"),
+    *("maxpool", "avgpool", "adaptivemaxpool", "adaptiveavgpool", "booleandispatch"),
+    *("pixelshuffle", "pixelunshuffle", "channelshuffle", "zeropad"),
+}
 
 
 class Follower(NamedTuple):
@@ -32,22 +47,7 @@ class Follower(NamedTuple):
 
 
 LINEAR = Follower("LeCun", 1.0, "no activation")
-_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _GATE, _ATTENTION = Follower("Xavier", 1.0, "a gate or tanh"), Follower("Xavier", 1.0, "attention")
-# By the name of torch's function or module, in lower case and without underscores.
-_ACTIVATIONS: dict[str, tuple[str, float]] = {
-    **dict.fromkeys(("relu", "relu6", "gelu", "silu", "mish", "elu", "celu", "softplus", "hardswish"), ("He", 1.0)),
-    "selu": ("LeCun", 1.0),
-    **dict.fromkeys(("tanh", "hardtanh", "softsign"), ("Xavier", 5 / 3)),
-    **dict.fromkeys(("sigmoid", "hardsigmoid", "logsigmoid"), ("Xavier", 1.0)),
-}
-# Behind these, the next in line counts. `boolean_dispatch` is the name that max_pool2d has in a graph.
-_TRANSPARENT = {
-    *("add", "iadd", "dropout", "alphadropout", "interpolate", "upsample", "identity", "to", "float"),
-    *("flatten", "unflatten", "view", "reshape", "permute", "transpose", "contiguous", "squeeze", "unsqueeze"),
-    *("maxpool", "avgpool", "adaptivemaxpool", "adaptiveavgpool", "booleandispatch"),
-    *("pixelshuffle", "pixelunshuffle", "channelshuffle", "zeropad"),
-}
 
 
 def _leaky(slope: float) -> Follower:

@@ -29,6 +29,7 @@ from .expected_weights import (
 )
 
 _USUAL_RMS = {"norm": 1.0, "bias": 1.0}
+_EMBEDDING_STD = 0.02
 
 
 class AttributeDict(dict[str, Any]):
@@ -315,9 +316,6 @@ def _output_variances(
     return {
         name: (variance, variance / last if last else None) for (name, variance), last in zip(found.items(), before)
     }
-
-
-_EMBEDDING_STD = 0.02
 
 
 def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = None) -> InitializationReport:

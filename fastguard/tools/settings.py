@@ -30,6 +30,11 @@ from ..step import wrap
 from ..step.wrappers import innermost
 from .early_stopping import EarlyStopping
 
+_SCHEDULES = ("cosine", "linear", "constant")
+_PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+_ALIASES = {"max_norm": "max_grad_norm", "recovery": "auto_recovery"}  # arguments of `wrap`
+_OTHER_NAMES = {"none": "no", "fp32": "no", "float32": "no", "float16": "fp16", "bfloat16": "bf16"}
+
 
 def warmup_cosine(
     optimizer: Any, warmup: float, total: int, *, start: float = 0.01, min_lr: float = 0.0
@@ -85,12 +90,6 @@ def warmed_up(
         return after(total)
     rise = LinearLR(inner, start, 1.0, int(number))
     return SequentialLR(inner, [rise, after(total - int(number))], [int(number)])
-
-
-_SCHEDULES = ("cosine", "linear", "constant")
-_PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-_ALIASES = {"max_norm": "max_grad_norm", "recovery": "auto_recovery"}  # arguments of `wrap`
-_OTHER_NAMES = {"none": "no", "fp32": "no", "float32": "no", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def _finite(value: Any) -> float:

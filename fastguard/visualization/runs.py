@@ -19,17 +19,24 @@ from .style import Curve, Grid, Rail, Stretch
 STATES = ("none", "good", "clipped", "resumed", "rolled back", "skipped", "not finite")
 _RANK = {state: rank for rank, state in enumerate(STATES)}
 _MAX_BYTES = 1 << 22
+MAX_POINTS = 2000
+MAX_COLUMNS = 400
+MAX_RUNS = 8
+_ROOTS = ("", "/", ".", "..")
+# The values of a sampled module or weight that figures show; None if it has none.
+_OF_MODULES: dict[str, Callable[[Any], float | None]] = {
+    "near zero": lambda m: None if m.is_choice else m.stats.near_zero_ratio,
+    "saturated": lambda m: None if m.is_choice else m.stats.saturation_ratio,
+    "entropy": lambda m: m.entropy,
+    "dead": lambda m: m.dead_unit_ratio if m.num_units else None,
+}
+_OF_WEIGHTS: dict[str, Callable[[Any], float | None]] = {"update": lambda w: w.update_ratio}
+_DRAWN = ("numel", "finite_norm", "abs_max", "num_zeros", "num_nans", "num_infs")
 
 
 class Ribbon:
     """The state of each step: "good", "clipped", "resumed" (the first after a restart), "rolled back" (its changes to
     the parameters were undone), "skipped" or "not finite" (whether skipped or not).
-
-    Attributes:
-        first_step: the step of the first byte of `states`.
-        width: steps per byte: 1 up to four million steps, then 2, 4, ...; the worst of them counts.
-        states: places in `STATES`, one per byte.
-        counts: number of steps in each state.
 
     >>> ribbon = Ribbon()
     >>> for step in range(100):
@@ -39,10 +46,10 @@ class Ribbon:
     """
 
     def __init__(self) -> None:
-        self.first_step = self.last_step = 0
-        self.width = 1
-        self.states = bytearray()
-        self.counts = dict.fromkeys(STATES[1:], 0)
+        self.first_step = self.last_step = 0  # the steps of the first and the last byte of `states`
+        self.width = 1  # steps per byte: 1 up to four million steps, then 2, 4, ...; the worst of them counts
+        self.states = bytearray()  # places in `STATES`, one per byte
+        self.counts = dict.fromkeys(STATES[1:], 0)  # number of steps in each state
 
     def add(self, step: int, state: str) -> None:
         """Takes a step; if its number is not above the last one, the run was resumed. Cost: 0.3 us."""
@@ -91,21 +98,6 @@ class Ribbon:
                 step = min(self.last_step, self.first_step + end * self.width - 1)
                 found.append((step, states.count(rank, begin, end) / known))
         return found
-
-
-MAX_POINTS = 2000
-MAX_COLUMNS = 400
-MAX_RUNS = 8
-_ROOTS = ("", "/", ".", "..")
-# The values of a sampled module or weight that figures show; None if it has none.
-_OF_MODULES: dict[str, Callable[[Any], float | None]] = {
-    "near zero": lambda m: None if m.is_choice else m.stats.near_zero_ratio,
-    "saturated": lambda m: None if m.is_choice else m.stats.saturation_ratio,
-    "entropy": lambda m: m.entropy,
-    "dead": lambda m: m.dead_unit_ratio if m.num_units else None,
-}
-_OF_WEIGHTS: dict[str, Callable[[Any], float | None]] = {"update": lambda w: w.update_ratio}
-_DRAWN = ("numel", "finite_norm", "abs_max", "num_zeros", "num_nans", "num_infs")
 
 
 class DrawnRun(TrainingHistory):

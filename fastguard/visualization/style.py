@@ -11,6 +11,18 @@ from .._text import NAME_WIDTH, shown
 from ..errors import missing_package
 
 _MAX_CELLS = 1 << 20
+# Distinct with any colour vision, also in print: Okabe and Ito 2008.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8a7500")
+RED = "#c1121f"
+GREY = "#6c757d"
+_RAIL = (0.93, 1.0)  # the part of the height for marks of steps
+_MARKS = {
+    "NaN": ("x", RED),
+    "Inf": ("triangle-up", RED),
+    "bad": ("x", RED),
+    "skipped": ("line-ns-open", GREY),
+    "zero": ("circle-open", GREY),
+}
 
 
 class Stretch(NamedTuple):
@@ -219,20 +231,6 @@ def _worst(a: tuple[int, int, array[float]], b: tuple[int, int, array[float]]) -
 def worst(values: Sequence[float]) -> float:
     """The largest value that is not missing; NaN if all are."""
     return max((value for value in values if not math.isnan(value)), default=math.nan)
-
-
-# Distinct with any colour vision, also in print: Okabe and Ito 2008.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8a7500")
-RED = "#c1121f"
-GREY = "#6c757d"
-_RAIL = (0.93, 1.0)  # the part of the height for marks of steps
-_MARKS = {
-    "NaN": ("x", RED),
-    "Inf": ("triangle-up", RED),
-    "bad": ("x", RED),
-    "skipped": ("line-ns-open", GREY),
-    "zero": ("circle-open", GREY),
-}
 
 
 def graph_objects() -> Any:

@@ -57,26 +57,18 @@ class StepRun:
         if kind in (GUARDED, OBSERVED, RECORDED):
             sinks = [fastguard.JsonlSink(log)] if log is not None else []
             fastguard.wrap(self.optimizer, task.model, max_norm=NO_CLIPPING, sinks=sinks)
-        steps = {CLIP: self._clip_and_step, OBSERVED: self._step_and_observe, RECORDED: self._step_and_observe}
-        self.step: Callable[[], None] = steps.get(kind, self._step)
+        self._clips, self._observes = kind == CLIP, kind in (OBSERVED, RECORDED)
 
-    def _step(self) -> None:
-        self.optimizer.zero_grad()
-        self.loss().backward()
-        self.optimizer.step()
-
-    def _clip_and_step(self) -> None:
-        self.optimizer.zero_grad()
-        self.loss().backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, NO_CLIPPING)
-        self.optimizer.step()
-
-    def _step_and_observe(self) -> None:
+    def step(self) -> None:
+        """Takes one step."""
         self.optimizer.zero_grad()
         loss = self.loss()
         loss.backward()
+        if self._clips:
+            torch.nn.utils.clip_grad_norm_(self.parameters, NO_CLIPPING)
         self.optimizer.step()
-        self.optimizer.guard.observe(loss=loss)
+        if self._observes:
+            self.optimizer.guard.observe(loss=loss)
 
     def norm(self) -> float:
         """Norm of the gradients of the last step, in float64."""

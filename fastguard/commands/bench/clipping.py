@@ -22,6 +22,14 @@ _NUM_BATCHES = 8  # several, so that the gradient norm is not the same at every 
 _ZERO_START, _ZERO_STEP = 500, 997
 _STD = 1e-3
 _BLOCK = 1 << 24  # elements converted to float64 at a time
+NO_CLIPPING = 1e9  # a max_norm that is never reached
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "ours": fastguard.clip_grad_norm_,
+    "theirs": torch.nn.utils.clip_grad_norm_,
+}
+_FADE = 0.99
+_FADED = 1e-4  # of the norm: below that the values are filled again
+_FLOAT32_NORM_MAX = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ class Subject:
         for gradient in self.gradients:
             gradient.normal_(std=_STD, generator=generator)
             gradient.view(-1)[_ZERO_START::_ZERO_STEP] = 0.0
-        self.limit = self.norm
+        self.limit = self.norm  # the `max_norm` of calls that clip; each lowers it by a hundredth
 
     def norm_now(self) -> float:
         """Norm of the gradients as they are now, in float64."""
@@ -136,16 +144,6 @@ CASES = {
     )
 }
 STEP_MLP = StepCase("step-mlp", "MLP of 101k parameters", mlp)
-
-
-NO_CLIPPING = 1e9  # a max_norm that is never reached
-FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "ours": fastguard.clip_grad_norm_,
-    "theirs": torch.nn.utils.clip_grad_norm_,
-}
-_FADE = 0.99
-_FADED = 1e-4  # of the norm: below that the values are filled again
-_FLOAT32_NORM_MAX = 50_000_000
 
 
 def tolerance(name: str, subject: Subject) -> float:

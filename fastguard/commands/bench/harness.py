@@ -20,6 +20,10 @@ from fastguard.kernels import backends
 
 NUM_SETS = 3  # of tensors: two rivals meet every set, and each set was last seen three calls ago
 _MIN_ROUNDS = 3
+TOO_NOISY = "too noisy to tell"
+_BUSY_LOAD = 0.5
+BUSY_RATIO = 0.05
+_TELLING_S = 1.0  # below that, /proc/stat is too coarse: it counts hundredths of a second
 
 
 class WrongResultError(RuntimeError):
@@ -123,9 +127,6 @@ def compared(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     }
 
 
-TOO_NOISY = "too noisy to tell"
-
-
 def overlap(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
     """Whether two spreads have values in common, so that their medians do not say which is larger.
 
@@ -146,11 +147,6 @@ def duration(us: float) -> str:
         if us >= factor:
             return f"{us / factor:.3g} {unit}" if us < 1e3 * factor else f"{us / factor:,.0f} {unit}"
     return f"{us:.3g} µs"
-
-
-_BUSY_LOAD = 0.5
-BUSY_RATIO = 0.05
-_TELLING_S = 1.0  # below that, /proc/stat is too coarse: it counts hundredths of a second
 
 
 def _cpu_model() -> str:

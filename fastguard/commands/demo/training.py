@@ -29,6 +29,12 @@ VOCABULARY = 256
 CONTEXT = 64
 _MAX_BYTES = 3_000_000
 _HELD_OUT = 0.05
+BATCH_SIZE = 16
+LEARNING_RATE = 2e-3
+MAX_NORM = 1.0
+POISONED_BLOCK = 1
+_NUM_VALIDATIONS = 5
+_NUM_LINES = 10
 
 
 class TransformerBlock(nn.Module):
@@ -125,14 +131,6 @@ class Corpus:
     def held_out(self, count: int = 64) -> tuple[Tensor, Tensor]:
         """Inputs and targets from the held-out text: the same ones at every call."""
         return self._cut(self._num_train, len(self.text), count, torch.Generator().manual_seed(1))
-
-
-BATCH_SIZE = 16
-LEARNING_RATE = 2e-3
-MAX_NORM = 1.0
-POISONED_BLOCK = 1
-_NUM_VALIDATIONS = 5
-_NUM_LINES = 10
 
 
 def run(arguments: argparse.Namespace) -> int:

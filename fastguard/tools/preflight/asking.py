@@ -203,23 +203,20 @@ def _asked(checks: Iterable[str] | None) -> list[Rule]:
 
 
 def _numbers(evidence: Evidence) -> dict[str, float]:
-    numbers: dict[str, float] = {"num_steps": 0, "num_records_lost": 0, "num_batches": len(evidence.batches)}
-    if math.isfinite(evidence.first.loss):
-        numbers["loss"] = evidence.first.loss
-    known = None if evidence.call is None or not evidence.is_single_loss else chance(evidence.call)
-    if known is not None:
-        numbers["chance"] = known
-    if evidence.baseline is not None:
-        numbers["constant_answer"] = evidence.baseline
-    answer = evidence.__dict__.get("answer")
-    if answer is not None:
-        numbers["loss_was_asked"] = not answer.abstained
-    fit = evidence.__dict__.get("fit")  # if a check has asked for it
-    if fit is not None:
-        numbers["num_trial_steps"] = fit.given.num_steps
-        for one in sorted(fit.attempts.values(), key=lambda one: one.lr):
-            numbers[f"loss at lr {one.lr:.3g}"] = one.end
-    return numbers
+    answer, fit = (evidence.__dict__.get(name) for name in ("answer", "fit"))  # if a check has asked for them
+    known: dict[str, float | None] = {
+        "num_steps": 0,
+        "num_records_lost": 0,
+        "num_batches": len(evidence.batches),
+        "loss": evidence.first.loss if math.isfinite(evidence.first.loss) else None,
+        "chance": None if evidence.call is None or not evidence.is_single_loss else chance(evidence.call),
+        "constant_answer": evidence.baseline,
+        "loss_was_asked": None if answer is None else not answer.abstained,
+        "num_trial_steps": None if fit is None else fit.given.num_steps,
+    }
+    rates = () if fit is None else sorted(fit.attempts.values(), key=lambda one: one.lr)
+    known |= {f"loss at lr {one.lr:.3g}": one.end for one in rates}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _not_checked(failures: Failures) -> Finding:

@@ -20,6 +20,17 @@ from .watcher import REGRESSION, LossCall, Watcher
 
 CLASSES = ("cross_entropy", "nll_loss")
 YES_OR_NO = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+LEAST_SURE = 0.6
+_ENDINGS = {
+    **dict.fromkeys(("sigmoid", "hardsigmoid"), torch.sigmoid),
+    **dict.fromkeys(("tanh", "softsign", "hardtanh"), torch.tanh),
+    **dict.fromkeys(("relu", "softplus", "exp"), F.softplus),
+}
+FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0)
+_HIGHER = (1e4, 1e6, 1e8, 1e10, 1e12)
+_LOWER = (1e-3, 1e-4, 1e-6)
+_RATES_OF_ADAM = (1e-3, 1e-2)
+LEAST_STEPS = 10  # of an attempt, however slow: fewer are not conclusive
 
 
 def has_indices(call: LossCall) -> bool:
@@ -80,14 +91,6 @@ def constant_baseline(call: LossCall) -> float | None:
 
 def _entropy(shares: Tensor) -> float:
     return float(-torch.xlogy(shares, shares).sum())
-
-
-LEAST_SURE = 0.6
-_ENDINGS = {
-    **dict.fromkeys(("sigmoid", "hardsigmoid"), torch.sigmoid),
-    **dict.fromkeys(("tanh", "softsign", "hardtanh"), torch.tanh),
-    **dict.fromkeys(("relu", "softplus", "exp"), F.softplus),
-}
 
 
 def ask(bench: Bench, batch: Any, made_by: tuple[str, int | None] | None, is_causal: bool) -> Answer:
@@ -223,13 +226,6 @@ def _ending(kind: str, dim: int | None) -> Any:
     if kind in ("softmax", "log_softmax") and dim is not None:
         return lambda z: getattr(F, kind)(z, dim=dim)
     return _ENDINGS.get(kind)
-
-
-FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0)
-_HIGHER = (1e4, 1e6, 1e8, 1e10, 1e12)
-_LOWER = (1e-3, 1e-4, 1e-6)
-_RATES_OF_ADAM = (1e-3, 1e-2)
-LEAST_STEPS = 10  # of an attempt, however slow: fewer are not conclusive
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ from ..asking import check
 from ..evidence import Evidence
 
 TITLE = "Parameters, gradients and settings"
+_DECOUPLED = ("AdamW", "Lion", "SGDW", "Adafactor", "Muon")
+_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+_DROPOUTS = (nn.modules.dropout._DropoutNd,)
 
 
 def _in_a_list(evidence: Evidence, name: str) -> str:
@@ -202,11 +205,6 @@ def leaks_from_the_future(evidence: Evidence) -> Seen | None:
     if not bool(valid.any()) or not float(same[valid].double().mean()) > 0.95:
         return None
     return Seen(share_of_next=float(same[valid].double().mean()))
-
-
-_DECOUPLED = ("AdamW", "Lion", "SGDW", "Adafactor", "Muon")
-_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
-_DROPOUTS = (nn.modules.dropout._DropoutNd,)
 
 
 def _kind(evidence: Evidence) -> str:
