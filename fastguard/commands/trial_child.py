@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import random
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,11 @@ class _Trial:
         """Takes a guard that was made within the first step of its optimizer."""
         if self._arm is not None:
             self._arm.apply(self._context(guard))
-            if self._arm.from_start:
-                guard.optimizers[0].register_step_pre_hook(_leave_out_first())
+            if self._arm.from_start:  # the gradients of the first step are of the training as it was before the change
+                first = iter((True,))
+                guard.optimizers[0].register_step_pre_hook(
+                    lambda optimizer, *given: optimizer.zero_grad(set_to_none=True) if next(first, False) else None
+                )
         if self._guard is None:
             self._guard = guard
             guard.optimizers[0].register_step_pre_hook(lambda *args: self._before_step())
@@ -68,22 +72,12 @@ class _Trial:
         os.write(self._task.progress, f"{line}\n".encode())
 
 
-def _leave_out_first() -> Callable[..., None]:
-    """A hook that takes the gradients from the first step: they are of the training as it was before the change."""
-    is_first = True
-
-    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        nonlocal is_first
-        if is_first:
-            optimizer.zero_grad(set_to_none=True)
-            is_first = False
-
-    return before
-
-
 def _shift_seeds(by: int) -> None:
     """Seeds all generators, and adds `by` to the seeds that the script sets itself."""
-    for module, name in _seeding_functions():
+    owners: list[tuple[Any, str]] = [(random, "seed"), (torch, "manual_seed")]
+    with contextlib.suppress(ImportError):
+        owners.append((importlib.import_module("numpy.random"), "seed"))
+    for module, name in owners:
         original = getattr(module, name)
 
         def seed_shifted(seed: Any = None, *more: Any, original: Any = original, **options: Any) -> Any:
@@ -91,15 +85,6 @@ def _shift_seeds(by: int) -> None:
 
         original(by)
         setattr(module, name, seed_shifted if by else original)
-
-
-def _seeding_functions() -> list[tuple[Any, str]]:
-    found: list[tuple[Any, str]] = [(random, "seed"), (torch, "manual_seed")]
-    try:
-        import numpy
-    except ImportError:
-        return found
-    return [*found, (numpy.random, "seed")]
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -207,7 +208,7 @@ class _Experimenter:
         self._tried |= {arm.name for arm in arms if not arm.is_null}
         self._found_at = guard._run.step
         if is_forked:
-            copies = forked.Copies([arm.name for arm in arms], self._become(context))
+            copies = forked.Copies([arm.name for arm in arms], partial(self._become, context))
             if not copies.start():
                 self._end = copies.end
                 return
@@ -218,15 +219,12 @@ class _Experimenter:
             self._conclude(guard, found, found.pop(""))
         self._spent += time.perf_counter() - began
 
-    def _become(self, context: Context) -> Callable[[str], Callable[[], Any]]:
-        def become(name: str) -> Callable[[], Any]:
-            guard = context.guard
-            guard._ledger.sinks = guard._ledger._due = []
-            guard._ledger.checkup = None
-            ARMS[name].apply(context)
-            return lambda: self._losses(guard)
-
-        return become
+    def _become(self, context: Context, name: str) -> Callable[[], Any]:
+        guard = context.guard
+        guard._ledger.sinks = guard._ledger._due = []
+        guard._ledger.checkup = None
+        ARMS[name].apply(context)
+        return lambda: self._losses(guard)
 
     def _arms(self, guard: Any) -> list[Arm]:
         """What is due: the null arm, twice at most; arms of the doubtful causes that were not tried yet.

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -138,35 +139,29 @@ class Watcher(TorchFunctionMode):
         for name, module in model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
-            handles.append(module.register_forward_pre_hook(self._entering(name, module)))
-            handles.append(module.register_forward_hook(self._leaving(name, module)))
+            handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
+            handles.append(module.register_forward_hook(partial(self._leave, name)))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _entering(self, name: str, module: nn.Module) -> Any:
-        def enter(_: nn.Module, args: Any) -> None:
-            self._inside.append(name)
-            tensor = args[0] if args and isinstance(args[0], Tensor) else None
-            if _is_normalisation(module):
-                self.seen.normalisations.setdefault(name, Layer(name, module, tensor))
-            elif _has_weight(module):
-                self.seen.layers.setdefault(name, Layer(name, module, tensor))
+    def _enter(self, name: str, module: nn.Module, args: Any) -> None:
+        self._inside.append(name)
+        tensor = args[0] if args and isinstance(args[0], Tensor) else None
+        if _is_normalisation(module):
+            self.seen.normalisations.setdefault(name, Layer(name, module, tensor))
+        elif _has_weight(module):
+            self.seen.layers.setdefault(name, Layer(name, module, tensor))
 
-        return enter
-
-    def _leaving(self, name: str, module: nn.Module) -> Any:
-        def leave(_: nn.Module, args: Any, output: Any) -> None:
-            if self._inside and self._inside[-1] == name:
-                self._inside.pop()
-            layer = self.seen.layers.get(name)
-            if layer is not None and layer.output is None:
-                first = output[0] if isinstance(output, tuple) and output else output
-                layer.output = first if isinstance(first, Tensor) else None
-
-        return leave
+    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if self._inside and self._inside[-1] == name:
+            self._inside.pop()
+        layer = self.seen.layers.get(name)
+        if layer is not None and layer.output is None:
+            first = output[0] if isinstance(output, tuple) and output else output
+            layer.output = first if isinstance(first, Tensor) else None
 
     def _where(self) -> str:
         return self._inside[-1] if self._inside else ""
