@@ -55,6 +55,7 @@ def landlock_version() -> int:
 def refuse_writes(allowed: Iterable[str | os.PathLike[str]] = (), *, network: bool = True) -> None:
     """From now on, this thread and what it starts can change files only below the folders `allowed`, which may be none.
 
+    Landlock makes the kernel refuse other changes, by code in C too. Files that are open already are not affected.
     Without `network` it cannot open a TCP connection either (Linux 6.7 or later).
 
     Raises:

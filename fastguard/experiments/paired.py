@@ -1,4 +1,4 @@
-"""The statistics of an experiment: the losses of two runs that differ in one thing, step by step. Needs no torch.
+"""The statistics of an experiment: the losses of two runs that differ in one thing, step by step.
 
 Both runs take the same batches with the same random numbers, and each loss is that of a batch before the step on it
 (prequential), so that a difference at a step is a difference between two models on the same unseen batch.

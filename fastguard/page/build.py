@@ -19,20 +19,8 @@ from ..report.report import steps_of
 from ..report.tables import number_rows
 from ..report.whole_file import write_whole
 from ..visualization.runs import DrawnRun, runs_of
+from . import parts
 from .charts import charts_of
-from .parts import (
-    LOOKS,
-    cards_of,
-    clock,
-    in_words,
-    infection,
-    key_numbers,
-    module_rows,
-    ribbon_svg,
-    tensor_lines,
-    tensor_names,
-    tensor_rows,
-)
 
 _ASSETS = importlib.resources.files(__name__.rpartition(".")[0]) / "assets"
 _NUM_STATIC_ROWS = 100
@@ -90,17 +78,18 @@ def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, comm
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     charts, left_out = charts_of(runs, reports[0].findings)
-    names = tensor_names(runs[0], reports[0].findings)
-    tensors, modules = tensor_rows(runs[0], names), module_rows(reports[0])
+    names = parts.tensor_names(runs[0], reports[0].findings)
+    tensors, modules = parts.tensor_rows(runs[0], names), parts.module_rows(reports[0])
     # These follow the first paint. Each is one compressed text, so that a chart costs nothing before it is drawn.
     packed = {f"chart-{chart.name}": _packed(_json(chart.figure).encode()) for chart in charts}
-    packed["ribbon"] = _packed(bytes(runs[0].ribbon.states))
+    ribbon = runs[0].ribbon
+    packed["ribbon"] = _packed(bytes(ribbon.states))
     packed["tensors"] = _packed(_json(tensors["rows"]).encode())
-    packed["lines"] = _packed(_json(tensor_lines(runs[0], names)).encode())
+    packed["lines"] = _packed(_json(parts.tensor_lines(runs[0], names)).encode())
     packed["plotly"] = _packed(plotly.encode())
     data: dict[str, Any] = {
-        "clocks": [clock(run) for run in runs],
-        "ribbon": {"first": runs[0].ribbon.first_step, "width": runs[0].ribbon.width, "looks": list(LOOKS.values())},
+        "clocks": [parts.clock(run) for run in runs],
+        "ribbon": {"first": ribbon.first_step, "width": ribbon.width, "looks": list(parts.LOOKS.values())},
         "charts": [{"name": chart.name, "height": chart.height, "group": chart.group} for chart in charts],
     }
     environment.filters["number"] = number
@@ -118,11 +107,11 @@ def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, comm
                 {
                     "run": run,
                     "report": report,
-                    "cards": cards_of(report),
+                    "cards": parts.cards_of(report),
                     "verdict": str(report).splitlines()[0],
-                    "key_numbers": key_numbers(run, report),
+                    "key_numbers": parts.key_numbers(run, report),
                     "numbers": number_rows(report.numbers, report.sinks),
-                    "ribbon": ribbon_svg(run),
+                    "ribbon": parts.ribbon_svg(run),
                 }
                 for run, report in zip(runs, reports)
             ],
@@ -130,14 +119,14 @@ def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, comm
             charts=[chart for chart in charts if not chart.group],
             maps=[chart for chart in charts if chart.group],
             left_out=left_out,
-            infections=infection(runs[0]),
+            infections=parts.infection(runs[0]),
             tensors=tensors["rows"][:_NUM_STATIC_ROWS],
             num_tensors=len(names),
             columns=tensors["columns"],
             modules=modules,
             parting=[parting(runs[0], run) for run in runs[1:]],
             differences=differences(runs, reports),
-            looks=LOOKS,
+            looks=parts.LOOKS,
         )
     )
 
@@ -158,7 +147,7 @@ def overview(report: Report, source: Any) -> str | None:
         environment.from_string(_asset("notebook.html")).render(
             report=report,
             verdict=str(report).splitlines()[0],
-            numbers=[row for run in runs for row in key_numbers(run, report).items()],
+            numbers=[row for run in runs for row in parts.key_numbers(run, report).items()],
         )
     )
 
@@ -252,7 +241,7 @@ def _steps(run: DrawnRun) -> Iterator[_Step]:
 def differences(runs: Sequence[DrawnRun], reports: Sequence[Report]) -> list[tuple[str, list[str]]]:
     """A row for each number and setting that differs between the runs."""
     keys = dict.fromkeys(key for report in reports for key in report.numbers)
-    rows = [(in_words(key), [number(report.numbers.get(key)) for report in reports]) for key in keys]
+    rows = [(parts.in_words(key), [number(report.numbers.get(key)) for report in reports]) for key in keys]
     settings = [_settings(run) for run in runs]
     rows += [(key, [one.get(key, "-") for one in settings]) for key in dict.fromkeys(k for s in settings for k in s)]
     return [(key, values) for key, values in rows if len(set(values)) > 1]

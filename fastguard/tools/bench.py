@@ -1,4 +1,4 @@
-"""The training on a bench: how a batch becomes a loss and a step, and how everything is restored."""
+"""A training on a bench: batches of any nesting, a loss and steps of them, and how everything is restored."""
 
 from __future__ import annotations
 

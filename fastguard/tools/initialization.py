@@ -1,4 +1,4 @@
-"""check_initialization: a model, or weights alone."""
+"""check_initialization and stable_weight_init: are weights as He, Xavier and LeCun would have chosen them?"""
 
 from __future__ import annotations
 

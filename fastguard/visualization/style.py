@@ -1,4 +1,4 @@
-"""The look that all figures share."""
+"""Series of any length in bounded memory, and the look that all figures share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times calls in turn, as training makes them: each straight after another one's, on other tensors."""
+"""Times calls in turn, as training makes them, each on other tensors than the one before; describes the machine."""
 
 from __future__ import annotations
 
