@@ -8,11 +8,13 @@ import hashlib
 import importlib.resources
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._text import listed, number, shown
+from .._text import NAME_WIDTH, listed, number, shown
+from ..diagnosis import RULES, Rule
 from ..records.log import LogReader
 from ..report import Report, build_report
 from ..report.report import steps_of
@@ -20,11 +22,22 @@ from ..report.tables import number_rows
 from ..report.whole_file import write_whole
 from ..visualization.runs import DrawnRun, runs_of
 from . import parts
-from .charts import charts_of
 
 _ASSETS = importlib.resources.files(__name__.rpartition(".")[0]) / "assets"
 _NUM_STATIC_ROWS = 100
 _FACTS = ("clip_limit", "clip_policy", "autocast", "dtypes", "backward_per_step", "steps_per_epoch", "loss_kind")
+_WORDS = {
+    "lr": "learning rate",
+    "val": "validation",
+    "coef": "coefficient",
+    "std": "standard deviation",
+    "rms": "root mean square",
+    "nonfinite": "not finite",
+    "threshold": "limit",
+    "nans": "NaN",
+    "infs": "Inf",
+    "us": "(us)",
+}
 _Step = tuple[int, dict[str, Any]]
 
 
@@ -77,7 +90,7 @@ def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, comm
         f"default-src 'none'; script-src {' '.join(map(_hash, (early, plotly, late)))}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    charts, left_out = charts_of(runs, reports[0].findings)
+    charts, left_out = parts.charts_of(runs, reports[0].findings)
     names = parts.tensor_names(runs[0], reports[0].findings)
     tensors, modules = parts.tensor_rows(runs[0], names), parts.module_rows(reports[0])
     # These follow the first paint. Each is one compressed text, so that a chart costs nothing before it is drawn.
@@ -107,7 +120,7 @@ def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, comm
                 {
                     "run": run,
                     "report": report,
-                    "cards": parts.cards_of(report),
+                    "cards": cards_of(report),
                     "verdict": str(report).splitlines()[0],
                     "key_numbers": parts.key_numbers(run, report),
                     "numbers": number_rows(report.numbers, report.sinks),
@@ -167,6 +180,51 @@ def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -
         return path
     write_whole(Path(os.path.realpath(path)), lambda file: file.write(page.encode()))
     return path
+
+
+def cards_of(report: Report) -> list[dict[str, Any]]:
+    """The findings of the report, in its order, each with its number on the charts."""
+    return [
+        {
+            "number": place,
+            "finding": one,
+            "summary": shown(one.summary, 2000),
+            "steps": steps_of(one),
+            "layers": "" if all(name in one.summary for name in one.layers) else listed(one.layers, 8),
+            "evidence": [(in_words(key), _in_words(value)) for key, value in one.evidence.items()],
+            "rule": RULES.get(one.rule),
+            "about": _about(RULES.get(one.rule)),
+        }
+        for place, one in enumerate(report.findings, 1)
+    ]
+
+
+def _about(rule: Rule | None) -> str:
+    """The docstring of a rule, with the values of thresholds in place of their names."""
+    if rule is None:
+        return ""
+    values: dict[str, Any] = dict(rule.thresholds)
+    text = " ".join((rule.check.__doc__ or "").split())
+    return re.sub(r"`(\w+)`", lambda found: number(values.get(found[1], found[1])), text)
+
+
+def in_words(key: str) -> str:
+    """A key of evidence, or of the numbers of a report, in words.
+
+    >>> in_words("last_num_nans"), in_words("lr"), in_words("is_certain"), in_words("the rule x")
+    ('last NaN', 'learning rate', 'certain', 'the rule x')
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", key):
+        return shown(key, NAME_WIDTH)
+    return " ".join(_WORDS.get(part, part) for part in key.split("_") if part not in ("num", "is"))
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return listed([str(one) for one in value], 8)
+    return shown(number(value), NAME_WIDTH)
 
 
 def _packed(data: bytes) -> str:
@@ -241,7 +299,7 @@ def _steps(run: DrawnRun) -> Iterator[_Step]:
 def differences(runs: Sequence[DrawnRun], reports: Sequence[Report]) -> list[tuple[str, list[str]]]:
     """A row for each number and setting that differs between the runs."""
     keys = dict.fromkeys(key for report in reports for key in report.numbers)
-    rows = [(parts.in_words(key), [number(report.numbers.get(key)) for report in reports]) for key in keys]
+    rows = [(in_words(key), [number(report.numbers.get(key)) for report in reports]) for key in keys]
     settings = [_settings(run) for run in runs]
     rows += [(key, [one.get(key, "-") for one in settings]) for key in dict.fromkeys(k for s in settings for k in s)]
     return [(key, values) for key, values in rows if len(set(values)) > 1]

@@ -1,34 +1,23 @@
-"""The contents of a page about one run, as plain data: key numbers, findings, the ribbon, tensors, modules."""
+"""The contents of a page, as plain data: key numbers, the ribbon, tensors, modules; charts, with their words."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from .. import visualization as draw
 from .._text import NAME_WIDTH, count, duration, listed, number, shown
-from ..diagnosis import RULES, Finding, Rule
+from ..diagnosis import Finding
 from ..report import Report
-from ..report.report import steps_of
 from ..visualization.runs import STATES, DrawnRun
-from ..visualization.style import worst
+from ..visualization.style import text, worst
 
 _WIDTH = 1000  # parts of the ribbon
 _MAX_EVENTS, _MAX_NAMES = 8, 8
 _MAX_VALUES = 1 << 17  # values in the lines of all tensors together
-_WORDS = {
-    "lr": "learning rate",
-    "val": "validation",
-    "coef": "coefficient",
-    "std": "standard deviation",
-    "rms": "root mean square",
-    "nonfinite": "not finite",
-    "threshold": "limit",
-    "nans": "NaN",
-    "infs": "Inf",
-    "us": "(us)",
-}
 # Height and shade: distinct in greyscale too.
 LOOKS = {
     "good": (40, "#7fb8a4"),
@@ -38,51 +27,27 @@ LOOKS = {
     "skipped": (90, "#6c757d"),
     "not finite": (100, "#c1121f"),
 }
-
-
-def cards_of(report: Report) -> list[dict[str, Any]]:
-    """The findings of the report, in its order, each with its number on the charts."""
-    return [
-        {
-            "number": place,
-            "finding": one,
-            "summary": shown(one.summary, 2000),
-            "steps": steps_of(one),
-            "layers": "" if all(name in one.summary for name in one.layers) else listed(one.layers, 8),
-            "evidence": [(in_words(key), _in_words(value)) for key, value in one.evidence.items()],
-            "rule": RULES.get(one.rule),
-            "about": _about(RULES.get(one.rule)),
-        }
-        for place, one in enumerate(report.findings, 1)
-    ]
-
-
-def _about(rule: Rule | None) -> str:
-    """The docstring of a rule, with the values of thresholds in place of their names."""
-    if rule is None:
-        return ""
-    values: dict[str, Any] = dict(rule.thresholds)
-    text = " ".join((rule.check.__doc__ or "").split())
-    return re.sub(r"`(\w+)`", lambda found: number(values.get(found[1], found[1])), text)
-
-
-def in_words(key: str) -> str:
-    """A key of evidence, or of the numbers of a report, in words.
-
-    >>> in_words("last_num_nans"), in_words("lr"), in_words("is_certain"), in_words("the rule x")
-    ('last NaN', 'learning rate', 'certain', 'the rule x')
-    """
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", key):
-        return shown(key, NAME_WIDTH)
-    return " ".join(_WORDS.get(part, part) for part in key.split("_") if part not in ("num", "is"))
-
-
-def _in_words(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (list, tuple)):
-        return listed([str(one) for one in value], 8)
-    return shown(number(value), NAME_WIDTH)
+MAX_ROWS = 256  # of a heat map
+_MIN_SAMPLES = 3  # a chart of fewer shows less than a sentence
+_DIGITS, _DIGITS_OF_CELLS = 5, 4
+_MAX_LISTED = 16
+_CHARTS = (
+    ("loss", "Loss", draw.plot_loss),
+    ("norm", "Gradient norm", draw.plot_gradient_norm),
+    ("clip-rate", "Clip rate", draw.plot_clip_rate),
+    ("lr", "Learning rate", draw.plot_learning_rate),
+    ("loss-scale", "Loss scale", draw.plot_loss_scale),
+    ("updates", "Updates", draw.plot_updates),
+)
+_MAPS: tuple[tuple[str, str, Callable[[DrawnRun], Any]], ...] = (
+    ("norm", "gradient norm", lambda run: draw.plot_layers(run, "norm", max_rows=MAX_ROWS)),
+    ("update", "update / weights", lambda run: draw.plot_layers(run, "update", max_rows=MAX_ROWS)),
+    ("zeros", "zeros in the gradient", lambda run: draw.plot_layers(run, "zeros", max_rows=MAX_ROWS)),
+    ("saturation", "saturated activations", lambda run: draw.plot_layers(run, "saturation", max_rows=MAX_ROWS)),
+    ("dead", "dead units", lambda run: draw.plot_activations(run, "dead")),
+    ("entropy", "entropy of attention and routers", lambda run: draw.plot_activations(run, "entropy")),
+    ("near-zero", "activations near zero", lambda run: draw.plot_activations(run, "zeros")),
+)
 
 
 def key_numbers(run: DrawnRun, report: Report) -> dict[str, tuple[str, str]]:
@@ -241,3 +206,145 @@ def _last(grid: Any, name: str) -> float:
 
 def _plain(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure as plain data, and the same in words and numbers, for readers who do not see it.
+
+    `group` is "layers" for the charts that the page shows one at a time.
+    """
+
+    name: str
+    title: str
+    figure: dict[str, Any]
+    words: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    height: int = 340
+    group: str = ""
+
+
+def charts_of(runs: Sequence[DrawnRun], findings: Sequence[Finding]) -> tuple[list[Chart], list[str]]:
+    """The charts with something to show, and why the others are left out."""
+    makers = [(title, partial(_of_series, name, title, plot, runs, findings)) for name, title, plot in _CHARTS]
+    makers += [(f"Layers by {title}", partial(_of_cells, name, title, make, runs[0])) for name, title, make in _MAPS]
+    charts: list[Chart] = []
+    left_out: list[str] = []
+    for title, make in makers:
+        try:
+            charts.append(make())
+        except ValueError as error:
+            left_out.append(f"{title}: {error}.")
+    return charts, left_out
+
+
+def _check_samples(num: int) -> None:
+    if num < _MIN_SAMPLES:
+        raise ValueError(f"{count(num, 'sample')}, too few to plot")
+
+
+def _of_series(name: str, title: str, plot: Any, runs: Sequence[DrawnRun], findings: Sequence[Finding]) -> Chart:
+    figure = plot(list(runs))
+    _check_samples(max(len(trace.x) for trace in figure.data))
+    rows = []
+    for trace in figure.data:
+        if trace.mode == "markers" and trace.yaxis == "y2":
+            rows.append([trace.name, f"at step {_listed(trace.x)}", "", "", ""])
+            continue
+        values = [(y, x) for x, y in zip(trace.x, trace.y) if isinstance(y, (int, float))]
+        if values and not (trace.name or "").endswith("smallest to largest"):
+            at = [f"{number(y)} (step {x})" for y, x in (values[0], values[-1], min(values), max(values))]
+            rows.append([trace.name, *at])
+    words = "; ".join(f"{row[0]}: {row[1]}" + (f" to {row[2]}" if row[2] else "") for row in rows)
+    plain = _plain_figure(figure, _DIGITS)
+    if len(runs) == 1:
+        _mark_findings(plain["layout"], findings, runs[0])
+    for trace in plain["data"]:  # the run that it belongs to
+        own = [
+            (len(run.name), place) for place, run in enumerate(runs) if trace["name"].startswith(f"{text(run.name)},")
+        ]
+        trace["meta"] = max(own, default=(0, 0))[1]
+    return Chart(name, title, plain, words, ("series", "first", "last", "smallest", "largest"), rows)
+
+
+def _of_cells(name: str, title: str, make: Callable[[DrawnRun], Any], run: DrawnRun) -> Chart:
+    """A heat map, with its largest value, and the steps of NaN and Inf, in words."""
+    figure = make(run)
+    heat = figure.data[0]
+    _check_samples(len(heat.x))
+    cells = [(z, y, x) for y, row in zip(heat.y, heat.z) for x, z in zip(heat.x, row) if z is not None]
+    words = f"{len(heat.y)} rows by {len(heat.x)} sampled steps, {heat.x[0]} to {heat.x[-1]}"
+    if cells:
+        top, label, step = max(cells)
+        words += f"; the largest value: {label}, {number(10**top if heat.colorbar.title.text else top)} at step {step}"
+    for bad in figure.data[1:]:
+        words += f"; NaN or Inf at step {_listed([x for x, *column in zip(bad.x, *bad.z) if any(column)])}"
+    plain = _plain_figure(figure, _DIGITS_OF_CELLS)
+    for trace in plain["data"]:
+        if any(" ... " in label for label in trace["y"]):
+            continue  # only the text says which tensor of a group it is
+        trace.pop("text", None)
+        value = "NaN or Inf" if trace["name"] == "NaN or Inf" else "%{z:.4g}"
+        trace["hovertemplate"] = f"step %{{x}}<br>%{{y}}: {value}<extra></extra>"
+    height = min(900, 110 + max(9, min(15, 900 // len(heat.y))) * len(heat.y))
+    return Chart(f"layers-{name}", title, plain, words, (), (), height, "layers")
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps[:_MAX_LISTED])) + (", ..." if len(steps) > _MAX_LISTED else "") or "-"
+
+
+def _mark_findings(layout: dict[str, Any], findings: Sequence[Finding], run: DrawnRun) -> None:
+    """Puts the numbers of the findings above the chart: a flag at a step, a line over several steps, in as many rows as
+    needed so that none covers another."""
+    first, last = run.ribbon.first_step, run.ribbon.last_step
+    room = 0.03 * max(1, last - first)  # the width of a number
+    places: dict[tuple[int, int], list[str]] = {}
+    for place, one in enumerate(findings, 1):
+        if one.first_step is not None:
+            end = one.first_step if one.last_step is None else one.last_step
+            places.setdefault((one.first_step, end), []).append(str(place))
+    ends: list[float] = []  # where each row becomes free
+    shapes, notes = layout.setdefault("shapes", []), layout.setdefault("annotations", [])
+    for (begin, end), numbers in sorted(places.items()):
+        row = next((row for row, free in enumerate(ends) if free < begin), len(ends))
+        ends[row:] = [max(end, begin + room), *ends[row + 1 :]]
+        look = {"yref": "paper", "yanchor": "middle", "yshift": 10 + 16 * row, "showarrow": False, "borderpad": 1}
+        middle = (begin + end) / 2 if end - begin > room else begin
+        look |= {"bordercolor": "#888888", "bgcolor": "rgba(136,136,136,0.25)", "font": {"size": 10}}
+        notes.append({"x": middle, "y": 1.0, "text": ",".join(numbers), **look})
+        if end > begin:
+            line = {"type": "line", "x0": begin, "x1": end, "yref": "paper", "ysizemode": "pixel", "yanchor": 1.0}
+            line |= {"line": {"color": "#888888", "width": 3}, "opacity": 0.6, "layer": "above"}
+            shapes.append({**line, "y0": 10 + 16 * row, "y1": 10 + 16 * row})
+    layout["margin"]["t"] = max(26, 12 + 16 * len(ends))
+
+
+def _plain_figure(figure: Any, digits: int) -> dict[str, Any]:
+    plain: dict[str, Any] = _rounded(figure.to_plotly_json(), digits)
+    layout = plain["layout"]
+    for key in ("template", "title"):
+        layout.pop(key, None)
+    if figure.data[0].type == "scatter":  # the legend is below the axis, however many lines it has
+        layout["legend"].update(yref="container", y=0, yanchor="bottom")
+        layout["margin"]["b"] = 90 if len(figure.data) > 1 else 50
+        layout["xaxis"]["title"]["standoff"] = 6
+        layout["yaxis"]["nticks"] = 8
+        values = [y for trace in figure.data for y in trace.y if isinstance(y, (int, float)) and 0.0 < y < math.inf]
+        if layout["yaxis"]["type"] == "log" and values:  # else plotly labels every digit
+            span = max(values) / min(values)
+            layout["yaxis"]["dtick"] = "D2" if span < 300.0 else 1 if span < 1e8 else None
+    layout["margin"]["t"] = 26
+    return plain
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    """Plain data with as many digits as a chart can show; None for NaN and Inf."""
+    if isinstance(value, dict):
+        return {key: _rounded(one, digits) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(one, digits) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    return value
