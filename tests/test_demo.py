@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
 import sys
@@ -25,6 +26,9 @@ STEPS = 40
 @pytest.fixture
 def tiny(monkeypatch, threads):
     """A model that trains in no time; its middle block is the one that is poisoned."""
+    log = logging.getLogger("fastguard")
+    monkeypatch.setattr(log, "handlers", [*log.handlers])
+    monkeypatch.setattr(log, "propagate", log.propagate)
     monkeypatch.setattr(training, "CharTransformer", functools.partial(CharTransformer, width=32, num_blocks=3))
 
 

@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from .. import __version__
@@ -154,21 +154,6 @@ def drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@contextlib.contextmanager
-def _any_encoding() -> Iterator[None]:
-    """Escapes characters that the encoding of stdout and stderr lacks, instead of raising."""
-    streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
-    before = [stream.errors for stream in streams]
-    for stream in streams:
-        stream.reconfigure(errors="backslashreplace")
-    try:
-        yield
-    finally:
-        for stream, errors in zip(streams, before):
-            if not stream.closed:
-                stream.reconfigure(errors=errors)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the process's) and returns the exit code.
 
@@ -178,8 +163,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["run"]:  # whose errors and streams are the script's
         return _run_script(arguments[1:])
-    with _any_encoding():
-        return _run(arguments)
+    for stream in (sys.stdout, sys.stderr):  # escape characters that its encoding lacks, instead of raising
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    return _run(arguments)
 
 
 def _run_script(arguments: list[str]) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .._text import did_you_mean, shown
@@ -44,6 +43,7 @@ def main(argv: list[str]) -> int:
         parser.error(f"`--steps` must be at least 1, got {arguments.steps}")
     if arguments.seconds is not None and not arguments.seconds > 0:
         parser.error(f"`--seconds` must be above 0, got {arguments.seconds:g}")
+    sys.path.insert(0, os.getcwd())  # as `python -m` has it
     make = _find(module, function)
     given = {"num_steps": arguments.steps, "seconds": arguments.seconds}
     report = _report(make, arguments.target, {key: value for key, value in given.items() if value is not None})
@@ -51,36 +51,23 @@ def main(argv: list[str]) -> int:
     return print_report(text, EXIT_CODES[report.status], "preflight")
 
 
-@contextlib.contextmanager
-def _working_folder_first() -> Iterator[None]:
-    """As `python -m` has it."""
-    folder = os.getcwd()
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # the module took it away
-            sys.path.remove(folder)
-
-
 def _find(module: str, function: str) -> Any:
     """The function. An error in importing its module becomes one line."""
-    with _working_folder_first():
-        try:
-            found: Any = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
-                raise CommandError(
-                    f"there is no module {module!r}. Call this in the folder where its file is, without the .py."
-                ) from None
-            raise NoReportError(f"{shown(module)} cannot be imported: {failures.describe(error)}") from None
-        except (Exception, SystemExit) as error:
-            raise NoReportError(f"{shown(module)} cannot be imported: {_told(error)}") from None
-        for name in function.split("."):
-            if not hasattr(found, name):
-                known = [n for n, v in vars(found).items() if inspect.isfunction(v) and n[0] != "_"]
-                raise CommandError(f"{module!r} has no {name!r}. {did_you_mean(name, known) if known else ''}".rstrip())
-            found = getattr(found, name)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+            raise CommandError(
+                f"there is no module {module!r}. Call this in the folder where its file is, without the .py."
+            ) from None
+        raise NoReportError(f"{shown(module)} cannot be imported: {failures.describe(error)}") from None
+    except (Exception, SystemExit) as error:
+        raise NoReportError(f"{shown(module)} cannot be imported: {_told(error)}") from None
+    for name in function.split("."):
+        if not hasattr(found, name):
+            known = [n for n, v in vars(found).items() if inspect.isfunction(v) and n[0] != "_"]
+            raise CommandError(f"{module!r} has no {name!r}. {did_you_mean(name, known) if known else ''}".rstrip())
+        found = getattr(found, name)
     if not callable(found):
         raise CommandError(f"{module}:{function} must be a function, got {type(found).__name__}")
     return found
@@ -93,28 +80,27 @@ def _told(error: BaseException) -> str:
 def _report(make: Any, target: str, options: dict[str, Any]) -> Report:
     import fastguard
 
-    with _working_folder_first():
-        try:
-            given = make()
-        except (Exception, SystemExit) as error:
-            raise NoReportError(f"{shown(target)} raised {_told(error)}") from None
-        if isinstance(given, Mapping):
-            missing = [part for part in _PARTS if part not in given]
-            odd = [str(key) for key in given if key not in (*_PARTS, *_OPTIONS)]
-            if missing or odd:
-                what = f"lacks {', '.join(missing)}" if missing else f"holds {', '.join(odd)}, which is no argument"
-                raise NoReportError(f"{shown(target)} must return a dict with {', '.join(_PARTS)}, got one that {what}")
-            options = {**{key: given[key] for key in _OPTIONS if key in given}, **options}
-            parts = [given[part] for part in _PARTS]
-        elif isinstance(given, (tuple, list)) and len(given) == len(_PARTS):
-            parts = list(given)
-        else:
-            size = f" of {len(given)}" if isinstance(given, (tuple, list)) else ""
-            raise NoReportError(
-                f"{shown(target)} must return ({', '.join(_PARTS)}) or a dict with these keys, got "
-                f"{type(given).__name__}{size}"
-            )
-        try:
-            return fastguard.preflight(*parts, **options)
-        except (TypeError, ValueError) as error:
-            raise NoReportError(error) from None
+    try:
+        given = make()
+    except (Exception, SystemExit) as error:
+        raise NoReportError(f"{shown(target)} raised {_told(error)}") from None
+    if isinstance(given, Mapping):
+        missing = [part for part in _PARTS if part not in given]
+        odd = [str(key) for key in given if key not in (*_PARTS, *_OPTIONS)]
+        if missing or odd:
+            what = f"lacks {', '.join(missing)}" if missing else f"holds {', '.join(odd)}, which is no argument"
+            raise NoReportError(f"{shown(target)} must return a dict with {', '.join(_PARTS)}, got one that {what}")
+        options = {**{key: given[key] for key in _OPTIONS if key in given}, **options}
+        parts = [given[part] for part in _PARTS]
+    elif isinstance(given, (tuple, list)) and len(given) == len(_PARTS):
+        parts = list(given)
+    else:
+        size = f" of {len(given)}" if isinstance(given, (tuple, list)) else ""
+        raise NoReportError(
+            f"{shown(target)} must return ({', '.join(_PARTS)}) or a dict with these keys, got "
+            f"{type(given).__name__}{size}"
+        )
+    try:
+        return fastguard.preflight(*parts, **options)
+    except (TypeError, ValueError) as error:
+        raise NoReportError(error) from None

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -257,45 +257,27 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if not 0.05 <= arguments.interval <= 3600:
         parser.error(f"`--interval` must be from 0.05 to 3600, got {arguments.interval:g}")
-    try:
-        with _ended_by_sigterm():
-            path = _log_at(Path(arguments.log), arguments.interval)
-            console = _terminal()
-            if console is None:
-                return _print_lines(path, arguments.interval)
-            return _show(path, arguments.interval, console)
-    except KeyboardInterrupt:
-        return 0
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Turns SIGTERM into an exception, so that the terminal is restored."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread can set a handler
-        return
-
-    def leave(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # which restores the terminal
+    with contextlib.suppress(KeyboardInterrupt):
+        path = _log_at(Path(arguments.log), arguments.interval)
+        console = _terminal()
+        if console is None:
+            return _print_lines(path, arguments.interval)
+        return _show(path, arguments.interval, console)
+    return 0
 
 
 def _log_at(given: Path, interval: float) -> Path:
     """`log_at(given)`; waits for the first log in a folder."""
-    is_told = False
+    try:
+        return log_at(given, "watch")
+    except FileNotFoundError as error:
+        say("watch", f"{error}; waiting")
     while True:
-        try:
-            return log_at(given, "watch")
-        except FileNotFoundError as error:
-            if not is_told:
-                say("watch", f"{error}; waiting")
-            is_told = True
         time.sleep(interval)
+        with contextlib.suppress(FileNotFoundError):
+            return log_at(given, "watch")
 
 
 def _terminal() -> Any:

@@ -7,8 +7,9 @@ An arm changes the process that it is applied in, and is never undone: apply it 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -104,32 +105,26 @@ def arms_for(causes: Iterable[str]) -> list[Arm]:
     return list(dict.fromkeys(arm for cause in causes for arm in ARMS.values() if cause in arm.remedies))
 
 
-@dataclass
-class _Factor:
+def _multiply_lr(context: Context, of: Callable[[int], float]) -> None:
     """Multiplies the learning rate within each step, by `of(number of steps since the arm began)`."""
 
-    of: Callable[[int], float]
-    num_steps: int = 0
-    slowed: list[Slowed] = field(default_factory=list)
+    def begin(optimizer: torch.optim.Optimizer) -> None:
+        numbers, slowed = itertools.count(), list[Slowed]()
 
-    def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.slowed:
-            self.after(optimizer, args, kwargs)  # of a step that raised
-        self.slowed.append(Slowed(optimizer, self.of(self.num_steps)))
-        self.slowed[0].apply()
+        def give_back(*args: Any) -> None:
+            while slowed:
+                slowed.pop().give_back()
 
-    def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.num_steps += 1
-        while self.slowed:
-            self.slowed.pop().give_back()
+        def before(*args: Any) -> None:
+            give_back()  # of a step that raised
+            slowed.append(Slowed(optimizer, of(next(numbers))))
+            slowed[0].apply()
 
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(give_back)
 
-def _multiply_lr(context: Context, of: Callable[[int], float]) -> None:
-    """Multiplies the learning rate by `of(number of steps since the arm began)`."""
     for optimizer in context.optimizers:
-        factor = _Factor(of)
-        optimizer.register_step_pre_hook(factor.before)
-        optimizer.register_step_post_hook(factor.after)
+        begin(optimizer)
 
 
 def _has_lr(context: Context) -> str | None:

@@ -193,12 +193,8 @@ class Bench:
         self._loss_fn = loss_fn
 
     def output(self, inputs: Any) -> Any:
-        """The model's output for `inputs`: a dict is given as keywords, a tuple or list as arguments."""
-        if isinstance(inputs, dict) or hasattr(inputs, "keys"):
-            return self.model(**inputs)
-        if type(inputs) in (list, tuple):
-            return self.model(*inputs)
-        return self.model(inputs)
+        """The model's output for `inputs`."""
+        return output_of(self.model, inputs)
 
     def run(self, batch: Any) -> tuple[Any, Tensor]:
         """Output (None where only the loss function knows it) and loss of `batch`."""
@@ -254,6 +250,13 @@ class Bench:
         if not isinstance(loss, Tensor):
             raise TypeError(f"`loss_fn` must return a tensor of one element, got {type(loss).__name__}")
         return loss
+
+
+def output_of(model: nn.Module, inputs: Any) -> Any:
+    """The model's output for `inputs`: a dict is given as keywords, a tuple or list as arguments."""
+    if hasattr(inputs, "keys"):
+        return model(**inputs)
+    return model(*inputs) if type(inputs) in (list, tuple) else model(inputs)
 
 
 def require_module(model: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from ..kernels.tensors import as_tensor
 from ..observers.buffers import forward_undone
 from ..records import TensorRow
 from ..records.model import as_in_gpt2
-from .bench import first_tensor, require_module
+from .bench import first_tensor, output_of, require_module
 from .expected_weights import (
     TOO_LARGE,
     TOO_SMALL,
@@ -292,7 +294,7 @@ def _output_variances(
     """
     found: dict[str, float] = {}
 
-    def look(name: str, output: Any) -> None:
+    def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         tensor = first_tensor(output, floating=True)
         if name not in found and tensor is not None:
             row = kernels.tensor_stats([tensor.detach()], names=[f"output of {name}"], backend=backend)[0]
@@ -302,16 +304,10 @@ def _output_variances(
     for weight in weights:
         if weight.module is not None and not isinstance(weight.module, nn.MultiheadAttention):
             modules.setdefault(weight.module, weight.name)
-    handles = [m.register_forward_hook(lambda _m, _i, out, name=name: look(name, out)) for m, name in modules.items()]
-    try:
-        with torch.no_grad(), forward_undone(model):
-            if isinstance(batch, Mapping):
-                model(**batch)
-            else:
-                model(*(batch if isinstance(batch, (tuple, list)) else (batch,)))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, torch.no_grad(), forward_undone(model):
+        for module, name in modules.items():
+            hooks.enter_context(module.register_forward_hook(partial(look, name)))
+        output_of(model, batch)
     before = [None, *found.values()]
     return {
         name: (variance, variance / last if last else None) for (name, variance), last in zip(found.items(), before)

@@ -46,6 +46,7 @@ def module(tmp_path, monkeypatch):
     (tmp_path / "not_python.py").write_text("def f(:\n", encoding="utf-8")
     (tmp_path / "needs_more.py").write_text("import not_there_at_all\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     yield
     for name in ("made_here", "not_python", "needs_more"):
         sys.modules.pop(name, None)

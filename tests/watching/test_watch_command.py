@@ -32,10 +32,11 @@ def write(path: Path, steps, bad=(), name: str = "b") -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _heeding_ctrl_c():
-    """A shell's background job ignores SIGINT, and so would what is started here."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A shell's background job ignores SIGINT, and so would what is started here. The command handles SIGTERM."""
+    before, terminates = signal.signal(signal.SIGINT, signal.default_int_handler), signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGTERM, terminates)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import sys
 import sysconfig
 import time
 import webbrowser
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,16 +151,20 @@ def run(arguments: argparse.Namespace) -> int:
     corpus = Corpus(text, BATCH_SIZE, arguments.seed, device)
     torch.manual_seed(arguments.seed)
     model = CharTransformer().to(device)
-    with _warnings_printed():
-        optimizer = fastguard.wrap(
-            _optimizer(model),
-            model,
-            max_norm=MAX_NORM,
-            sinks=[fastguard.JsonlSink(log, append=False, tensors_every=20)],
-            activations={"overhead_budget": None},  # a budget goes by the clock, and no two logs would be the same
-            weights=100,
-        )
-        is_right = train(model, optimizer, corpus, arguments.steps)
+    logger = logging.getLogger("fastguard")  # whose warnings are printed to stdout, and nowhere else
+    logger.addHandler(handler := logging.StreamHandler(sys.stdout))
+    handler.setFormatter(logging.Formatter("fastguard: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    logger.propagate = False
+    optimizer = fastguard.wrap(
+        _optimizer(model),
+        model,
+        max_norm=MAX_NORM,
+        sinks=[fastguard.JsonlSink(log, append=False, tensors_every=20)],
+        activations={"overhead_budget": None},  # a budget goes by the clock, and no two logs would be the same
+        weights=100,
+    )
+    is_right = train(model, optimizer, corpus, arguments.steps)
     guard = fastguard.Guard.of(optimizer)
     print("\n$ print(optimizer.guard.report())\n")
     print(guard.report())
@@ -181,21 +184,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _warnings_printed() -> Iterator[None]:
-    """Prints the warnings that fastguard logs to stdout, and nowhere else."""
-    logger, handler = logging.getLogger("fastguard"), logging.StreamHandler(sys.stdout)
-    handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter("fastguard: %(message)s"))
-    propagated, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagated
-
-
 def _optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
 
@@ -203,12 +191,12 @@ def _optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
 def train(model: CharTransformer, optimizer: torch.optim.Optimizer, corpus: Corpus, num_steps: int) -> bool:
     """Trains under guard; whether the poisoned step in the middle was skipped, and changed nothing."""
     schedule = fastguard.tools.warmup_cosine(optimizer, num_steps // 10, num_steps, min_lr=0.1 * LEARNING_RATE)
-    guard = fastguard.Guard.of(optimizer)
+    guard, block = fastguard.Guard.of(optimizer), model.blocks[POISONED_BLOCK]
     losses: list[float] = []
     is_right = False
     for step in range(num_steps):
         is_poisoned = step == num_steps // 2
-        with poisoned(model.blocks[POISONED_BLOCK]) if is_poisoned else contextlib.nullcontext():
+        with block.register_forward_hook(_poison) if is_poisoned else contextlib.nullcontext():
             loss = loss_of(model, *corpus.batch())
             loss.backward()
         if is_poisoned:
@@ -230,26 +218,15 @@ def train(model: CharTransformer, optimizer: torch.optim.Optimizer, corpus: Corp
     return is_right
 
 
-@contextlib.contextmanager
-def poisoned(module: torch.nn.Module) -> Iterator[None]:
-    """Makes one element of the gradient at `module`'s output Inf, as an overflow in float16 would.
-
-    The forward pass, and so the loss, does not change.
-    """
+def _poison(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+    """A forward hook: one element of the gradient at the output becomes Inf, as by an overflow in float16."""
 
     def put_inf(gradient: torch.Tensor) -> torch.Tensor:
         gradient = gradient.clone()
         gradient[0, -1, 0] = torch.inf
         return gradient
 
-    def forward_hook(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> None:
-        output.register_hook(put_inf)
-
-    handle = module.register_forward_hook(forward_hook)
-    try:
-        yield
-    finally:
-        handle.remove()
+    output.register_hook(put_inf)
 
 
 def _is_skipped(model: CharTransformer, optimizer: torch.optim.Optimizer, step: int, loss: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,9 +39,11 @@ def follow(bench: Bench, inputs: Any) -> Flow:
         embedded.append(output.detach().requires_grad_())
         return embedded[-1]
 
-    with bench.put_back(), torch.enable_grad():
+    with bench.put_back(), torch.enable_grad(), contextlib.ExitStack() as hooks:
         bench.model.eval()
-        hooks = [m.register_forward_hook(note) for m in bench.model.modules() if isinstance(m, nn.Embedding)]
+        for module in bench.model.modules():
+            if isinstance(module, nn.Embedding):
+                hooks.enter_context(module.register_forward_hook(note))
         try:
             given = mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), inputs)
             output = first_tensor(bench.output(given), floating=True)
@@ -64,9 +67,6 @@ def follow(bench: Bench, inputs: Any) -> Flow:
             return Flow(max(shares, default=None), is_causal)
         except Exception:  # a model that cannot be run in evaluation mode, or differentiated by its inputs
             return Flow()
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 def _reached(part: Tensor, leaves: list[Tensor]) -> list[Tensor]:

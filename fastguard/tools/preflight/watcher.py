@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -135,17 +135,12 @@ class Watcher(TorchFunctionMode):
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
         """Follows which module of `model` runs, and records the inputs of those with weights."""
-        handles: list[Any] = []
-        for name, module in model.named_modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
-            handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
-            handles.append(module.register_forward_hook(partial(self._leave, name)))
-        try:
+        with ExitStack() as handles:
+            for name, module in model.named_modules():
+                if not isinstance(module, torch.jit.ScriptModule):
+                    handles.enter_context(module.register_forward_pre_hook(partial(self._enter, name)))
+                    handles.enter_context(module.register_forward_hook(partial(self._leave, name)))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _enter(self, name: str, module: nn.Module, args: Any) -> None:
         self._inside.append(name)
