@@ -161,9 +161,7 @@ class TestTensors:
         history.add(make_record(2))
         assert history.tensors.last_step == 2
 
-    @pytest.mark.parametrize(
-        ("num_tensors", "places"), [(10, _BATCH_ENDS), (100, _BATCH_ENDS), (1000, (223, 447))]
-    )
+    @pytest.mark.parametrize(("num_tensors", "places"), [(10, _BATCH_ENDS), (100, _BATCH_ENDS), (1000, (223, 447))])
     def test_steps_between_samples_grow_with_the_number_of_tensors(self, num_tensors, places):
         tracks, names = TensorTracks(), [f"t{i}" for i in range(num_tensors)]
         table = make_table([make_row()] * num_tensors, names)

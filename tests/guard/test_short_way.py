@@ -14,8 +14,8 @@ from torch import nn
 
 import fastguard
 from fastguard.kernels import backends, cpu
-from fastguard.step.hooks import Hooks
 from fastguard.records.slot import NUM_SLOTS
+from fastguard.step.hooks import Hooks
 
 pytestmark = pytest.mark.skipif(not backends()["cpu"].available, reason=str(backends()["cpu"].reason))
 
