@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import os
 import sys
@@ -26,9 +25,7 @@ STEPS = 40
 @pytest.fixture
 def tiny(monkeypatch, threads):
     """A model that trains in no time; its middle block is the one that is poisoned."""
-    log = logging.getLogger("fastguard")
-    monkeypatch.setattr(log, "handlers", [*log.handlers])
-    monkeypatch.setattr(log, "propagate", log.propagate)
+    monkeypatch.setattr(training.logging.getLogger("fastguard"), "handlers", [])
     monkeypatch.setattr(training, "CharTransformer", functools.partial(CharTransformer, width=32, num_blocks=3))
 
 

@@ -151,11 +151,10 @@ def run(arguments: argparse.Namespace) -> int:
     corpus = Corpus(text, BATCH_SIZE, arguments.seed, device)
     torch.manual_seed(arguments.seed)
     model = CharTransformer().to(device)
-    logger = logging.getLogger("fastguard")  # whose warnings are printed to stdout, and nowhere else
-    logger.addHandler(handler := logging.StreamHandler(sys.stdout))
+    handler = logging.StreamHandler(sys.stdout)  # for warnings of the guard
     handler.setFormatter(logging.Formatter("fastguard: %(message)s"))
     handler.setLevel(logging.WARNING)
-    logger.propagate = False
+    logging.getLogger("fastguard").addHandler(handler)
     optimizer = fastguard.wrap(
         _optimizer(model),
         model,
