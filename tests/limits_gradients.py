@@ -36,10 +36,10 @@ def all_zero_for(num_steps):
     return history
 
 
-def only_norms(noise):
+def only_norms(noise, norm=1.0, num_steps=20):
     history = TrainingHistory()
-    for step in range(20):
-        history.record(step, loss=1.0, grad_norm=1.0 + noise * (step % 3), lr=0.1)
+    for step in range(num_steps):
+        history.record(step, loss=1.0, grad_norm=norm * (1.0 + noise * (step % 3)), lr=0.1)
     return history
 
 
@@ -96,6 +96,8 @@ LIMITS = {
         (make_history([3.0 + 1e-5 * step for step in range(40)]), None),
         (only_norms(0.0), None),
         (only_norms(1e-7), "info"),
+        (only_norms(1e-7, 9e-6, 60), "warning"),
+        (only_norms(1e-7, 1e-4, 60), "info"),
         *((limited(limit), "info") for limit in (1.0, 0.05, 1.6)),
         *((limited(limit), None) for limit in (1.2345, 3.0)),
         (limited(1.0, 20), "info"),

@@ -344,6 +344,10 @@ LIMITS = {
         (sized("Adam", 0.04, num_steps=80), None),
         (sized("Adam", 0.06, num_steps=80), "warning"),
         (sized("Adam", 0.06, num_steps=79), None),
+        (
+            run([1.0, *[math.nan] * 9], [1.0, *[math.nan] * 9], lrs=[0.06] * 10, optimizer_settings=settings()),
+            "warning",
+        ),
         (sized("AdamW", 9e-7, num_steps=80), "warning"),
         (sized("SGD", 2.9, num_steps=80), None),
         (sized("SGD", 3.1, num_steps=80), "warning"),

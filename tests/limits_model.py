@@ -343,6 +343,8 @@ LIMITS = {
         *((frozen(names), "warning") for names in ("e", "a", "ab", "abc", "ac", "fghij")),
         *((frozen(names), "info") for names in ("abcd", "abcde", "efghij")),
         (frozen("b", falling_losses(99)), "info"),
+        (frozen("b", initialization={"a": (0.1, 0.1)}), "info"),  # a mask, say
+        (frozen("b", initialization={"b": (0.1, 0.1)}), "warning"),
         (frozen("b", falling_losses(300, pace=20.0)), "info"),
     ],
     "missing-gradients": [
@@ -356,7 +358,8 @@ LIMITS = {
         (begun(9.0, 1.0, 1.0), "warning"),
         (begun(0.05, 1.0, 1.0), None),  # the end of a residual branch
         (begun(0.01, 1.0, 1.0), "info"),
-        (begun(0.05, 0.05, 1.0), "warning"),
+        (begun(0.05, 0.05, 1.0), "info"),
+        (begun(0.05, 0.05, 1.0, losses=flat_losses(60)), "warning"),
         (begun(1.0, 0.01, 1.0, losses=flat_losses(60)), "warning"),
         (begun(1.0, 0.01, 1.0, losses=flat_losses(40)), "info"),
         (

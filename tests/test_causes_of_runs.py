@@ -110,6 +110,7 @@ def too_large_targets(mean):
 
 
 BITS = bend(falling_losses(100), [20, 21, 22, 50, 70], lambda loss: math.nan)
+ENDED = [1.0, *[math.nan] * 40]
 FIRST = {
     "dead-units": [zeros_at("0.weight", "0.bias", "2.weight"), zeros_at("0.weight", "0.bias")],
     "singular-operation": [
@@ -140,6 +141,7 @@ FIRST = {
     "learning-rate-too-low": [at_chance(lr=1e-7), at_chance(std=100.0, loss_ops=LINEAR, target_dependence=9.0)],
     "wrong-loss": [climbs(1e-3, [2.3] * 3), without_floor(-50.0, 10, is_smooth=False), without_floor(-math.inf, 1)],
     "learning-rate-too-high": [
+        run(ENDED, ENDED, lrs=[0.1] * 41, optimizer_settings=settings(lr=0.1), is_smooth=False),
         climbs(0.1, [2.3] * 3),  # steps as large as the weights
         climbs(1e-3, [2.3 - 0.02 * step for step in range(50)]),  # it had come down
         fading(2e-3),

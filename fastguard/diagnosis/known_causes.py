@@ -109,7 +109,10 @@ cause(
     "clipped-away",
     "Clipping leaves so little of the gradients that the weights hardly move.",
     "Raise max_norm towards the usual norm.",
-    {"clip-rate-high": reasons.leaves_nothing},
+    {
+        "clip-rate-high": reasons.leaves_nothing,
+        "already-clipped": lambda finding, history, found: 0.0 if finding.severity == "info" else 0.9,
+    },
     "update-ratio-low standstill",
     needs=[needs.clipping],
 )

@@ -93,8 +93,12 @@ def batch_statistics(history: TrainingHistory) -> bool | None:
 
 
 def clipping(history: TrainingHistory) -> bool | None:
-    """The guard clips."""
-    return True if history.num_clipped else history.model.clip_limit is not None or bool(history.model.clip_policy)
+    """The guard clips, or something before it, which leaves equal norms."""
+    return (
+        True
+        if history.num_clipped or history.equal_run >= 10
+        else history.model.clip_limit is not None or bool(history.model.clip_policy)
+    )
 
 
 def scheduler(history: TrainingHistory) -> bool | None:

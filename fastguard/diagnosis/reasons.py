@@ -26,9 +26,18 @@ def if_nothing_is_learnt(weight: float, otherwise: float = 0.0) -> Reason:
 
 
 def isolated(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Bad steps here and there, good ones after them: a batch, not the weights. It spoils gradients, too."""
+    """Bad steps here and there, good ones after them: a batch, not the weights. It spoils gradients, too.
+
+    Where such a step was taken, the weights are NaN from then on, and nothing is known of the batches after it: then an
+    operation without a finite value may have met a batch that it cannot take, unless the first batches were like that.
+    """
     is_of_loss = sign_of(finding) == "non-finite-loss" and needs.has_finite_gradients(history)
-    return 0.0 if is_of_loss or history.skip_run >= 3 or history.longest_skip_run > 3 else 0.75
+    if is_of_loss or history.skip_run >= 3 or history.longest_skip_run > 3:
+        return 0.0
+    first_taken = next((event.step for event in history.first_events if not event.skipped), math.inf)
+    is_followed = first_taken == math.inf or (bool(history.clean) and history.clean[-1].step > first_taken)
+    met_one = history.model.is_smooth is False and history.num_clean >= 3
+    return 0.75 if is_followed or met_one else 0.3
 
 
 def going_on(finding: Finding, history: TrainingHistory, found: Found) -> float:

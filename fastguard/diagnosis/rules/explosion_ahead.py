@@ -12,7 +12,7 @@ from ...records.sampled import is_bias
 from ..finding import Seen, listed
 from ..needs import half_precision, may_rise
 from ..registry import rule
-from ..signals import BLOCK, median, noise, signals_of
+from ..signals import BLOCK, is_stuck, median, noise, signals_of
 
 TITLE = "Gradients too large"
 
@@ -128,7 +128,6 @@ _Held = tuple[Sequence[Any], dict[str, Any], str] | None  # what was held at a l
 
 @rule(
     "already-clipped",
-    severity="info",
     reads="norms of the clean steps in the window; sum and largest element of their gradients where those are known",
     source="our own: where gradients change and their norm does not, something holds the norm",
     see="{_what}, before the guard's own {_by} saw it.",
@@ -136,7 +135,7 @@ _Held = tuple[Sequence[Any], dict[str, Any], str] | None  # what was held at a l
     remedy=_CLIPS_TWICE.format(", and give the guard max_norm."),
 )
 def already_clipped(
-    history: TrainingHistory, *, run: int = 10, few: int = 5, samples: int = 4, change: float = 0.01
+    history: TrainingHistory, *, run: int = 10, few: int = 5, samples: int = 4, change: float = 0.01, tiny: float = 1e-5
 ) -> Seen | None:
     """The norms of the last `run` clean steps or more are within 1e-3 of one another and of a round number.
 
@@ -145,6 +144,8 @@ def already_clipped(
     element is clipped, the largest element is the same round number in a quarter of the samples, `samples` at least, in
     several tensors, not all of them biases. A round number has at most two significant digits. The gradients must have
     changed all the same: their sum or their largest element by more than a share `change`.
+
+    A warning if the norm is at most `tiny` and 50 losses gained less than 0.1 of the first, else info.
     """
     found = _at_each_step(history, run, change) or _now_and_then(history, few, change)
     found = found or _each_element(history, samples, change)
@@ -153,7 +154,8 @@ def already_clipped(
     entries, evidence, what = found
     by = history.model.clip_policy
     do = _CLIPS_TWICE.format(f": {by} sees only clipped norms.") if by else ""
-    return Seen(at=entries, do=do, _what=what, _by=by or "clipping", **evidence)
+    is_nothing = evidence.get("norm", math.inf) <= tiny and is_stuck(history, 0.1, 50)
+    return Seen(at=entries, do=do, warn=is_nothing, _what=what, _by=by or "clipping", **evidence)
 
 
 def _is_round(value: float, within: float) -> bool:

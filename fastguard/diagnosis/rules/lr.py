@@ -251,13 +251,14 @@ def learning_rate_unusual(
     warning if the losses gained less than a share `progress` of the first, or if half of the loss is left after 200
     while it falls steadily at a low rate, or while a high rate changes the median weight by a third a step. Whatever
     the loss does, a warning for a rate `far` times the largest usual one, and larger than the targets, that changes the
-    median weight by a third a step. Mixed and unknown optimizers have no usual range.
+    median weight by a third a step; and for a high rate in a run that was NaN before `min_steps` steps. Mixed and unknown optimizers have no usual range.
     """
     kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
     kind = kinds.pop() if len(kinds) == 1 else ""
     s, largest, usual = signals_of(history), history.lrs.max, _USUAL.get(kind, (0.0, math.inf))
     low, high = low or usual[0], high or usual[1]
-    if history.lrs.count < min_steps or s.is_lr_rising or low <= largest <= high:
+    is_over = largest > high and history.num_nonfinite_applied > 0 and 0 < history.num_clean < min_steps
+    if (history.lrs.count < min_steps and not is_over) or s.is_lr_rising or low <= largest <= high:
         return None
     is_slow = history.losses.count >= min_steps and not s.fall >= progress
     is_large = largest > high and (estimated_update_ratio(history) or 0.0) > 0.3
@@ -268,7 +269,7 @@ def learning_rate_unusual(
     targets = history.model.target_mean or 0.0, history.model.target_std or 0.0
     is_far = is_large and largest > far * high * max(1.0, math.hypot(*targets) if is_of_numbers(history) else 0.0)
     return Seen(
-        warn=(is_slow and descent(history) is not False) or is_far,
+        warn=(is_slow and descent(history) is not False) or is_far or is_over,
         lr=largest,
         is_high=largest > high,
         threshold_low=low,

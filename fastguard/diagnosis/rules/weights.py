@@ -151,8 +151,9 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
 def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, backbone: int = 4) -> Seen | None:
     """Parameters cannot learn.
 
-    A warning if they are at most a share `share` of the model. Info if they are the first `backbone` parameters or
-    more, if the optimizer has none of them, for the first 100 losses, and if 0.8 of the first loss was gained.
+    A warning if they are at most a share `share` of the model, and weight matrices among them: masks and encodings are
+    frozen on purpose. Info if they are the first `backbone` parameters or more, if the optimizer has none of them, for
+    the first 100 losses, and if 0.8 of the first loss was gained.
     """
     notes, progress = history.model, signals_of(history).progress
     newest = () if history.last is None else history.last.tensors.names  # some may have joined since that was noted
@@ -160,7 +161,8 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, backbone:
     if not names or not history.num_steps:
         return None
     leading, num_held = len([*takewhile({*names}.__contains__, notes.names)]), _num_held(history)
-    on_purpose = backbone <= leading == len({*names}) or num_held == 0
+    has_weights = not notes.initialization or not {*names}.isdisjoint(notes.initialization)
+    on_purpose = backbone <= leading == len({*names}) or num_held == 0 or not has_weights
     is_early = history.losses.count > 0 and not has_had_time(history, 100)
     is_learnt = progress >= 0.8 and leading < len({*names})  # first layers need not learn for that
     return Seen(

@@ -126,7 +126,7 @@ def poor_initialisation(
     """Weights began above `large` times the expected spread, or below `small` times it in a share `share` of the
     layers.
 
-    A single layer is too small below `tiny`, unless it is the last; fewer than a share `share` are info unless 50
+    A single layer is too small below `tiny`, unless it is the last. Weights that are too small are info unless 50
     losses gained less than 0.3 of the first. Twice the spread is too large in a share `share` of the layers, 1.1 for
     recurrent weights (weight_hh). Equal weights count in a share `share` of the layers if less than 0.8 of the first
     loss was gained. GPT-2's spreads are not too small.
@@ -151,11 +151,10 @@ def poor_initialisation(
     names = too_large or too_small
     if not names:
         return None
-    is_much = bool(too_large) or len(names) >= share * len(ratios)
     return Seen(
         at=(begin, begin),
         layers=names,
-        warn=is_much or not history.losses.count or is_stuck(history, 0.3, 50),
+        warn=bool(too_large) or not history.losses.count or is_stuck(history, 0.3, 50),
         ratio=ratios[names[0]],
         num_layers=len(names),
         share=len(names) / len(ratios),
