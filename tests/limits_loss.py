@@ -55,6 +55,9 @@ def of_classes(losses, **notes):
     return batches_run(losses, batch(output_width=10), **{**known, **notes})
 
 
+ENDED = [1.0, *[math.nan] * 9]
+
+
 def sized(kind="Adam", lr=1e-3, std=0.1, losses=None, num_steps=60, **notes):
     """A run of one weight matrix with the settings of its optimizer."""
     losses = flat_losses(num_steps) if losses is None else losses
@@ -344,10 +347,7 @@ LIMITS = {
         (sized("Adam", 0.04, num_steps=80), None),
         (sized("Adam", 0.06, num_steps=80), "warning"),
         (sized("Adam", 0.06, num_steps=79), None),
-        (
-            run([1.0, *[math.nan] * 9], [1.0, *[math.nan] * 9], lrs=[0.06] * 10, optimizer_settings=settings()),
-            "warning",
-        ),
+        (run(ENDED, ENDED, lrs=[0.06] * 10, optimizer_settings=settings()), "warning"),
         (sized("AdamW", 9e-7, num_steps=80), "warning"),
         (sized("SGD", 2.9, num_steps=80), None),
         (sized("SGD", 3.1, num_steps=80), "warning"),

@@ -129,7 +129,7 @@ def leaves_nothing(finding: Finding, history: TrainingHistory, found: Found) -> 
 
 
 def after_growth(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """NaN at the end of a loss or a norm that had run away: steps overshot until numbers ended.
+    """NaN at the end of a loss or a norm that had run away, or at an unusual rate: steps overshot until numbers ended.
 
     Seen once, in loss or gradients; less where an operation may have no finite value there.
     """
@@ -138,7 +138,7 @@ def after_growth(finding: Finding, history: TrainingHistory, found: Found) -> fl
     losses = history.loss_trend
     has_risen = losses.count >= 3 and losses.first > 0.0 and losses.mean > 3.0 * losses.first
     weight = 0.5 if history.model.is_smooth is False else 0.75
-    return weight if has_risen or _norms_have_grown(history) else 0.0
+    return weight if has_risen or _norms_have_grown(history) or _warns(found, "learning-rate-unusual") else 0.0
 
 
 def _norms_have_grown(history: TrainingHistory) -> bool:

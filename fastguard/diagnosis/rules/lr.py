@@ -251,7 +251,8 @@ def learning_rate_unusual(
     warning if the losses gained less than a share `progress` of the first, or if half of the loss is left after 200
     while it falls steadily at a low rate, or while a high rate changes the median weight by a third a step. Whatever
     the loss does, a warning for a rate `far` times the largest usual one, and larger than the targets, that changes the
-    median weight by a third a step; and for a high rate in a run that was NaN before `min_steps` steps. Mixed and unknown optimizers have no usual range.
+    median weight by a third a step; and for a high rate in a run that was NaN before `min_steps` steps. Mixed and
+    unknown optimizers have no usual range.
     """
     kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
     kind = kinds.pop() if len(kinds) == 1 else ""
