@@ -56,11 +56,12 @@ def locals_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def whole(gradient: torch.Tensor) -> torch.Tensor:
     """`gradient`, summed over the ranks with Partial placements, which takes a collective."""
-    if not any(p.is_partial() for p in placements(gradient) or ()):
+    _, placements = laid_out(gradient)
+    if not any(p.is_partial() for p in placements or ()):
         return gradient
     from torch.distributed.tensor import Replicate
 
-    target = [Replicate() if p.is_partial() else p for p in placements(gradient)]
+    target = [Replicate() if p.is_partial() else p for p in placements]
     return gradient.redistribute(placements=target)  # type: ignore[attr-defined]
 
 
@@ -95,12 +96,6 @@ def laid_out(tensor: Any) -> tuple[Any, Any]:
     """The arguments of `layout_of`: mesh and placements of a DTensor, None and None of other tensors."""
     spec = getattr(tensor, "_spec", None)
     return (None, None) if spec is None or not is_sharded(tensor) else (spec.mesh, spec.placements)
-
-
-def placements(tensor: torch.Tensor) -> Any:
-    """The placements of a DTensor, None of other tensors; cheap, to see whether they have changed."""
-    spec = getattr(tensor, "_spec", None)
-    return None if spec is None else spec.placements
 
 
 def layouts_of(tensors: Iterable[torch.Tensor]) -> list[ShardLayout]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import threading
 from collections.abc import Sequence
 
 import torch
@@ -25,7 +24,6 @@ from .workspace import Workspace
 __all__ = ["Plan", "TritonBackend", "Workspace", "unavailable"]
 
 _OLDEST = (7, 0)  # compute capability that Triton compiles for
-_lock = threading.Lock()
 
 
 @functools.cache
@@ -42,11 +40,6 @@ def unavailable() -> str | None:
     if hasattr(torch, "xpu") and torch.xpu.is_available():
         return None
     return "no GPU that torch can use; TRITON_INTERPRET=1 runs the kernels on the CPU, slowly, for tests"
-
-
-@functools.cache
-def _workspace(device: torch.device) -> Workspace:
-    return Workspace(device)
 
 
 class TritonBackend(Backend):
@@ -76,8 +69,8 @@ class TritonBackend(Backend):
         is the one sync."""
         if not tensors:
             return bytearray(), None
-        with _lock:
-            workspace = _workspace(device_for(tensors))
+        with activations.lock:
+            workspace = activations.workspace_of(device_for(tensors))
             plan = workspace.plan(tensors)
             slot = make_slots(workspace.device, len(tensors))[0]
             workspace.measure(plan, slot, unscale=unscale)
@@ -87,8 +80,8 @@ class TritonBackend(Backend):
         """Cost: one read and one write of each; no sync."""
         if not tensors:
             return
-        with _lock:
-            workspace = _workspace(device_for(tensors))
+        with activations.lock:
+            workspace = activations.workspace_of(device_for(tensors))
             if is_capturing(workspace.device):
                 raise RuntimeError("`scale_` cannot be captured in a CUDA graph. Call it after the replay")
             plan = workspace.plan(tensors, writable=True)

@@ -27,7 +27,7 @@ _ROW = len(ACTIVATION_COLUMNS)
 _CHANNEL = len(CHANNEL_COLUMNS)
 _WIDEST = 4096  # columns; a few channels are repeated to fill whole blocks, up to this width
 _FEWEST_ROWS = 32  # that they must leave
-_lock = threading.Lock()
+lock = threading.Lock()
 
 
 class Division(NamedTuple):
@@ -141,7 +141,8 @@ class ActivationWorkspace(Workspace):
 
 
 @functools.cache
-def _workspace(device: torch.device) -> ActivationWorkspace:
+def workspace_of(device: torch.device) -> ActivationWorkspace:
+    """The workspace that all calls on a device share; hold `lock` around its use."""
     return ActivationWorkspace(device)
 
 
@@ -151,8 +152,8 @@ def activation_into(
     """As `ActivationWorkspace.measure_activation`."""
     if not accepts(x.device):
         raise UnsupportedTensorError(0, f'must be on a GPU for backend "triton", got {x.device}')
-    with _lock:
-        _workspace(x.device).measure_activation(x, dim, limits, row, table)
+    with lock:
+        workspace_of(x.device).measure_activation(x, dim, limits, row, table)
 
 
 def activation(x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, bytes | None]:
