@@ -30,14 +30,12 @@ class Keeper:
     Attributes:
         snapshots: all of them.
         due: the step after which to take the next.
-        has_grown: whether parameters have grown many times larger, as found by this process alone.
     """
 
     def __init__(self, settings: Recovery, run: Any, ladder: Ladder, forget: Callable[[], None]) -> None:
         self._settings, self._run, self._ladder, self._forget = settings, run, ladder, forget
         self.snapshots = Snapshots(settings.keep, settings.quarantine or 0, settings.patience)
         self.due = 0
-        self.has_grown = False
         self._flags: list[tuple[int, torch.Tensor, str]] = []  # step; whether all is well; the problem if not
 
     def take(self, step: int, *, is_proved: bool = False) -> None:
@@ -72,13 +70,13 @@ class Keeper:
             run.buffers.refresh()
         self._forget()
         self._flags.clear()
-        self.has_grown = False
+        self._ladder.has_grown = False
 
     def forget(self) -> None:
         """Drops all snapshots, because the run continues from another state."""
         self.snapshots.forget()
         self._flags.clear()
-        self.has_grown = False
+        self._ladder.has_grown = False
 
     def cause(self, step: int) -> str:
         """Why to roll back, as found in earlier snapshots; "" for no reason."""
@@ -88,7 +86,7 @@ class Keeper:
             if flag[1]:
                 continue
             if flag[2] == _HAVE_GROWN:
-                self.has_grown = True
+                self._ladder.has_grown = True
             else:
                 found = flag[2]
         return found

@@ -161,7 +161,6 @@ class Ladder(Part):
     attempts: list[Count]
     is_waiting: bool
     num_sat_out: Count
-    has_aim: bool
 
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings

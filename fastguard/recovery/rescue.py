@@ -61,9 +61,8 @@ class Rescue:
         self._is_fresh = True  # take a snapshot before anything else
         self._vetoed: set[int] = set()
         self._arrived: list[StepSeen] = []
-        self._cause = ""  # found by this process alone
         self._clip: Any = _UNSET  # the user's policy, while another replaces it
-        self._is_to_fall, self._is_aimless = objective == "minimise", objective in ("game", "reward")
+        self._is_to_fall, self.ladder.has_aim = objective == "minimise", objective not in ("game", "reward")
         self._num_unheard = 0
         self._groups: Groups = ()
         self._doubt: _Doubt | None = None
@@ -96,18 +95,15 @@ class Rescue:
         self._begun = step
         self.see()
         arrived, self._arrived = self._arrived, []
+        was_odd = ladder.rise.is_odd
+        ladder.has_grown = ladder.has_grown and was_odd
         self._look_for_causes(step)
         self._groups = groups_of(run.ranks)
         if self._groups:
             arrived = self._exchanged(arrived)
-        ladder.cause, self._cause = self._cause, ""
-        ladder.has_aim, ladder.has_grown = not self._is_aimless, self._keeper.has_grown
-        was_odd = ladder.rise.is_odd
         for one in arrived:
             ladder.see(one.loss, one.norm, skipped=one.skipped, vetoed=one.vetoed, lr=one.lr)
-        if not ladder.rise.is_odd:
-            self._keeper.has_grown = False
-        elif not was_odd:
+        if ladder.rise.is_odd and not was_odd:
             self._keeper.look_for_growth(step)
         if self._is_fresh:
             self._is_fresh = False
@@ -125,6 +121,7 @@ class Rescue:
             self._accept(step, 0)
         elif (doubt := ladder.doubt()) and can_veto:
             self._try(step, doubt, has_closure)
+        ladder.cause = ""
         self.lr_factor = ladder.lr_factor(step)
         limit = ladder.norm_limit
         if limit < math.inf and not run.is_vetoed:
@@ -161,34 +158,37 @@ class Rescue:
 
     def _look_for_causes(self, step: int) -> None:
         """Looks for reasons to roll back that this process can see."""
-        self._cause = self._keeper.cause(step) or self._cause
+        ladder = self.ladder
+        ladder.cause = self._keeper.cause(step) or ladder.cause
         checkup = self._ledger.checkup
         found = [] if checkup is None else checkup.take_new()
         critical = [f for f in found if f.severity == "critical" and {f.rule, *by_sign([f])} & {*self._settings.rules}]
         back = max((event["step"] for event in self.events if event["kind"] == "rollback"), default=None)
         if back is not None:  # findings about the state that was given up are old
             critical = [f for f in critical if f.last_step is None or f.last_step > back + _GRACE]
-        if critical and not self.ladder.is_waiting and self._doubt is None:
-            self._cause = f"of {critical[0].rule}: {critical[0].summary.rstrip('.')}"
-        count = self.ladder.num_bad
+        if critical and not ladder.is_waiting and self._doubt is None:
+            ladder.cause = f"of {critical[0].rule}: {critical[0].summary.rstrip('.')}"
+        count = ladder.num_bad
         is_looked_at = count >= 2 and count & (count - 1) == 0  # the second, fourth, eighth in a row
         if is_looked_at and not self._keeper.are_finite():
-            self._cause = "parameters are not finite"
-        if not (self._is_to_fall or self._is_aimless) and (self.ladder.rise.is_suspect or self.ladder.num_high):
-            self._is_aimless = needs.descent(self._ledger.history) is False
+            ladder.cause = "parameters are not finite"
+        if ladder.has_aim and not self._is_to_fall and (ladder.rise.is_suspect or ladder.num_high):
+            ladder.has_aim = needs.descent(self._ledger.history) is not False
 
     def _exchanged(self, arrived: list[StepSeen]) -> list[StepSeen]:
         """The records averaged over all processes, so that all decide alike."""
-        flags = bool(self._cause), self._keeper.has_grown, self._is_aimless
-        arrived, (has_cause, self._keeper.has_grown, self._is_aimless) = averaged(arrived, flags, self._groups)
-        if has_cause and not self._cause:
-            self._cause = "another process says so"
+        ladder = self.ladder
+        flags = bool(ladder.cause), ladder.has_grown, not ladder.has_aim
+        arrived, (has_cause, ladder.has_grown, is_aimless) = averaged(arrived, flags, self._groups)
+        ladder.has_aim = not is_aimless
+        if has_cause and not ladder.cause:
+            ladder.cause = "another process says so"
         return arrived
 
     def _note_due(self, error: FastguardError) -> None:
         """Rolls back instead of raising because too many steps in a row were skipped."""
         if not self.ladder.is_waiting and not self._run.is_vetoed and self._doubt is None:
-            self._cause = f"{self._ledger.skips.limit} steps in a row were skipped"
+            self.ladder.cause = f"{self._ledger.skips.limit} steps in a row were skipped"
 
     def _forget(self) -> None:
         """Drops what is pending from steps of a state that was given up."""
@@ -219,7 +219,7 @@ class Rescue:
         """Restores a snapshot for some skipped steps, to see whether their losses are lower."""
         run, ladder, is_kept = self._run, self.ladder, False
         earlier, most = ladder.attempts_before(step), self._settings.attempts
-        is_harm = self._is_to_fall or self._keeper.has_grown  # weights never grow like that in training
+        is_harm = self._is_to_fall or ladder.has_grown  # weights never grow like that in training
         if earlier >= (most if is_harm else max(1, most - 1)):
             if is_harm:
                 self._fail(step, reason)
@@ -262,7 +262,6 @@ class Rescue:
 
     def _accept(self, step: int, num_batches: int) -> None:
         self.ladder.accept()
-        self._keeper.has_grown = False
         self._tell({"kind": "new-level", "step": step, "reason": "", "num_batches": num_batches})
 
     def _choose(self, step: int, earlier: int) -> Snapshot | None:
