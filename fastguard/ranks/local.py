@@ -20,7 +20,7 @@ from ..records import TrainingHistory
 from ..records.columns import COLUMNS, INDEX, norm_of, norm_parts
 from ..records.events import MAX_RANKS, BadRank
 from . import shards
-from .odd import NoiseScale, OddRanks
+from .parity import NoiseScale, OddRanks
 from .ranks import describe
 from .shards import Unsharded, compares_ranks, num_averaged, ranks_of
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import fastguard
-from fastguard.ranks.odd import NoiseScale
+from fastguard.ranks.parity import NoiseScale
 
 LIMIT, BAD, NUM_STEPS = 0.05, 12, 42
 

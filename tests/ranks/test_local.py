@@ -11,7 +11,7 @@ import torch
 from several_processes import run, slow
 
 import fastguard
-from fastguard.ranks.odd import NoiseScale, OddRanks
+from fastguard.ranks.parity import NoiseScale, OddRanks
 
 SCRIPT = Path(__file__).with_name("local_script.py")
 WORLD = 3
