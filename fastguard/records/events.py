@@ -87,12 +87,11 @@ class _RecoveryDetails(TypedDict, total=False):
     to: Count
     num_batches: Count
     until: Count
-    num_tensors: Count
     lr_factor: float
 
 
 class RecoveryEvent(_RecoveryDetails):
-    """One event of a recovery: "rollback", "failed", "new-level" or "recomputed", with its reason.
+    """One event of a recovery: "rollback", "failed" or "new-level", with its reason.
 
     The step is required; the step to which the run went back (`to`) and the other details depend on the kind.
     """
@@ -163,10 +162,6 @@ def describe_recovery(event: RecoveryEvent) -> str:
     'rolled back from 9 to 5 because the loss was NaN; 5 batches skipped'
     """
     step, kind = event["step"], event["kind"]
-    if kind == "recomputed":
-        same = "gave the same bits, so the cause is the data or the model"
-        other = f"gave other bits in {event.get('num_tensors', 0)} tensors, so the hardware has a transient fault"
-        return f"recomputing the gradients of step {step} {other if event.get('num_tensors') else same}"
     if kind == "new-level":
         return f"accepted a new level of the loss at step {step}, after {event['num_batches']} skipped batches"
     if kind == "failed":

@@ -116,9 +116,9 @@ def test_trap_27_after_a_rollback_patience_begins_anew():
 
     stop = EarlyStopping(2)
     assert [stop(optimizer.guard, v) for v in (1.0, 5.0)] == [False, False]
-    note("recomputed")
+    note("new-level")
     assert stop.num_bad == 1 and not stop(optimizer.guard, 0.9) and not stop(optimizer.guard, 5.0)
-    note("recomputed", "rollback")  # the model of the check before is gone
+    note("new-level", "rollback")  # the model of the check before is gone
     assert [stop(optimizer.guard, v) for v in (1.1, 1.2)] == [False, True]
     assert stop.best == 0.9
 

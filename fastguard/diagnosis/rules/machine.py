@@ -151,7 +151,7 @@ _MOST_TOLD = 3
 )
 def rolled_back(history: TrainingHistory) -> Seen | None:
     """The run was put back to a snapshot, or given up. A warning; critical where it was given up."""
-    done = [event for event in history.model.recoveries if event["kind"] != "recomputed"]
+    done = history.model.recoveries
     if not done:
         return None
     return Seen(
