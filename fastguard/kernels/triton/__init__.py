@@ -18,8 +18,8 @@ from ..backend import Backend
 from ..slots import make_slots
 from ..tensors import float64_bytes
 from . import activations, trial
+from .launch import Workspace
 from .tables import Plan, accepts, device_for
-from .workspace import Workspace
 
 __all__ = ["Plan", "TritonBackend", "Workspace", "unavailable"]
 

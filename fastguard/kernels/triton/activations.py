@@ -18,9 +18,8 @@ from ...errors import UnsupportedTensorError
 from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from ..backend import Limits, Row
 from ..tensors import float64_bytes, plain
-from .launch import CHUNK_BYTES, Launcher, activation_launcher, activation_tile, fold_launcher
+from .launch import CHUNK_BYTES, Launcher, Workspace, activation_launcher, activation_tile, fold_launcher
 from .tables import accepts, is_dense
-from .workspace import Workspace
 
 _NUM_PARTIALS = 10  # of a program, for the row; see lang/activations.py
 _ROW = len(ACTIVATION_COLUMNS)

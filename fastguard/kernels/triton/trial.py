@@ -20,7 +20,7 @@ from .. import reference
 from ..slots import StepOptions, make_slots
 from ..tensors import float64_bytes
 from . import activations
-from .workspace import Workspace
+from .launch import Workspace
 
 _log = logging.getLogger("fastguard")
 
