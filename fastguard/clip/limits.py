@@ -265,10 +265,8 @@ class CheckedPolicy(ClipPolicy):
         limits = self._newest
         if self.scope != "group" or limits is None or limits.norms is None:
             return fields
-        triggers, targets = limits.triggers, limits.targets
         no_limits = array("d", [math.inf]) * len(limits.norms)
-        if triggers is None or targets is None:
-            triggers = targets = no_limits
+        triggers, targets = limits.triggers or no_limits, limits.targets or no_limits
         is_dropped = any(targets[i] == 0.0 for i in over or ())
         groups = []
         for name, norm, trigger, target in zip(self.names, limits.norms, triggers, targets, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -43,17 +44,11 @@ class ActivationRow(NamedTuple):
         a, b = self.num_finite, other.num_finite
         weight = b / (a + b) if b else 0.0
         delta = other.mean - self.mean
-        return ActivationRow(
-            self.numel + other.numel,
-            self.mean + delta * weight,
-            self.m2 + other.m2 + delta * delta * a * weight,
-            min(self.min, other.min),
-            max(self.max, other.max),
-            self.num_zeros + other.num_zeros,
-            self.num_near_zero + other.num_near_zero,
-            self.num_saturated + other.num_saturated,
-            self.num_nans + other.num_nans,
-            self.num_infs + other.num_infs,
+        return ActivationRow._make(map(operator.add, self, other))._replace(
+            mean=self.mean + delta * weight,
+            m2=self.m2 + other.m2 + delta * delta * a * weight,
+            min=min(self.min, other.min),
+            max=max(self.max, other.max),
         )
 
 

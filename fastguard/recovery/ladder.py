@@ -117,10 +117,9 @@ class RateCut(Part):
     lr: float | None
     lr_back: float | None
 
-    def __init__(
-        self, factor: float = 1.0, start: int = 0, lr: float | None = None, lr_back: float | None = None
-    ) -> None:
-        self.factor, self.start, self.lr, self.lr_back = factor, start, lr, lr_back
+    def __init__(self) -> None:
+        self.factor, self.start = 1.0, 0
+        self.lr = self.lr_back = None
 
     def at(self, step: int, ramp: int) -> float:
         """What the learning rate is multiplied by at `step`; 1.0 once the ramp is over."""
@@ -281,7 +280,7 @@ class Ladder(Part):
         self.load_baseline(baseline)
         self.attempts.append(step)
         self.is_waiting, self.num_sat_out = True, 0
-        self.rate = RateCut(self._settings.lr_factor**earlier, step, self.rate.lr, baseline["lr"])
+        self.rate.factor, self.rate.start, self.rate.lr_back = self._settings.lr_factor**earlier, step, baseline["lr"]
         return self.rate.factor
 
     def sit_out(self) -> bool | None:
