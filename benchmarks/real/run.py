@@ -1,10 +1,12 @@
-"""Runs real programs as they are and under `fastguard run`, and compares.
+"""Runs real programs as they are and under `fastguard run`, and compares; or asks once what is wrong with each.
 
-    python -m benchmarks.real.run --repos FOLDER [--only PART] [--out results.json]
+    python -m benchmarks.real.run --repos FOLDER [--only PART]                    # as it is and under `fastguard run`
+    python -m benchmarks.real.run --repos FOLDER --ask benchmarks/results/real.json    # and with faults, once each
+    python -m benchmarks.real.score benchmarks/results/real.json
 
-FOLDER has, or gets, a clone of each repository as `owner+name`. For each program: whether the exit code, and the random
-state and parameters at the end, are the same; how long both took; the verdict, and its first cause.
-Nothing is downloaded but the repositories. The programs need matplotlib, SciPy, pandas and scikit-learn.
+FOLDER has, or gets, a clone of each repository as `owner+name`. The first says whether the exit code, and the random
+state and parameters at the end, are the same, and how long both took. The second runs what is not yet in its file.
+Nothing is downloaded but the repositories. The programs need matplotlib, SciPy, scikit-learn and networkx.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fastguard.diagnosis import by_sign
 from fastguard.records import TrainingHistory
 from fastguard.report import build_report
 
-from .programs import PROGRAMS, Program
+from .programs import FAULTS, MODULES, PROGRAMS, Program
 
 ROOT = Path(__file__).parents[2]
+NUM_LOOKS = 10  # how often a run's log is read as if it were still going on
 SEED = "import random as _r, numpy as _n, torch as _t; _r.seed(0), _n.random.seed(0), _t.manual_seed(0)"
 # At exit, a digest of what a training leaves behind.
 AT_EXIT = """
@@ -45,33 +49,35 @@ atexit.register(digest)
 
 def clone(program: Program, repos: Path, to: Path) -> None:
     """The patched repository in `to`."""
-    repository, commit = program.source
-    mirror = repos / repository.replace("/", "+")
+    mirror = repos / program.source.replace("/", "+")
     if not mirror.exists():
-        subprocess.run(["git", "clone", "-q", f"https://github.com/{repository}", mirror], check=True)
+        subprocess.run(["git", "clone", "-q", f"https://github.com/{program.source}", mirror], check=True)
     source = mirror / "repo" if (mirror / "repo").exists() else mirror
     subprocess.run(["git", "clone", "-qn", source, to], check=True)
     # A mirror may lack large files, which no program here needs.
-    subprocess.run(["git", "-C", to, "checkout", "-q", commit, "--", "."], check=False, capture_output=True)
+    subprocess.run(["git", "-C", to, "checkout", "-q", program.commit, "--", "."], check=False, capture_output=True)
     words = program.script.split()
     path = to / program.folder / (words[1].replace(".", "/") + ".py" if words[0] == "-m" else words[0])
     lines = path.read_text(encoding="utf-8").splitlines()
     first = 1 + max([i for i, line in enumerate(lines) if line.startswith("from __future__")], default=-1)
-    text = "\n".join([*lines[:first], SEED, *lines[first:]])
-    for old, new in program.patches.items():
+    path.write_text("\n".join([*lines[:first], SEED, *lines[first:]]), encoding="utf-8")
+    for given, new in program.patches.items():
+        beside, _, old = given.rpartition("::")
+        changed = to / program.folder / beside if beside else path
+        text = changed.read_text(encoding="utf-8")
         if old not in text:
             raise ValueError(f"{program.name} has no {old!r}")
-        text = text.replace(old, new)
-    path.write_text(text, encoding="utf-8")
+        changed.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def run(program: Program, repos: Path, command: list[str], timeout: float) -> dict[str, Any]:
     """One run of a program by `command`."""
-    with tempfile.TemporaryDirectory() as name:
-        work = Path(name)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
         clone(program, repos, work / "repo")
         (work / "site").mkdir()
-        (work / "site" / "sitecustomize.py").write_text(AT_EXIT)
+        for name, text in {"sitecustomize.py": AT_EXIT, **MODULES}.items():
+            (work / "site" / name).write_text(text)
         known = {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "DIGEST": str(work / "digest")}
         known["PYTHONPATH"] = os.pathsep.join([str(work / "site"), str(ROOT), str(work / "repo")])
         words = [sys.executable, *command, *shlex.split(program.script)]
@@ -94,6 +100,12 @@ def run(program: Program, repos: Path, command: list[str], timeout: float) -> di
 
 
 def _verdict(log: Path) -> dict[str, Any]:
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    earlier = set()
+    part = log.with_name("part.txt")
+    for look in range(1, NUM_LOOKS):
+        part.write_text("".join(lines[: len(lines) * look // NUM_LOOKS]), encoding="utf-8")
+        earlier |= set(_warnings(TrainingHistory.from_jsonl(part)))
     history = TrainingHistory.from_jsonl(log)
     report = build_report(history)
     return {
@@ -101,8 +113,28 @@ def _verdict(log: Path) -> dict[str, Any]:
         "steps": history.num_steps,
         "losses": history.losses.count,
         "val_losses": len(history.validations),
-        "cause": report.causes[0].rule if report.causes else "",
+        "causes": [(one.rule, round(one.confidence, 3)) for one in report.causes[:3]],
+        "findings": _warnings(history),
+        "earlier": sorted(earlier),
     }
+
+
+def _warnings(history: TrainingHistory) -> dict[str, str]:
+    found = by_sign(build_report(history).findings)
+    return {name: finding.severity for name, finding in found.items() if finding.severity != "info"}
+
+
+def ask(repos: Path, results: Path, only: str, timeout: float) -> None:
+    """Runs each program and fault that `results` lacks under `fastguard run`, and adds a line for it."""
+    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    asked = {(known["program"], known["fault"]) for known in map(json.loads, lines)}
+    for program in [*PROGRAMS, *FAULTS]:
+        if only in program.name and (program.name, program.fault) not in asked:
+            told = run(program, repos, ["-m", "fastguard", "run", "--no-page"], timeout)
+            kept = {name: told[name] for name in ("code", "seconds", "not_watched", "guards")}
+            kept["said"] = told["said"][-300:] if told["code"] else ""
+            with results.open("a", encoding="utf-8") as file:
+                print(json.dumps({"program": program.name, "fault": program.fault, **kept}), file=file)
 
 
 def main() -> None:
@@ -110,22 +142,21 @@ def main() -> None:
     parser.add_argument("--repos", type=Path, required=True)
     parser.add_argument("--only", default="")
     parser.add_argument("--timeout", type=float, default=300.0)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--ask", type=Path)
     arguments = parser.parse_args()
-    results = {}
+    if arguments.ask:
+        ask(arguments.repos, arguments.ask, arguments.only, arguments.timeout)
+        return
     for program in PROGRAMS:
         if arguments.only in program.name:
             plain = run(program, arguments.repos, [], arguments.timeout)
             ours = run(program, arguments.repos, ["-m", "fastguard", "run", "--no-page"], arguments.timeout)
             is_same = all(plain[name] == ours[name] for name in ("code", "digest"))
-            results[program.name] = {"same": is_same, "plain_seconds": plain["seconds"], **ours}
-            guards = ["{status} {steps}/{losses}/{val_losses} {cause}".format(**guard) for guard in ours["guards"]]
+            guards = ["{status} {steps}/{losses}/{val_losses} {causes}".format(**guard) for guard in ours["guards"]]
             print("same" if is_same else "DIFFERS", program.name, plain["code"], ours["code"], plain["seconds"],
                   ours["seconds"], guards, ours["not_watched"], flush=True)  # fmt: skip
             if not is_same or ours["code"]:
                 print(ours["said"])
-            if arguments.out:
-                arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
