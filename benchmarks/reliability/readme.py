@@ -35,63 +35,7 @@ class Part(NamedTuple):
     command: str
 
 
-PARTS = (
-    Part(
-        "reliability-kernels",
-        "random tensor lists through all kernels, against float64",
-        "100,000, none wrong; under sanitizers none reported",
-        "make fuzz",
-    ),
-    Part(
-        "reliability-threads",
-        "kernels from several threads under the thread sanitizer",
-        "no report of ours",
-        "python -m benchmarks.reliability.threads",
-    ),
-    Part(
-        "reliability-histories",
-        "random histories and saved states through rules, report and reader",
-        "10,000, no crash, no JSON that is not strict",
-        "make fuzz",
-    ),
-    Part(
-        "reliability-logs",
-        "random, broken and hostile logs through `fastguard diagnose`",
-        "10,000, a clear line or a diagnosis each",
-        "make fuzz",
-    ),
-    Part(
-        "reliability-reader",
-        "a log of a million steps, read",
-        "200 MB of memory, 12 s with orjson",
-        "python -m benchmarks.reliability.reader",
-    ),
-    Part(
-        "reliability-kill",
-        "trainings ended at random moments by kill -9, SIGTERM and Ctrl-C",
-        "500, every log readable, at most one record behind",
-        "make kill",
-    ),
-    Part(
-        "reliability-checkpoints",
-        "savings of a checkpoint ended by kill -9, at each write and at random moments",
-        "400, none that does not load",
-        "make kill",
-    ),
-    Part("reliability-soak", "a million steps", "memory within 1 MB, time a step within 5 %", "make soak"),
-    Part(
-        "reliability-disks",
-        "a full disk, a file gone, several writers, sinks that raise or are slow",
-        "training unaffected, each loss counted",
-        "python -m benchmarks.reliability.disks",
-    ),
-    Part(
-        "optimizers",
-        "optimizer classes of other packages: guarded and idle, skipped, clipped",
-        "311 classes: idle bit-identical 308, a skip bit-identical 300",
-        "make optimizers",
-    ),
-)
+PARTS = [Part(*one) for one in json.loads((Path(__file__).parent / "parts.json").read_text(encoding="utf-8"))]
 
 
 def optimizers(results: Mapping[str, Any]) -> str:

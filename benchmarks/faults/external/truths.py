@@ -47,7 +47,6 @@ DEAD = Truth(("units", "vanishing", "weights", "setup", "loss"), ("dead-units", 
 SATURATED = Truth(("units", "vanishing", "weights", "setup", "loss"), ("saturated-units", "poor-initialisation"))
 REPEATED = Truth(("data", "loss"), ("repeated-data", "overfitting"))
 SHORT = Truth(("loss", "lr"), ("stopped-too-early", "learning-rate-too-low"))
-STATISTICS = Truth(("data", "loss", "setup", "units"), ("normalisation-statistics", "batch-size"))
 NO_GRADIENT = Truth(
     ("setup", "weights", "vanishing", "loss"),
     ("no-gradient-arrives", "parameters-cut-off", "parameters-missing-from-optimizer"),
@@ -62,9 +61,6 @@ VANISHING = Truth(
     ("vanishing-gradients", "saturated-units", "poor-initialisation"),
 )
 POOR = Truth((*VANISHING.families, "explosion"), ("poor-initialisation", "dead-units", "vanishing-gradients"))
-HALF = Truth(
-    ("nonfinite", "vanishing", "weights", "loss", "setup"), ("half-precision-underflow", "half-precision-overflow")
-)
 EXPERTS = Truth(("units", "setup", "loss", "vanishing"), ("dead-experts",))
 SUMMED = Truth(("setup", "explosion", "lr", "loss"), ("wrong-loss", "learning-rate-too-high", "unscaled-accumulation"))
 SMALL_BATCH = Truth(("data", "explosion", "loss", "lr"), ("batch-size", "learning-rate-too-high"))
@@ -74,7 +70,6 @@ FROZEN = Truth(("setup", "weights", "vanishing", "loss"), ("frozen-parameters", 
 BLIND = either(CANNOT, LABELS, LEAK)  # what decides the targets never reaches the model
 CUT_SHORT = either(SHORT, LOW)
 DEEP = either(VANISHING, POOR, DEAD)
-FAST_OR_SMALL = either(SMALL_BATCH, HIGH)
 FEW = either(OVERFITTED, REPEATED)
 FIXED = either(CUT, FROZEN, LEFT_OUT)  # parameters that never change
 FOREIGN_HIGH = either(SETTINGS, HIGH)
