@@ -10,7 +10,7 @@ from fastguard.diagnosis import needs
 from fastguard.records import TrainingHistory
 
 from made_runs import falling_losses, run, scaler_run, settings
-from records import make_record
+from records import make_batch, make_record
 
 KINDS = {"Linear": 2}
 
@@ -25,6 +25,13 @@ def clipped():
     history = TrainingHistory()
     history.add(make_record(0, 2.0, clip_coef=0.5))
     return history
+
+
+def chosen(*ops, num_samples=1, **facts):
+    batch = make_batch(num_samples=num_samples)
+    return run(
+        falling_losses(9), change=lambda step: {"batches": (batch,)}, loss_ops=[f"{op}Backward0" for op in ops], **facts
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,6 +97,14 @@ def clipped():
         (needs.descent, told(num_foreign_parameters=2), None),
         (needs.descent, told(num_foreign_parameters=3), False),
         (needs.descent, told(num_foreign_parameters=3, objective="minimise"), True),
+        (needs.reinforces, chosen("Mul", "Neg", "Log", "Select"), True),
+        (needs.reinforces, chosen("Sum", "Cat", "Mul", "Neg", "Squeeze", "Gather", "Sub"), True),
+        (needs.reinforces, chosen("Mul", "Neg", "Gather", num_samples=32), False),  # a mask, perhaps
+        (needs.reinforces, chosen("Neg", "Mean", "Gather"), False),
+        (needs.reinforces, chosen("Mul", "NllLoss", "Select"), False),
+        (needs.reinforces, chosen("Mul", "Neg", "Addmm", "Select"), False),
+        (needs.reinforces, chosen("Mul", "Neg", "Gather", objective="minimise"), False),
+        (needs.descent, chosen("Mul", "Neg", "Gather"), False),
     ],
 )
 def test_needs(need, history, answer):

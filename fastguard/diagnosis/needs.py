@@ -26,6 +26,7 @@ _SUMS = ("Add", "Sub", "Neg", "Mul", "Div")  # what terms are put together with
 _UNDEFINED = ("LogBackward", "Log1p", "Log2", "Log10", "Sqrt", "Rsqrt", "Pow", "Div", "Acos", "Asin", "Xlogy",
               "Lgamma")  # fmt: skip
 _MARGINS = ("Margin", "Hinge", "ClampMin", "ReluBackward")
+_LAYERS, _CHOSEN = ("Addmm", "Mm", "Linear", "Bmm", "Convolution"), ("Gather", "Select", "Index")
 _FEW = 3  # parameters, which a loss may have of its own
 _HALF = ("float16", "bfloat16", "float8")
 _MOVED = """
@@ -94,11 +95,8 @@ def batch_statistics(history: TrainingHistory) -> bool | None:
 
 def clipping(history: TrainingHistory) -> bool | None:
     """The guard clips, or something before it, which leaves equal norms."""
-    return (
-        True
-        if history.num_clipped or history.equal_run >= 10
-        else history.model.clip_limit is not None or bool(history.model.clip_policy)
-    )
+    is_held = history.num_clipped > 0 or history.equal_run >= 10
+    return is_held or history.model.clip_limit is not None or bool(history.model.clip_policy)
 
 
 def scheduler(history: TrainingHistory) -> bool | None:
@@ -136,7 +134,7 @@ def descent(history: TrainingHistory) -> bool | None:
         return True
     if (history.model.num_foreign_parameters or 0) >= _FEW:  # those of another network are in the loss, as in a game
         return False
-    if takes_turns(history) or of_chosen_outputs(history):
+    if takes_turns(history) or of_chosen_outputs(history) or reinforces(history):
         return False
     return None if not history.losses.count or history.losses.min >= 0.0 else False
 
@@ -182,7 +180,19 @@ def weighted(history: TrainingHistory) -> bool:
 
 def may_rise(history: TrainingHistory) -> bool:
     """Whether the loss may rise while all is well: a term is to grow, or its targets follow the model."""
-    return rewarded(history) or of_chosen_outputs(history) or bootstraps_targets(history)
+    return rewarded(history) or of_chosen_outputs(history) or bootstraps_targets(history) or reinforces(history)
+
+
+def reinforces(history: TrainingHistory, *, most: int = 8) -> bool:
+    """Whether the loss is a chosen probability times a return, state by state, as a policy gradient has it.
+
+    Its level says nothing, and its targets are what the model chose. A mask times a cross-entropy looks the same, but
+    for the size of its batches. Not where an objective was told.
+    """
+    ops = [*itertools.takewhile(lambda op: not op.startswith(_LAYERS), history.model.loss_ops)]
+    is_chosen = any(op.startswith(_CHOSEN) for op in ops) and not any(op.startswith("Nll") for op in ops)
+    sizes = [x.num_samples for _, x in history.batches if x.training and x.with_grad]
+    return not history.model.objective and is_chosen and "MulBackward0" in ops and bool(sizes) and max(sizes) <= most
 
 
 def of_chosen_outputs(history: TrainingHistory) -> bool:
