@@ -36,23 +36,6 @@ def test_float16_whose_norm_overflows() -> None:
     torch.testing.assert_close(ours[0].grad, expected, rtol=1e-3, atol=0.0)
 
 
-def test_float16_that_overflows_is_no_error() -> None:
-    ours = as_parameters([torch.full((1000,), 6e4, dtype=torch.float16)])
-    assert fastguard.clip_grad_norm_(ours, 1e9, error_if_nonfinite=True).isfinite()
-    ours[0].grad[7] = math.inf
-    with pytest.raises(RuntimeError, match="non-finite"):
-        fastguard.clip_grad_norm_(ours, 1e9, error_if_nonfinite=True)
-
-
-@pytest.mark.parametrize("value", [1e-7, 65504.0])
-def test_float16_at_its_ends(value: float) -> None:
-    gradients = [torch.full((3,), value, dtype=torch.float16)]
-    norm = fastguard.get_total_norm(gradients)
-    assert norm.dtype == (torch.float16 if value < 1 else torch.float32)
-    # a float16 as small as this is a multiple of 6e-8
-    assert norm.item() == pytest.approx(true_norm(gradients), rel=1e-6, abs=0 if value > 1 else 6e-8)
-
-
 def test_the_coefficient_comes_from_the_accurate_norm() -> None:
     """torch puts its bfloat16 norm, 9.75 where 9.761 is true, into the coefficient; ours is rounded at the end only."""
     gradients = make_gradients([(95,)], torch.bfloat16)
@@ -82,12 +65,6 @@ def test_a_norm_beyond_float32_is_infinite_as_with_torch_but_clips() -> None:
     torch.testing.assert_close(ours[0].grad, torch.full((4,), 0.5), rtol=1e-5, atol=0.0)
 
 
-def test_it_is_accurate_over_many_elements() -> None:
-    gradients = make_gradients([(1 << 20,)], scale=3.0)
-    exact = true_norm(gradients)
-    assert fastguard.get_total_norm(gradients).item() == pytest.approx(exact, rel=1e-7)
-
-
 # --- memory and autograd ---
 
 
@@ -97,17 +74,6 @@ def test_clipping_bumps_versions(norm_type: float) -> None:
     before = _versions(parameters)
     fastguard.clip_grad_norm_(parameters, 0.01, norm_type)
     assert all(now > then for now, then in zip(_versions(parameters), before, strict=True))
-
-
-@pytest.mark.parametrize("max_norm", [1e4, math.inf])
-def test_no_memory_is_written_where_nothing_is_clipped(max_norm: float) -> None:
-    gradients = make_gradients([(5, 5), (7,)])
-    locked = [torch.from_numpy(g.numpy().copy()) for g in gradients]
-    parameters = as_parameters(locked)
-    before = _versions(parameters)
-    fastguard.clip_grad_norm_(parameters, max_norm)
-    assert _versions(parameters) == before
-    assert all(torch.equal(a, b) for a, b in zip(locked, gradients, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
@@ -154,22 +120,6 @@ def test_gradients_that_require_grad_are_clipped_in_place() -> None:
     assert not norm.requires_grad
     assert x.grad is own and own.requires_grad and own.is_leaf
     torch.testing.assert_close(own.detach(), torch.tensor([0.6, 0.8]), rtol=1e-6, atol=0.0)
-
-
-def test_gradients_made_under_inference_mode() -> None:
-    with torch.inference_mode():
-        gradient = torch.tensor([3.0, 4.0])
-        p = torch.nn.Parameter(torch.zeros(2))
-        p.grad = gradient
-        assert fastguard.clip_grad_norm_([p], 1.0).item() == 5.0
-        torch.testing.assert_close(p.grad, torch.tensor([0.6, 0.8]), rtol=1e-6, atol=0.0)
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_the_grad_mode_stays(enabled: bool) -> None:
-    with torch.set_grad_enabled(enabled):
-        fastguard.clip_grad_norm_(as_parameters(make_gradients()), 0.1)
-        assert torch.is_grad_enabled() == enabled
 
 
 def test_it_runs_in_several_threads_at_once() -> None:

@@ -44,26 +44,6 @@ def test_every_dtype(dtype: torch.dtype) -> None:
     assert norm == torch.tensor(true_norm(tensors), dtype=real)  # the exact norm, rounded once
 
 
-def test_mixed_dtypes() -> None:
-    half, single, brain = (make_gradients([(9,)], t)[0] for t in (torch.float16, torch.float32, torch.bfloat16))
-    assert assert_as_torch([half, single], rtol=2e-3).dtype == torch.float32
-    assert assert_as_torch([half, brain], rtol=2e-2).dtype == torch.float32
-    assert assert_as_torch([half, single.double()], rtol=2e-3).dtype == torch.float64
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("norm_type", [1, 2, math.inf])
-@pytest.mark.parametrize("error_if_nonfinite", [False, True])
-def test_values_that_are_not_finite(bad: float, norm_type: float, error_if_nonfinite: bool) -> None:
-    tensors = make_gradients(FULL)
-    tensors[0][3, 3] = bad
-    if not error_if_nonfinite:
-        assert_as_torch(tensors, norm_type)
-        return
-    with pytest.raises(RuntimeError, match=rf"total norm of order {float(norm_type)} for gradients .* is non-finite"):
-        fastguard.get_total_norm(tensors, norm_type, error_if_nonfinite=True)
-
-
 def test_nothing() -> None:
     for nothing in ([], (), (t for t in [])):
         norm = fastguard.get_total_norm(nothing)
@@ -76,10 +56,6 @@ def test_nothing() -> None:
 def test_a_single_tensor_counts_as_a_list_of_one() -> None:
     assert fastguard.get_total_norm(torch.full((3, 3), 2.0)).item() == 6.0
     assert_as_torch(torch.tensor(-3.0))
-
-
-def test_a_generator_is_read_once() -> None:
-    assert fastguard.get_total_norm(t for t in [torch.tensor([3.0]), torch.tensor([4.0])]).item() == 5.0
 
 
 @pytest.mark.parametrize(
@@ -97,13 +73,6 @@ def test_tensors_are_only_read() -> None:
     before = [(t.clone(), t._version) for t in tensors]
     fastguard.get_total_norm(tensors)
     assert all(torch.equal(t, b) and t._version == version for t, (b, version) in zip(tensors, before, strict=True))
-
-
-def test_parameters_have_a_norm_without_a_graph() -> None:
-    p = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
-    norm = fastguard.get_total_norm([p, p * 2])
-    assert norm.item() == pytest.approx(math.sqrt(125.0))
-    assert norm.grad_fn is None
 
 
 @pytest.mark.skipif(
@@ -141,19 +110,6 @@ def test_global_norm_is_torchs_formula(norm: float, max_norm: float) -> None:
     coefficient = limits.apply(norm, (), None).coefficient
     assert coefficient == min(1.0, max_norm / (norm + 1e-6))
     assert 0.0 <= coefficient <= 1.0
-
-
-def test_global_norm_says_what_it_is() -> None:
-    policy = fastguard.GlobalNorm(2)
-    assert repr(policy) == "GlobalNorm(2)"
-    policy.load_state_dict(fastguard.GlobalNorm(5.0).state_dict())
-    assert policy.max_norm == 2.0  # the limit of this run stays
-
-
-@pytest.mark.parametrize("max_norm", [0, -1.0, math.nan, True, "1", None, torch.ones(1)])
-def test_global_norm_needs_a_positive_number(max_norm: Any) -> None:
-    with pytest.raises(ValueError, match=r"`max_norm` must be a number > 0, got .*Leave it out for no clipping"):
-        fastguard.GlobalNorm(max_norm)
 
 
 def test_meta_tensors_are_left_to_torch() -> None:

@@ -42,17 +42,6 @@ def test_before_its_record_has_come() -> None:
     assert [r.weights for r in memory.records] == [(), weights("b"), ()]
 
 
-def test_too_late_goes_to_the_next_record_and_not_astray() -> None:
-    model, optimizer, memory = guarded()
-    take_step(model, optimizer, 0)
-    optimizer.guard.flush()
-    optimizer.guard._run.ring.attach(0, weights=weights("c"))
-    assert memory.records[0].weights == ()
-    take_step(model, optimizer, 1)
-    optimizer.guard.flush()
-    assert memory.records[1].weights == weights("c")
-
-
 def test_of_a_record_that_was_dropped_nothing_is_kept_for_ever() -> None:
     _, optimizer, _ = guarded()
     ring = optimizer.guard._run.ring

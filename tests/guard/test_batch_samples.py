@@ -28,14 +28,6 @@ def sampled(x: Any, y: Any, **kwargs: Any) -> BatchSample:
     return found
 
 
-def test_a_number_beside_the_data_is_none_of_them() -> None:
-    """As the count of targets that the Trainer passes along."""
-    tokens = torch.randint(9, (4, 8))
-    found = sample_of((), {"count": torch.tensor(64.0), "tokens": tokens}, torch.randn(4, 2), True, True)
-    assert found is not None and found.input_is_integer and found.num_samples == 4 and found.input_abs_max < 9.0
-    assert sampled(torch.tensor(3.0), torch.randn(2)).input_abs_max == 3.0  # where there is nothing else
-
-
 def test_figures() -> None:
     x = torch.tensor([[1.0, 2.0, -3.0, 7.0], [1.0, 4.0, -3.0, math.nan]])
     y = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
@@ -55,14 +47,6 @@ def test_outputs_of_a_softmax_add_up_to_one(dtype: torch.dtype, shape: tuple[int
     assert found.output_is_unit and found.output_width == shape[-1]
     assert found.output_rows_sum_to_one is (shape[-1] <= 65536)
     assert not sampled(torch.randn(shape[0], 2), torch.randn(shape).to(dtype).sigmoid()).output_rows_sum_to_one
-
-
-def test_the_same_answer_to_every_input_has_no_spread() -> None:
-    x = torch.randn(16, 3)
-    assert sampled(x, torch.full((16, 5), 1 / 3).cumsum(1)).output_spread == 0.0
-    assert sampled(x, torch.randn(16, 5)).output_spread == pytest.approx(1.0, abs=0.3)
-    assert math.isnan(sampled(x[:1], torch.randn(1, 5)).output_spread)
-    assert sampled(x[:1], torch.randn(1, 7, 5)).output_spread > 0.5  # one sequence: its places are the samples
 
 
 def test_equal_batches_have_equal_digests() -> None:
@@ -174,11 +158,6 @@ def test_figures_of_small_tensors_are_those_of_all_elements(dtype: torch.dtype, 
         if len(rows) > 1:
             assert found.constant_share == pytest.approx(float((rows == rows[0]).all(0).double().mean()))
             assert found.spread == pytest.approx(float(rows.std(0, correction=0).mean()), rel=1e-9)
-
-
-def test_a_sample_takes_next_to_no_memory() -> None:
-    figures = figures_of(torch.full((1,), 2.5).expand(512, 50_257, 7))  # a copy of which would be 720 MB
-    assert figures is not None and (figures.mean, figures.std, figures.constant_share) == (2.5, 0.0, 1.0)
 
 
 @pytest.mark.parametrize("low", [-math.inf, -1e9, torch.finfo(torch.float16).min])

@@ -130,11 +130,3 @@ def test_wrapping_what_is_compiled_already() -> None:
     assert_identical(snapshot(model, optimizer), before)
     optimizer.guard.flush()
     assert optimizer.guard.history.step == [0, 1, 2]
-
-
-@pytest.mark.slow
-def test_with_a_compiled_model() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), torch.compile(model, backend="eager"))
-    _steps(model, guarded, guarded.step, range(1))
-    assert guarded.guard.last.tensors.names == ("0.weight", "0.bias", "2.weight", "2.bias")

@@ -13,8 +13,6 @@ from guard_helpers import loss_at, make_model
 from torch import nn
 
 import fastguard
-from fastguard.records import TrainingHistory
-from fastguard.sinks import JsonlSink
 
 Loop = Callable[[nn.Module, Any], Iterator[torch.Tensor]]
 
@@ -138,20 +136,6 @@ def test_no_gradient_is_critical_within_ten_steps_and_says_why(
     assert any("no-gradient" in record.getMessage() for record in caplog.records)
 
 
-def test_a_stale_optimizer_without_a_model_gets_no_backward_pass() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters()))
-    for _ in usual(make_model(seed=1), optimizer):
-        pass
-    assert found(optimizer)["no-gradient"].evidence["pattern"] == "no-backward"
-
-
-def test_before_ten_steps_there_is_no_evidence() -> None:
-    optimizer = guarded(make_model())
-    optimizer.step()
-    assert optimizer.guard.report().status == "no-evidence"
-
-
 def test_some_that_step_in_the_backward_pass_are_named() -> None:
     model = make_model()
     optimizer = guarded(model)
@@ -161,29 +145,6 @@ def test_some_that_step_in_the_backward_pass_are_named() -> None:
     assert (finding.severity, finding.layers) == ("warning", ("0.weight", "0.bias"))
     assert "missing-gradients" not in found(optimizer)
     assert optimizer.guard.report().causes[0].rule == "trained-elsewhere"
-
-
-def test_it_is_in_the_log(tmp_path: Any) -> None:
-    model = make_model()
-    optimizer = guarded(model, sinks=[JsonlSink(tmp_path / "run.jsonl")])
-    for _ in in_backward(model, optimizer):
-        pass
-    optimizer.guard.close()
-    notes = TrainingHistory.from_jsonl(tmp_path / "run.jsonl").model
-    assert (notes.num_seen, len(notes.never_seen), set(notes.moved_between)) == (0, 4, set(notes.names))
-    assert notes.num_reached_unseen == 9
-
-
-def test_averages_of_weights_that_are_in_the_optimizer_are_a_remark() -> None:
-    online, target = make_model(), make_model(seed=1)
-    model = nn.ModuleList([online, target])
-    optimizer = guarded(model)
-    for _ in usual(online, optimizer):
-        with torch.no_grad():
-            for p, q in zip(target.parameters(), online.parameters()):
-                p.lerp_(q, 0.1)
-    assert found(optimizer)["unseen-updates"].severity == "info"
-    assert optimizer.guard.report().status == "healthy"
 
 
 def test_what_another_guard_sees_is_not_missing() -> None:
@@ -220,15 +181,6 @@ def route(model: Routed, optimizer: Any, at: Callable[[int], int], steps: range)
         optimizer.guard.observe(loss=loss)
 
 
-def test_an_expert_that_was_chosen_once_is_not_one_that_never_was() -> None:
-    model = Routed(4)
-    optimizer = guarded(model)
-    route(model, optimizer, lambda step: 3 if step == 7 else step % 3, range(60))  # step 7 is in no sample
-    notes = optimizer.guard.report() and optimizer.guard.history.model
-    assert (notes.num_seen, notes.never_seen) == (16, ())
-    assert not found(optimizer).keys() & {"missing-gradients", "idle-experts"}
-
-
 def test_one_that_never_is_chosen_is_told_after_a_while_and_not_again_once_it_is() -> None:
     model = Routed(4)
     optimizer = guarded(model)
@@ -237,12 +189,9 @@ def test_one_that_never_is_chosen_is_told_after_a_while_and_not_again_once_it_is
     route(model, optimizer, lambda step: step % 3, range(35, 80))
     assert found(optimizer)["idle-experts"].layers[0].startswith("experts.3.")
     assert "missing-gradients" not in found(optimizer)
-    route(model, optimizer, lambda step: step % 4, range(80, 90))
+    route(model, optimizer, lambda step: 3 if step == 87 else step % 3, range(80, 90))  # a step that is in no sample
     assert "idle-experts" not in found(optimizer)
-    route(model, optimizer, lambda step: step % 3, range(90, 300))
-    optimizer.guard.report()
-    route(model, optimizer, lambda step: step % 3, range(300, 410))
-    assert found(optimizer)["idle-experts"].layers[0].startswith("experts.3.")  # not for a hundred steps
+    assert (optimizer.guard.history.model.num_seen, optimizer.guard.history.model.never_seen) == (16, ())
 
 
 def test_a_resumed_run_knows_what_had_gradients_before() -> None:
@@ -326,18 +275,6 @@ def test_clipping_by_value_is_noticed_soon() -> None:
     assert found(optimizer)["already-clipped"].evidence["largest"] == pytest.approx(0.05)
 
 
-def test_a_constant_gradient_of_the_last_bias_is_no_clipping_by_value() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.Sigmoid(), nn.Linear(8, 1))
-    optimizer = guarded(model, torch.optim.SGD)
-    for number in range(60):
-        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(number))
-        optimizer.zero_grad()
-        (model(x) - 50.0 - x.sum(1, keepdim=True)).abs().mean().backward()
-        optimizer.step()
-    assert optimizer.guard.history.totals_since(0)[-1].largest == 1.0
-    assert "already-clipped" not in found(optimizer)
-
-
 @pytest.mark.parametrize("kind", ["labels", "rewards", "rewards, observed"])
 def test_batches_without_a_signal_are_told_as_what_they_are(kind: str) -> None:
     model = make_model()
@@ -359,13 +296,3 @@ def test_batches_without_a_signal_are_told_as_what_they_are(kind: str) -> None:
     finding = found(optimizer)["no-signal"]
     assert (finding.severity, finding.evidence["num_steps"]) == ("info", 15)
     assert optimizer.guard.report().status == "healthy"
-
-
-def test_rewards_that_have_not_come_yet_are_not_critical() -> None:
-    model = make_model()
-    optimizer = guarded(model, torch.optim.SGD, objective="reward")
-    for number in range(30):
-        optimizer.zero_grad()
-        (0.0 * loss_at(model, number)).backward()
-        optimizer.step()
-    assert found(optimizer)["no-gradient"].severity == "warning"

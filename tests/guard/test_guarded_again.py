@@ -39,13 +39,6 @@ def test_the_same_settings_leave_the_guard_and_its_steps(make: Any) -> None:
     assert guard.last.step == 4 and len(optimizer._optimizer_step_pre_hooks) == 1
 
 
-def test_the_same_object_is_alike_whatever_has_become_of_it() -> None:
-    model, policy = make_model(), fastguard.Spikes()
-    optimizer = fastguard.wrap(_sgd(model), model, clip=policy)
-    train(model, optimizer, range(12))
-    assert fastguard.wrap(optimizer, model, clip=policy).guard.history.num_steps == 11
-
-
 @pytest.mark.parametrize(
     ("before", "after", "named"),
     [

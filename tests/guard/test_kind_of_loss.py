@@ -76,11 +76,6 @@ class TestClasses:
             assert told(lambda y: F.cross_entropy(y.float(), CLASSES), y)[0] == CROSS_ENTROPY
             assert told(lambda y: F.cross_entropy(y.float(), CLASSES, weight=WEIGHT), y)[0] == CROSS_ENTROPY
 
-    def test_two_classes(self) -> None:
-        targets = classes(16, num=2)
-        kind, found = told(lambda y: F.cross_entropy(y, targets), numbers(16, 2))
-        assert kind == CROSS_ENTROPY and found is not None and torch.equal(found, targets)
-
     @pytest.mark.parametrize("shape", [(4, 5, 7), (4, 5, 3, 3), (4, 5, 5)], ids=str)
     def test_classes_second(self, shape: tuple[int, ...]) -> None:
         targets = classes(shape[0], *shape[2:])
@@ -125,11 +120,6 @@ class TestPairs:
         kind, found = told(lambda y: F.binary_cross_entropy(y, ANSWERS), numbers(32, 1).sigmoid())
         assert kind == BINARY and found is not None and torch.equal(found, ANSWERS.flatten().long())
 
-    def test_of_several_labels(self) -> None:
-        labels = classes(16, 4, num=2).float()
-        kind, found = told(lambda y: F.binary_cross_entropy_with_logits(y, labels), numbers(16, 4))
-        assert kind == WITH_LOGITS and found is not None and torch.equal(found, labels.flatten().long())
-
 
 class TestNumbers:
     @pytest.mark.parametrize("shape", [(32,), (32, 1), (8, 3), (2, 3, 4)], ids=str)
@@ -139,28 +129,8 @@ class TestNumbers:
         assert kind == "squared error" and found is not None
         torch.testing.assert_close(found, targets.double().flatten(), rtol=0.0, atol=1e-5)
 
-    def test_absolute_error(self) -> None:
-        kind, found = told(lambda y: F.l1_loss(y, numbers(32, seed=2)), numbers(32))
-        assert (kind, found) == ("absolute error", None)
-
 
 class TestStrangeGradients:
-    def test_zero(self) -> None:
-        assert kind_of_loss(numbers(8, 3), torch.zeros(8, 3)) == ("zero", None)
-
-    @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-    @pytest.mark.parametrize("where", ["output", "gradient"])
-    def test_not_finite(self, bad: float, where: str) -> None:
-        given = {"output": numbers(8, 3), "gradient": numbers(8, 3, seed=1)}
-        given[where][3, 1] = bad
-        assert kind_of_loss(given["output"], given["gradient"]) == ("", None)
-
-    @pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 2), (3, 1), (1, 1, 1), (2, 1, 2)], ids=str)
-    def test_small_ones_raise_nothing(self, shape: tuple[int, ...]) -> None:
-        for seed in range(20):
-            kind, _ = kind_of_loss(numbers(*shape, seed=seed), numbers(*shape, seed=seed + 100))
-            assert isinstance(kind, str)
-
     @pytest.mark.parametrize(
         "loss", [lambda y: -y.sum() / 52, lambda y: y.mean(), lambda y: (y * classes(8, 13, num=2)).sum()]
     )

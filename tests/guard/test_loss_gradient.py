@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import json
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ from torch.nn import functional as F
 import fastguard
 from fastguard.observers.loss_gradient import NUM_LOOKED_AT, LossGradient
 from fastguard.observers.loss_kind import OutputSample
-from fastguard.records import TrainingHistory
 from fastguard.records.failures import Failures
 
 pytestmark = needs_extension
@@ -26,14 +22,6 @@ CROSS_ENTROPY = "cross-entropy"
 
 
 class TestFacts:
-    def test_with_autocasts_bfloat16_it_is_known(self) -> None:
-        looker, y = LossGradient(Failures()), numbers(16, 5).bfloat16().requires_grad_()
-        output = y * 1.0
-        looker.watch(output)
-        F.cross_entropy(output.float(), classes(16)).backward()
-        assert looker.facts["loss_kind"] == CROSS_ENTROPY
-        assert looker.facts["num_target_classes"] == len(set(classes(16).tolist()))
-
     @pytest.mark.parametrize(
         "loss",
         [
@@ -67,23 +55,6 @@ class TestFacts:
         assert looker.facts["target_range"] == pytest.approx((float(targets.min()), float(targets.max())), abs=1e-5)
         assert looker.facts["target_binary_share"] == 0.0
 
-    @pytest.mark.parametrize(
-        "gradient",
-        [torch.ones(4, 3).to_sparse(), torch.ones(3, 4), torch.ones(4)],
-        ids=["sparse", "of another shape", "of fewer dimensions"],
-    )
-    def test_what_does_not_fit_the_output_is_left_alone(self, gradient: torch.Tensor) -> None:
-        failures = Failures()
-        looker = LossGradient(failures)
-        looker.look(OutputSample(torch.ones(4, 3)), gradient)
-        assert looker.facts == {} and failures.counts() == {}
-
-    def test_an_empty_one(self) -> None:
-        looker = LossGradient(Failures())
-        looker.watch(y := torch.ones(0, 3, requires_grad=True) * 1.0)
-        y.sum().backward()
-        assert looker.facts == {} and looker._left == NUM_LOOKED_AT
-
 
 def watched(model: nn.Module, batches: int, output: Callable[[torch.Tensor], Any] = lambda y: y) -> LossGradient:
     looker = LossGradient(Failures())
@@ -95,11 +66,6 @@ def watched(model: nn.Module, batches: int, output: Callable[[torch.Tensor], Any
 
 
 class TestWatch:
-    def test_eight_times_at_most(self) -> None:
-        looker = watched(make_model(), NUM_LOOKED_AT + 5)
-        assert NUM_LOOKED_AT == 8
-        assert looker.facts["num_targets"] == 8 * 16 and looker.facts["num_target_classes"] == 4
-
     @pytest.mark.parametrize(
         "output",
         [
@@ -170,60 +136,6 @@ class TestWatch:
             assert found is None  # a line through one feature, and one symbol, say nothing
         else:
             assert (found is not None and found > 0.9995) == (kind != "elsewhere")
-
-    def test_a_mean_of_what_the_batches_have(self) -> None:
-        looker, y = LossGradient(Failures()), numbers(4, 3)
-        for targets in ([0, 0, 0, 1], [2, 2, 1, 0]):
-            leaf = y.clone().requires_grad_()
-            F.cross_entropy(leaf, torch.tensor(targets)).backward()
-            assert leaf.grad is not None
-            looker.look(OutputSample(y), leaf.grad)
-        assert looker.facts["target_batch_top_share"] == pytest.approx((0.75 + 0.5) / 2)
-
-    @pytest.mark.parametrize("num_passes", [2, 3])
-    def test_several_backward_passes_through_one_output_count_once(self, num_passes: int) -> None:
-        looker, y = LossGradient(Failures()), make_model()(numbers(16, 6))
-        looker.watch(y)
-        loss = F.cross_entropy(y, classes(16, num=4))
-        for _ in range(num_passes):
-            loss.backward(retain_graph=True)
-        assert looker.facts["num_targets"] == 16
-
-    def test_the_gradient_is_left_as_it_is(self) -> None:
-        gradients = []
-        for is_watched in (False, True):
-            model = make_model()
-            y = model(numbers(16, 6))
-            if is_watched:
-                looker = LossGradient(Failures())
-                looker.watch(y)
-            F.cross_entropy(y, classes(16, num=4)).backward()
-            gradients.append([p.grad for p in model.parameters()])
-        assert all(torch.equal(a, b) for a, b in zip(*gradients) if a is not None and b is not None)
-
-    def test_nothing_is_kept_alive_after_backward(self) -> None:
-        looker, model = LossGradient(Failures()), make_model()
-        y = model(numbers(16, 6))
-        looker.watch(y)
-        values = weakref.ref(y)
-        loss = F.cross_entropy(y, classes(16, num=4))
-        samples = [one for one in gc.get_objects() if type(one) is OutputSample]
-        assert len(samples) == 1 and (copied := weakref.ref(samples.pop()))() is not None
-        loss.backward()
-        assert copied() is None
-        del y, loss
-        gc.collect()
-        assert values() is None
-
-    def test_a_looker_that_is_gone_is_not_kept_by_its_hook(self) -> None:
-        looker = LossGradient(Failures())
-        y = make_model()(numbers(16, 6))
-        looker.watch(y)
-        gone = weakref.ref(looker)
-        del looker
-        gc.collect()
-        assert gone() is None
-        y.sum().backward()
 
     def test_a_failure_is_caged(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         def fail(sample: OutputSample, gradient: torch.Tensor) -> None:
@@ -298,34 +210,13 @@ class TestUnderGuard:
         torch.autograd.grad(y, list(model.parameters()), torch.ones(2, 3, 4), is_grads_batched=True)
         assert not optimizer.guard._run.failures.counts()
 
-    def test_notes(self) -> None:
-        notes = train().history.model
-        assert notes.loss_kind == CROSS_ENTROPY and notes.num_target_classes == 4 and notes.num_targets
-        assert 0.25 <= notes.target_top_share <= notes.target_batch_top_share < 1.0
-
-    def test_a_loss_scale_changes_nothing(self) -> None:
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        plain, scaled = train().history.model, train(scaler=scaler).history.model
-        assert scaled.loss_kind == CROSS_ENTROPY
-        for name in ("num_targets", "num_target_classes", "target_top_share", "target_batch_top_share"):
-            assert getattr(scaled, name) == getattr(plain, name)
-
-    def test_a_compiled_model(self) -> None:
-        model = make_model()
-        model.compile(backend="eager")
-        assert train(model=model).history.model.loss_kind == CROSS_ENTROPY
-
-    def test_survives_state_dict(self) -> None:
-        history = train().history
-        again = TrainingHistory()
-        again.load_state_dict(json.loads(json.dumps(history.state_dict())))
-        for name in ("loss_kind", "num_targets", "num_target_classes", "target_top_share", "target_batch_top_share"):
-            assert getattr(again.model, name) == getattr(history.model, name) is not None
-
-    def test_survives_the_log(self, tmp_path: Path) -> None:
-        path = tmp_path / "run.jsonl"
-        guard = train(num_steps=40, sinks=[fastguard.JsonlSink(path)])
+    def test_notes_are_the_same_under_a_scale_and_in_the_log(self, tmp_path: Path) -> None:
+        guard = train(num_steps=40, sinks=[fastguard.JsonlSink(tmp_path / "run.jsonl")])
         guard.close()
-        read = fastguard.TrainingHistory.from_jsonl(path)
+        notes = guard.history.model
+        assert notes.loss_kind == CROSS_ENTROPY and (notes.num_target_classes, notes.num_targets) == (4, 4 * 16)
+        assert 0.25 <= notes.target_top_share <= notes.target_batch_top_share < 1.0
+        scaled = train(num_steps=40, scaler=torch.amp.GradScaler("cpu", init_scale=1024.0)).history.model
+        read = fastguard.TrainingHistory.from_jsonl(tmp_path / "run.jsonl").model
         for name in ("loss_kind", "num_targets", "num_target_classes", "target_top_share", "target_batch_top_share"):
-            assert getattr(read.model, name) == getattr(guard.history.model, name) is not None
+            assert getattr(scaled, name) == getattr(read, name) == getattr(notes, name)

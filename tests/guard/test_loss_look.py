@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fastguard
-from fastguard.kernels import cpu
 from fastguard.observers.dependence import sample_inputs
 from fastguard.observers.loss_gradient import LossGradient
 from fastguard.observers.loss_kind import Loss, OutputSample
@@ -79,24 +78,6 @@ class TestAnyGradient:
             assert found.mean_squared == pytest.approx(expected.mean_squared, rel=1e-6, nan_ok=True)
             assert found.numbers == pytest.approx(expected.numbers, rel=1e-9, abs=1e-12)
 
-    def test_what_does_not_fit_is_refused(self) -> None:
-        values, gradient = torch.ones(2, 3), torch.ones(4, 3)
-        for y, dim, places, reach in (
-            (values, 2, (0, 1), (0, 1, 0)),
-            (values, 0, (0, 1), (0, 1, 0)),
-            (values, 1, (3, 1), (0, 1, 0)),
-            (values, 1, (0, 4), (0, 1, 0)),
-            (values, 1, (0, 1), (0, 1, 5)),
-            (values, 1, (0, 0), (0, 1, 0)),
-            (values, 1, (-1, 1), (0, 1, 0)),
-            (values[:0], 1, (0, 1), (0, 1, 0)),
-            (values.mT, 1, (0, 1), (0, 1, 0)),
-            (values[0], 1, (0, 1), (0, 1, 0)),
-        ):
-            assert cpu.extension.kind_of_loss([(y, dim, *places, *reach)], gradient, 1) is None
-        assert cpu.extension.kind_of_loss([], gradient, 1) is None
-        assert cpu.extension.kind_of_loss([(values, 1, 0, 1, 0, 1, 0)], gradient.to_sparse(), 1) is None
-
 
 class TestSampled:
     """Of outputs that are too large to be copied whole."""
@@ -127,15 +108,6 @@ class TestSampled:
         share = sum(found == 3 for found in loss.targets) / len(loss.targets)
         assert share == pytest.approx(float((targets == 3).double().mean()), abs=0.03)
 
-    def test_likelihood_and_labels(self) -> None:
-        y, targets = numbers(500, 400).log_softmax(1), classes(500, num=400)
-        loss = loss_of(y, lambda y: F.nll_loss(y, targets))
-        assert loss.kind == "negative log-likelihood" and list(loss.targets or ()) == targets.tolist()
-        y, labels = numbers(300000), classes(300000, num=2).float()
-        loss = loss_of(y, lambda y: F.binary_cross_entropy_with_logits(y, labels))
-        assert loss.kind == "binary cross-entropy with logits"
-        assert sum(loss.targets or ()) / len(loss.targets or ()) == pytest.approx(float(labels.mean()), abs=0.02)
-
     @pytest.mark.parametrize("shape", [(400000,), (500, 800), (4, 3, 200, 200), (2, 300000)], ids=str)
     def test_squared_error(self, shape: tuple[int, ...]) -> None:
         y, targets = numbers(*shape), 3.0 + 2.0 * numbers(*shape, seed=1)
@@ -144,26 +116,17 @@ class TestSampled:
         assert loss.mean_squared == pytest.approx(float(F.mse_loss(y, targets)), rel=1e-4)  # of all elements
         assert loss.numbers[2:4] == pytest.approx((3.0, 2.0), abs=0.05)
 
-    @pytest.mark.thinned(n=3)
-    @pytest.mark.parametrize("is_shifted", [False, True])
-    @pytest.mark.parametrize("num_padded", [0, 3])
-    def test_tokens_that_are_to_be_given_back(self, num_padded: int, is_shifted: bool) -> None:
+    @pytest.mark.parametrize("is_shifted", [False, pytest.param(True, marks=pytest.mark.slow)])
+    def test_tokens_that_are_to_be_given_back(self, is_shifted: bool) -> None:
         looker = LossGradient(Failures())
         for seed in range(3):
-            tokens = classes(16, 32, num=20011, seed=seed)
+            tokens = classes(8, 32, num=9001, seed=seed)
             targets = tokens.roll(-1, 1) if is_shifted else tokens.clone()
-            targets[:, :num_padded] = -100
-            looker.watch(y := numbers(16, 32, 20011).requires_grad_() * 1.0, [tokens])
+            targets[:, :3] = -100
+            looker.watch(y := numbers(8, 32, 9001).requires_grad_() * 1.0, [tokens])
             F.cross_entropy(y.flatten(0, 1), targets.flatten()).backward()
         assert looker.facts["loss_kind"] == "cross-entropy"
         assert (looker.facts["target_in_inputs"] == 1.0) != is_shifted
-
-    def test_a_gradient_that_no_sampled_row_has_is_not_called_zero(self) -> None:
-        y = numbers(64, 20011)
-        sample, gradient = OutputSample(y), torch.zeros_like(y)
-        assert sample.loss_of(gradient).kind == "zero"
-        gradient[1, 5] = 1.0
-        assert sample.loss_of(gradient).kind == ""
 
 
 class Copied(TorchDispatchMode):
@@ -218,37 +181,18 @@ class TestNothingIsHeld:
         assert y._backward_hooks  # the look is due
         return model, optimizer, x, y, [weakref.ref(x), weakref.ref(y)]  # the graph holds x too
 
-    def test_after_a_step(self) -> None:
-        _, optimizer, x, y, held = self.passed()
-        F.cross_entropy(y, classes(16, num=4)).backward()
+    @pytest.mark.parametrize("ending", ["a step", "no backward pass", "an error"])
+    def test_of_a_pass_and_its_inputs(self, ending: str) -> None:
+        _kept, optimizer, x, y, held = self.passed()
+        if ending == "a step":
+            F.cross_entropy(y, classes(16, num=4)).backward()
+        elif ending == "an error":
+            with pytest.raises(IndexError):
+                F.cross_entropy(y, classes(16, num=4) + 10)
         del x, y
         assert [one() for one in held] == [None] * 2
         optimizer.step()
-        assert optimizer.guard._run.failures.counts() == {}
-        assert optimizer.guard.history.model.loss_kind or optimizer.guard.report()
-
-    def test_where_backward_never_comes(self) -> None:
-        _kept, _, x, y, held = self.passed()
-        del x, y
-        assert [one() for one in held] == [None] * 2
-
-    def test_where_the_loss_raises(self) -> None:
-        _kept, _, x, y, held = self.passed()
-        with pytest.raises(IndexError):
-            F.cross_entropy(y, classes(16, num=4) + 10)
-        del x, y
-        assert [one() for one in held] == [None] * 2
-
-    def test_a_pass_with_gradients_in_evaluation(self) -> None:
-        model, optimizer, x, y, _ = self.passed()
-        F.cross_entropy(y, classes(16, num=4)).backward()
-        optimizer.step()
-        model.eval()
-        x = numbers(16, 6)
-        y = model(x)
-        held = [weakref.ref(x), weakref.ref(y)]  # the graph holds x too
-        del x, y
-        assert [one() for one in held] == [None] * 2
+        assert "failed-parts" not in [finding.rule for finding in optimizer.guard.report().findings]
 
     def test_the_hook_keeps_copies_until_backward(self) -> None:
         x = numbers(16, 6)
@@ -270,7 +214,3 @@ class TestInputs:
         assert torch.equal(sample.values, x.view(shape[0], -1)[:64, :: -(-width // 256)])
         strided = x.repeat_interleave(2, -1)[..., ::2]
         assert torch.equal(torch.as_tensor(sample_inputs([strided])[0].values), sample.values)
-
-    def test_what_says_nothing(self) -> None:
-        given = [torch.ones(()), torch.ones(7, 3), torch.ones(8, 0), torch.ones(8, 2, dtype=torch.complex64)]
-        assert [one.values for one in sample_inputs(given)] == [None] * 4

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import gc
 import math
-import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,11 +93,14 @@ def _adamw(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
 
 
 @every_proxy
-def test_wrapping_a_proxy_guards_what_is_inside(proxy: Any) -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+def test_wrapping_a_proxy_guards_what_is_inside(proxy: Any, is_late: bool) -> None:
     model = make_model()
     inner = _adamw(model)
+    if is_late:
+        fastguard.wrap(inner, model)
     outer = proxy(inner)
-    assert fastguard.wrap(outer, model, max_norm=1.0) is outer
+    assert fastguard.wrap(outer, model) is outer
     guard = inner.guard
     assert outer.guard is guard
     assert fastguard.Guard.of(outer) is fastguard.Guard.of(inner) is guard
@@ -106,19 +108,11 @@ def test_wrapping_a_proxy_guards_what_is_inside(proxy: Any) -> None:
     take_step(model, inner, 1)
     guard.flush()
     assert guard.history.step == [0, 1]
-
-
-@every_proxy
-def test_a_proxy_made_afterwards_shows_the_guard_too(proxy: Any) -> None:
-    model = make_model()
-    inner = fastguard.wrap(_adamw(model), model)
-    outer = proxy(inner)
-    assert outer.guard is fastguard.Guard.of(outer) is inner.guard
-    take_step(model, outer, 0)
-    assert outer.guard.last.step == 0
     with pytest.raises(fastguard.AlreadyGuardedError, match="guarded already"):
         fastguard.wrap(outer, model, on_guarded="raise")
-    assert fastguard.wrap(outer, model).guard is inner.guard
+    if proxy is Accelerated:
+        with pytest.raises(fastguard.NotGuardedError, match=r"fastguard\.wrap"):
+            fastguard.Guard.of(copy.deepcopy(outer))
 
 
 @every_proxy
@@ -179,18 +173,6 @@ def test_trap_2_1_groups_that_are_replaced_are_read_anew(proxy: Any) -> None:
     assert outer.guard.last.clipped and len(outer.guard.last.tensors) == 4
 
 
-def test_trap_2_1_parameters_that_are_replaced_are_read_anew() -> None:
-    """FSDP2 and tensor parallelism put new parameters into the groups."""
-    model = make_model()
-    guarded = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    take_step(model, guarded, 0)
-    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
-    guarded.param_groups[0]["params"] = list(model.parameters())
-    take_step(model, guarded, 1, bad=math.nan)
-    assert guarded.guard.last.skipped
-    assert guarded.guard.last.nonfinite == ["0.weight"]
-
-
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("unscales", [False, True])
 @pytest.mark.parametrize("max_norm", [1e6, 0.05])
@@ -243,19 +225,6 @@ def test_trap_2_7_a_step_that_is_replaced_under_a_scaler(fused: bool) -> None:
     if not fused:
         assert_identical(snapshot(model, inner), snapshot(plain, optimizer.optimizer))
     assert_close(snapshot(model)["parameters"], snapshot(plain)["parameters"], rtol=2e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("how", ["pickle", "deepcopy"])
-def test_a_copy_of_a_proxy_is_unguarded(how: str) -> None:
-    model = make_model()
-    outer = fastguard.wrap(Accelerated(_adamw(model)), model)
-    twin = pickle.loads(pickle.dumps(outer)) if how == "pickle" else copy.deepcopy(outer)
-    with pytest.raises(fastguard.NotGuardedError, match=r"fastguard\.wrap"):
-        fastguard.Guard.of(twin)
-    with pytest.raises(fastguard.NotGuardedError, match=r"fastguard\.wrap"):
-        _ = twin.guard
-    fastguard.wrap(twin)
-    assert twin.guard is not outer.guard
 
 
 def test_a_proxy_that_shows_nothing_of_what_it_wraps_gets_the_guard_itself() -> None:
@@ -327,9 +296,3 @@ def test_trap_2_11_deepspeed_is_refused(is_optimizer: bool) -> None:
     with pytest.raises(TypeError, match=r"DeepSpeed's ZeroStage3.*without ZeRO"):
         fastguard.wrap(instance)
     assert "_guard" not in vars(instance)
-
-
-@pytest.mark.parametrize("thing", [None, object(), nn.Linear(2, 2), "AdamW"])
-def test_what_is_no_optimizer_is_refused(thing: Any) -> None:
-    with pytest.raises(TypeError, match=r"`optimizer` must be a torch\.optim\.Optimizer"):
-        fastguard.wrap(thing)

@@ -48,14 +48,6 @@ def _pair(dtype: torch.dtype = torch.float32, **settings: object) -> tuple[nn.Mo
     return plain, optimizers, model, guarded
 
 
-def test_they_come_back_as_they_went_in() -> None:
-    model = make_model()
-    given = _matrices_and_rest(model)
-    returned = fastguard.wrap(given, model)
-    assert returned is given
-    assert given[0].guard is given[1].guard is fastguard.Guard.of(given[1])
-
-
 def test_training_is_bit_identical_with_one_record_a_step() -> None:
     plain, optimizers, model, guarded = _pair()
     for step in range(5):
@@ -121,38 +113,6 @@ def test_a_bad_gradient_in_one_skips_all(bad_index: int) -> None:
     assert guard.history.first_events[0].names == ("0.weight" if bad_index == 0 else "0.bias",)
 
 
-def test_names_without_a_model_tell_the_optimizers_apart() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(_matrices_and_rest(model))
-    _step(model, guarded, 0)
-    assert guarded[0].guard.last.tensors.names == (
-        "optimizer0.group0.param0",
-        "optimizer0.group0.param1",
-        "optimizer1.group0.param0",
-        "optimizer1.group0.param1",
-    )
-
-
-def test_one_optimizer_alone_may_go_on_stepping() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(_matrices_and_rest(model), model)
-    for step in range(3):
-        for optimizer in guarded:
-            optimizer.zero_grad()
-        loss_at(model, step).backward()
-        guarded[0].step()
-    guarded[0].guard.flush()
-    assert guarded[0].guard.history.step == [0, 1, 2]
-
-
-def test_the_same_optimizer_twice_is_an_error() -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="twice"):
-        fastguard.wrap([optimizer, optimizer], model)
-    assert not hasattr(optimizer, "guard")
-
-
 def test_optimizers_wrapped_apart_that_share_parameters_are_told(caplog: pytest.LogCaptureFixture) -> None:
     model = make_model()
     first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
@@ -161,31 +121,6 @@ def test_optimizers_wrapped_apart_that_share_parameters_are_told(caplog: pytest.
     assert not caplog.records
     fastguard.wrap(first, model)
     assert "4 parameters of this SGD are guarded with another optimizer (SGD) as well" in caplog.text
-
-
-def test_optimizers_that_share_a_parameter_are_an_error() -> None:
-    model = make_model()
-    both = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(list(model.parameters())[:1], lr=0.1)]
-    with pytest.raises(ValueError, match=r"share no parameters, whose gradients would count twice .* Wrap each by"):
-        fastguard.wrap(both, model)
-    assert not both[0]._optimizer_step_pre_hooks
-
-
-def test_an_empty_list_is_an_error() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        fastguard.wrap([])
-
-
-def test_detach_frees_all_of_them() -> None:
-    model = make_model()
-    optimizers = _matrices_and_rest(model)
-    before = [dict(o.__dict__) for o in optimizers]
-    guard = fastguard.wrap(optimizers, model)[0].guard
-    _step(model, optimizers, 0)
-    guard.detach()
-    assert [o.__dict__.keys() for o in optimizers] == [b.keys() for b in before]
-    _step(model, optimizers, 1)
-    assert guard.history.step == [0]
 
 
 def test_differently_scaled_gradients_are_refused() -> None:
@@ -200,24 +135,6 @@ def test_differently_scaled_gradients_are_refused() -> None:
 
 
 # --- one optimizer, several groups ---
-
-
-def _two_groups(model: nn.Module) -> torch.optim.Optimizer:
-    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.01}]
-    return torch.optim.AdamW(groups)
-
-
-def test_groups_share_one_norm() -> None:
-    plain = make_model(dtype=torch.float64)
-    model = copy.deepcopy(plain)
-    optimizer = _two_groups(plain)
-    guarded = fastguard.wrap(_two_groups(model), model, max_norm=0.05)
-    for step in range(4):
-        _step(plain, [optimizer], step, max_norm=0.05)
-        _step(model, [guarded], step)
-    assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=1e-12, atol=1e-14)
-    assert guarded.guard.last.lr == 0.1
-    assert len(guarded.guard.last.tensors) == 4
 
 
 @pytest.mark.parametrize("with_model", [True, False])

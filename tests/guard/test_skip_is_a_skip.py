@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from typing import Any
 
@@ -261,7 +260,7 @@ def test_an_optimizer_that_holds_another_is_guarded_from_outside() -> None:
     assert "_guard" not in vars(optimizer)
 
 
-def test_an_optimizer_whose_step_cannot_be_hooked_is_refused() -> None:
+def test_optimizers_whose_steps_cannot_be_hooked_are_refused() -> None:
     model = make_model()
     optimizer = SlowWithoutInit(model.parameters())
     with pytest.raises(TypeError, match=r"SlowWithoutInit, which never calls Optimizer\.__init__.*super"):
@@ -269,17 +268,10 @@ def test_an_optimizer_whose_step_cannot_be_hooked_is_refused() -> None:
     fastguard.wrap(optimizer.optimizer, model)  # the way out
     take_step(model, optimizer, 0)
     assert optimizer.guard.last.step == 0  # type: ignore[attr-defined]
-
-
-def test_a_step_within_the_backward_pass_is_refused() -> None:
-    class Releases(WantsGradients):
-        def __init__(self, params: Any, **entries: Any) -> None:
-            super().__init__(params, gradient_release=True, **entries)
-
-    optimizer = Releases(make_model().parameters())
-    with pytest.raises(TypeError, match=r"got Releases with gradient_release=True.*[Ll]eave"):
-        fastguard.wrap(optimizer)
-    assert "_guard" not in vars(optimizer)
+    releases = WantsGradients(make_model().parameters(), gradient_release=True)
+    with pytest.raises(TypeError, match=r"got WantsGradients with gradient_release=True.*[Ll]eave"):
+        fastguard.wrap(releases)
+    assert "_guard" not in vars(releases)
 
 
 # --- an optimizer that finds its own learning rate ---
@@ -320,55 +312,43 @@ def _in_backward(number: float | None, **settings: Any) -> tuple[list[torch.Tens
     return params, optimizers[0].guard
 
 
-@pytest.mark.parametrize("number", [math.nan, 0.5])
-def test_gradients_that_come_after_the_decision_are_noticed(number: float, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("number", [math.nan, 0.5, None])
+def test_gradients_that_come_after_the_decision_are_noticed(
+    number: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
     params, guard = _in_backward(number, max_norm=10.0)
     told = [r.getMessage() for r in caplog.records if "were not there when the first optimizer" in r.getMessage()]
-    assert len(told) == 1 and "a guard of its own" in told[0]
-    assert bool(params[1].isfinite().all()) and guard.last.skipped is math.isnan(number)
-    assert bool((params[1] == 1.0).all()) is math.isnan(number)
-
-
-def test_late_gradients_that_are_to_be_applied_whatever_they_are_are() -> None:
-    params, guard = _in_backward(math.nan, skip_nonfinite=False)
-    assert bool(params[1][0].isnan()) and not guard.last.skipped
-
-
-def test_gradients_that_stay_away_are_nothing_to_notice(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "fastguard")
-    _in_backward(None)
-    assert not caplog.records
-
-
-def test_late_bad_gradients_count_towards_the_limit() -> None:
-    with pytest.raises(fastguard.NonFiniteGradientsError):
-        _in_backward(math.nan, max_consecutive_skips=1)
+    assert len(told) == (number is not None) and all("a guard of its own" in text for text in told)
+    is_bad = number is not None and math.isnan(number)
+    assert bool(params[1].isfinite().all()) and guard.last.skipped is is_bad
+    assert bool((params[1] == 1.0).all()) is (number != 0.5)
+    if is_bad:
+        applied, other = _in_backward(number, skip_nonfinite=False)
+        assert bool(applied[1][0].isnan()) and not other.last.skipped
+        with pytest.raises(fastguard.NonFiniteGradientsError):
+            _in_backward(number, max_consecutive_skips=1)
 
 
 # --- where an optimizer keeps its guard ---
 
 
-def test_the_guard_is_no_public_attribute() -> None:
+def test_the_guard_is_no_public_attribute_and_leaves_the_optimizers_own() -> None:
     """torch expects that a copy has all public attributes of the original."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = {name for name in vars(optimizer) if not name.startswith("_")}
-    fastguard.wrap(optimizer, model)
-    public = {name for name in vars(optimizer) if not name.startswith("_")}
-    assert public == before == {name for name in vars(copy.deepcopy(optimizer)) if not name.startswith("_")}
-    assert isinstance(optimizer.guard, fastguard.Guard)  # type: ignore[attr-defined]
 
-
-def test_an_attribute_of_that_name_stays_the_optimizers_own() -> None:
     class Owned(torch.optim.SGD):
         pass
 
     model = make_model()
-    optimizer = Owned(model.parameters(), lr=0.1)
-    optimizer.guard = "mine"  # type: ignore[attr-defined]
-    fastguard.wrap(optimizer, model)
-    assert optimizer.guard == "mine"  # type: ignore[attr-defined]
-    take_step(model, optimizer, 0)
-    assert fastguard.Guard.of(optimizer).last.step == 0
-    fastguard.Guard.of(optimizer).detach()
-    assert optimizer.guard == "mine"  # type: ignore[attr-defined]
+    for cls in (torch.optim.SGD, Owned):
+        optimizer = cls(model.parameters(), lr=0.1)
+        if cls is Owned:
+            optimizer.guard = "mine"  # type: ignore[attr-defined]
+        before = {name for name in vars(optimizer) if not name.startswith("_")}
+        fastguard.wrap(optimizer, model)
+        assert {name for name in vars(optimizer) if not name.startswith("_")} == before
+        assert {name for name in vars(copy.deepcopy(optimizer)) if not name.startswith("_")} == before - {"guard"}
+        assert isinstance(optimizer.guard, str if cls is Owned else fastguard.Guard)  # type: ignore[attr-defined]
+        take_step(model, optimizer, 0)
+        assert fastguard.Guard.of(optimizer).last.step == 0
+        fastguard.Guard.of(optimizer).detach()
+        assert getattr(optimizer, "guard", "mine") == "mine"

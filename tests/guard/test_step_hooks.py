@@ -9,8 +9,6 @@ import json
 import math
 import pickle
 import sys
-import weakref
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -131,40 +129,6 @@ def test_cpp_and_python_do_the_same(
     assert found.history.num_skipped == expected.history.num_skipped == len(NAN_STEPS)
 
 
-def test_a_detached_guard_leaves_no_hook() -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = fastguard.wrap(optimizer, model).guard
-    kinds = [type(hook) for hook in optimizer._optimizer_step_pre_hooks.values()]
-    assert kinds == [cpu.extension.StepPreHook] and type(model._forward_hooks) is not OrderedDict
-    guard.detach()
-    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
-    assert type(model._forward_hooks) is OrderedDict and not model._forward_hooks
-
-
-def test_an_error_within_a_step_is_raised_and_the_next_step_is_taken() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
-    run = optimizer.guard._run
-
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        loss_at(model, number).backward()
-        optimizer.step()
-
-    for number in range(100):
-        step(number)
-    limit = type(run.clip).limit
-    try:
-        type(run.clip).limit = property(_raise)
-        with pytest.raises(_StopError):
-            step(100)
-    finally:
-        type(run.clip).limit = limit
-    step(101)
-    assert run.step == 101 and optimizer.guard.last.step == 100
-
-
 def _hand_set(num_steps: int, optimizer: Any, loss: torch.Tensor) -> None:
     for _ in range(num_steps):
         optimizer.step()
@@ -229,35 +193,3 @@ def test_hooks_refuse_what_is_not_theirs() -> None:
     hook(1, (2,), {})  # no state that it knows: Python takes it
     hook(1)
     assert calls == [(1, (2,), {}), (1,)]
-
-
-class TestQuietHooks:
-    def _quiet(self) -> tuple[nn.Module, Any, list[int]]:
-        model, asked = make_model(), []
-        hooks = cpu.extension.QuietHooks()
-        hooks[0] = print
-        hooks.schedule = cpu.extension.ScheduleState(cpu.extension.Clock(), model)
-        hooks.is_awaited = lambda: bool(asked.append(1)) or True
-        return model, hooks, asked
-
-    def test_an_error_passes_through(self) -> None:
-        model, hooks, _ = self._quiet()
-        clock = cpu.extension.Clock()
-        clock.may_wait = True
-        hooks.schedule = cpu.extension.ScheduleState(clock, model)
-        hooks.is_awaited = _raise
-        with pytest.raises(_StopError):
-            bool(hooks)
-        del model.training
-        with pytest.raises(AttributeError):
-            bool(hooks)
-
-    def test_a_copy_is_plain_and_the_cycle_is_collected(self) -> None:
-        _, hooks, _ = self._quiet()
-        twin = copy.deepcopy(hooks)
-        assert type(twin) is OrderedDict and twin == OrderedDict(hooks)
-        hooks["self"] = hooks.is_awaited = hooks
-        ref = weakref.ref(hooks)
-        del hooks
-        gc.collect()
-        assert ref() is None

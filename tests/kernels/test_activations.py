@@ -257,12 +257,6 @@ def test_kinds_of_tensors(backend: str) -> None:
         assert activation_stats(torch.ones(4), backend=backend).mean == 1.0
 
 
-def test_arrays() -> None:
-    assert activation_stats(np.arange(6.0)[::-1]).max_val == 5.0
-    array = np.arange(20, dtype=np.float32).reshape(4, 5)[::-1]
-    assert channel_stats(array, 0).mean_abs == [17.0, 12.0, 7.0, 2.0]
-
-
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "integers": (lambda: torch.arange(3), r"`x` must be .*got torch\.int64\. Convert it.*at {}\(x\)"),
     "bools": (lambda: torch.zeros(3, dtype=torch.bool), "got torch.bool"),

@@ -95,19 +95,6 @@ def test_one_that_cannot_run_says_why_of_all(monkeypatch: pytest.MonkeyPatch) ->
         kernels.tensor_stats([torch.ones(1)], backend="abacus")
 
 
-def test_names_are_those_of_the_registry() -> None:
-    for name, backend in BACKENDS.items():
-        assert backend.name == name
-        assert backend.has("tensor_stats") and backend.has("scale_")
-
-
-def test_the_reference_does_all() -> None:
-    operations = [name for name in vars(Backend) if name[0] != "_" and callable(getattr(Backend, name))]
-    everything = [name for name in operations if name not in ("unavailable", "problem_on", "has")]
-    assert len(everything) == 7
-    assert all(REFERENCE.has(name) for name in everything)
-
-
 def test_one_that_scales_only_plain_lists_at_once_still_scales_none_or_all(backend: str) -> None:
     """The short way for plain lists gives up before it has written anything."""
     first, odd = torch.ones(3), torch.ones(1).expand(4)

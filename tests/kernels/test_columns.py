@@ -11,16 +11,6 @@ from fastguard import kernels
 from fastguard.records import COLUMNS, TensorRow, TrainingHistory, columns
 
 
-def test_what_the_table_is_made_of():
-    assert TensorRow._fields == COLUMNS
-    assert columns.ROW_BYTES == 8 * len(COLUMNS) == columns.ROW.size
-    assert columns.TABLE[columns.INDEX["sum_sq"]] == ("sum_sq", 2, "add", False)
-    assert columns.TABLE[columns.INDEX["abs_min_nonzero"]] == ("abs_min_nonzero", 1, "least_nonzero", False)
-    assert [column.name for column in columns.TABLE if column.is_count] == [
-        name for name in COLUMNS if name == "numel" or name.startswith("num_")
-    ]
-
-
 def test_cpp_has_the_same_columns():
     if kernels.backends()["cpu"].reason is not None:
         pytest.skip("there is no extension")

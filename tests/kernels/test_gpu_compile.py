@@ -7,14 +7,12 @@ and so few registers that a multiprocessor holds eight programs.
 from __future__ import annotations
 
 import itertools
-import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from cases import DTYPES
-from compiling import WIDE_LOAD, Compiled, assembly, compiled
+from compiling import Compiled, compiled
 
 ARCHITECTURES = (80, 90, 120)
 # Programs of 128 threads that a multiprocessor's 65 536 registers hold: 64 registers for eight, 72 for seven.
@@ -93,24 +91,3 @@ def test_activations_spill_next_to_nothing(
     made.say(f"{kernel}, {side_by_side} side by side, {dtype} sm_{architecture}")
     assert made.stack_bytes + made.local_bytes <= 32  # outside of the loops
     assert made.registers <= 128
-
-
-def test_this_test_can_fail(tmp_path: Path) -> None:
-    """Without the promise of alignment the loads come out one element at a time."""
-    from fastguard.kernels.triton import launch
-    from fastguard.kernels.triton.lang import stats as kernels
-
-    source = Path(kernels.__file__).read_text(encoding="utf-8")
-    broken, count = re.subn(r"tl\.multiple_of\((.*), 16\)", r"\1", source)
-    assert count == 1
-    path = tmp_path / "broken_kernels.py"
-    path.write_text(broken, encoding="utf-8")
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location(f"{kernels.__package__}.broken_kernels", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    launcher = launch.scale_launcher(torch.bfloat16, torch.device("cpu"))
-    made = assembly(module.scale_kernel, launcher.constants, launcher.options, 90)
-    assert not re.findall(WIDE_LOAD, made["ptx"])

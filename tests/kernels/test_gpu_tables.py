@@ -14,7 +14,7 @@ from fastguard.kernels.triton.launch import CHUNK
 from fastguard.kernels.triton.locate import locate
 from fastguard.kernels.triton.tables import Layout, Plan, Staging, Tables
 
-from cases import LAYOUTS, image
+from cases import image
 
 CPU = torch.device("cpu")
 
@@ -71,15 +71,6 @@ def test_a_hit_uploads_nothing_and_other_addresses_keep_the_layout() -> None:
     assert other.layout is plan.layout and tables.num_misses == 2
     assert [addresses(p) for p in (plan, other)] == [[t.data_ptr() for t in ts] for ts in (tensors, others)]
     assert find(tables, tensors) is plan
-
-
-def test_an_address_with_another_size_or_dtype_is_another_plan() -> None:
-    tables = Tables(FakeDevice())
-    base = torch.zeros(100)
-    plans = [find(tables, [t]) for t in (base, base[:50], base.view(torch.float16), base.view(10, 10))]
-    assert plans[3] is plans[0]  # a shape is nothing to the kernels
-    assert len({id(p) for p in plans}) == 3
-    assert [p.layout.groups[0][0] for p in plans[:3]] == [torch.float32, torch.float32, torch.float16]
 
 
 def test_the_oldest_plan_makes_room() -> None:
@@ -142,15 +133,6 @@ def test_where_tensors_lie(monkeypatch: pytest.MonkeyPatch, extension: bool) -> 
     numels = [x.numel()] * 4 + [12, 0, 1]
     assert found.sizes == b"".join((n << 2).to_bytes(8, "little") for n in numels)
     assert not found.write_back
-
-
-def test_both_ways_to_locate_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = [layout(image(dtype)) for layout in LAYOUTS.values() for dtype in (torch.float16, torch.float32)]
-    dense = [t for t in tensors if locating.is_dense(t)]
-    assert len(dense) > 10
-    quick = locate(dense, CPU)
-    monkeypatch.setattr(locating, "_C", None)
-    assert locate(dense, CPU)[:2] == quick[:2]
 
 
 def test_copies_go_back(workspace: Workspace) -> None:

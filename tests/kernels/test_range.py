@@ -12,7 +12,6 @@ from fastguard import tensor_stats
 from fastguard.kernels import resolve_backend, run_stats
 from fastguard.kernels.cpu import json_line
 from fastguard.records import TensorStats
-from fastguard.records.columns import norm_of
 
 SIZES = (5e-324, 1e-310, 1e-300, 1e-200, 1e-170, 1e-160, 1e-150, 1e150, 1e154, 1e160, 1e200, 1e300)
 
@@ -108,9 +107,3 @@ def test_a_line_of_a_log_has_the_same_figures(size: float) -> None:
     line = json.loads(json_line(bytearray(128), 0, bytearray(stats.table.tobytes()), 0.0))
     total = stats.total()
     assert (line["grad/norm"], line["grad/std"], line["grad/mean"]) == (total.norm, total.std, total.mean)
-
-
-def test_norm_of_a_row() -> None:
-    assert norm_of(2.0, 0, 0) == 2.0
-    assert norm_of(2.0, 0, 1) == math.inf
-    assert math.isnan(norm_of(2.0, 1, 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 import fastguard
-from fastguard import GradientStats, UnsupportedTensorError, backends, tensor_stats
+from fastguard import GradientStats, UnsupportedTensorError, tensor_stats
 
 import tolerances
 from cases import COMPLEX, DTYPES, LAYOUTS, NASTY, SIZES, image, nasty
@@ -60,16 +59,6 @@ def test_nasty_values_alone(backend: str, dtype: torch.dtype) -> None:
         assert_row(row, tensor, what)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_blocks_of_which_nothing_or_next_to_nothing_is_finite(backend: str, dtype: torch.dtype) -> None:
-    lost = torch.full((3 * 4096 + 5,), math.nan, dtype=dtype)
-    lost[::3], lost[1::5] = math.inf, -math.inf
-    some, first = lost.clone(), torch.randn(2 * 4096).to(dtype)
-    some[4096 + 17], some[-1], first[0] = -2.0, 0.0, math.nan
-    for row, tensor in zip(tensor_stats([lost, some, first], backend=backend), (lost, some, first), strict=True):
-        assert_row(row, tensor, "not finite")
-
-
 @pytest.mark.long_interpreted
 def test_every_float16_and_bfloat16_bit_pattern(backend: str) -> None:
     patterns = torch.arange(1 << 16).to(torch.int32).to(torch.int16)
@@ -86,31 +75,6 @@ def test_every_float16_and_bfloat16_bit_pattern(backend: str) -> None:
 def test_no_overflow_and_no_underflow_across_the_fast_range(backend: str, scale: float) -> None:
     tensor = (torch.rand(3 * 4096 + 5, dtype=torch.float64) * scale).float()
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor, f"scale {scale}")
-
-
-def test_tiny_values_beside_a_large_one_in_the_same_block(backend: str) -> None:
-    tensor = torch.full((4096,), 1e-16)
-    tensor[77] = 1e-12
-    assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
-
-
-@pytest.mark.thinned(interpreted=6)
-@pytest.mark.long_interpreted
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("ratio", [0.0, 1.0, 9.0, 11.0, 100.0, 1000.0])
-def test_std_where_the_mean_dominates(backend: str, ratio: float, dtype: torch.dtype) -> None:
-    tensor = (torch.randn(50_000, dtype=torch.float64) + ratio).to(dtype)
-    row = tensor_stats([tensor], backend=backend)[0]
-    values = tensor.double().cpu().numpy()
-    assert row.std == pytest.approx(values.std(), rel=tolerances.STD)
-    assert row.mean == pytest.approx(values.mean(), rel=1e-6, abs=1e-6)
-
-
-@pytest.mark.thinned(interpreted=9)
-@pytest.mark.parametrize("size", [1, 100, 4096, 70_000])
-def test_std_of_a_constant_is_nothing(backend: str, size: int) -> None:
-    row = tensor_stats([torch.full((size,), 0.1)], backend=backend)[0]
-    assert row.std <= 1e-8 * 0.1 * math.sqrt(size) + 1e-9
 
 
 @pytest.mark.slow
@@ -150,16 +114,6 @@ def test_float64_is_summed_in_float64(backend: str) -> None:
     assert row.norm == pytest.approx(math.sqrt(expected(tensor).sum_sq), rel=tolerances.NORM_EXACT, abs=0)
 
 
-def test_mixed_dtypes_in_one_list(backend: str) -> None:
-    tensors = [torch.randn(1000 + i).to(dtype) for i, dtype in enumerate(DTYPES * 3)]
-    stats = tensor_stats(tensors, backend=backend)
-    for row, tensor in zip(stats, tensors, strict=True):
-        assert_row(row, tensor)
-    total = torch.cat([t.double() for t in tensors])
-    assert stats.total().norm == pytest.approx(float(total.norm()), rel=tolerances.NORM)
-    assert stats.total().total_elements == total.numel()
-
-
 def test_sparse_tensors_are_read_as_their_coalesced_values(backend: str) -> None:
     indices = torch.tensor([[0, 3, 3, 3], [1, 2, 2, 0]])
     uncoalesced = torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0, -2.0, 5.0]), (4, 4))
@@ -169,18 +123,6 @@ def test_sparse_tensors_are_read_as_their_coalesced_values(backend: str) -> None
         warnings.simplefilter("ignore")  # torch says once a process that these layouts are in beta
         compressed = torch.tensor([[0.0, 2.0], [3.0, 0.0]]).to_sparse_csr()
     assert tensor_stats([compressed], backend=backend)[0].norm == math.sqrt(13)
-
-
-def test_lazy_conjugates_and_negatives(backend: str) -> None:
-    z = torch.randn(5000, dtype=torch.complex64)
-    for tensor in (z.conj(), z.conj().imag, z[:1].conj().imag, torch.resolve_neg(z.conj().imag), z.conj()[::2]):
-        assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
-
-
-def test_complex_counts_real_and_imaginary_parts(backend: str) -> None:
-    row = tensor_stats([torch.tensor([3 + 4j, 0j, complex(float("nan"), 1)])], backend=backend)[0]
-    assert (row.numel, row.num_zeros, row.num_nans, row.abs_max) == (6, 2, 1, 4.0)
-    assert tensor_stats([torch.tensor([3 + 4j])], backend=backend)[0].norm == 5.0
 
 
 def test_float8_is_read_exactly(backend: str) -> None:
@@ -265,13 +207,6 @@ def test_arguments(backend: str) -> None:
         tensor_stats([torch.zeros(1)], names=["a", "b"], backend=backend)
     with pytest.raises(TypeError, match="`tensors` must be tensors, got int"):
         tensor_stats(3, backend=backend)  # type: ignore[arg-type]
-
-
-def test_an_unknown_backend_lists_the_known_ones() -> None:
-    with pytest.raises(
-        ValueError, match=re.escape(f"`backend` must be one of [auto, {', '.join(backends())}], got 'gpu'")
-    ):
-        tensor_stats([torch.zeros(1)], backend="gpu")
 
 
 def test_from_gradients_takes_arrays_of_any_kind() -> None:

@@ -82,15 +82,6 @@ def test_both_ways_rule_alike() -> None:
     assert num_over > 50 and num_dropped > 20
 
 
-def test_groups_have_the_norm_of_all_their_tensors_at_the_ends_of_the_floats() -> None:
-    for size in (1e-170, 1.0, 1e170):
-        own = array("d", [0.0])
-        limits = Limits(math.inf, math.inf, array("i", [0, 0]), array("d", [0.0]), array("d", [size]), own)
-        ruling = limits.apply(5 * size, [3 * size, 4 * size], None)
-        assert own[0] == pytest.approx(5 * size) and ruling.factors == pytest.approx([0.2, 0.2])
-        assert ruling.coefficient == pytest.approx(0.2)
-
-
 def test_limits_of_other_parameters_are_not_applied() -> None:
     p = torch.nn.Parameter(torch.zeros(2))
     p.grad = torch.ones(2)

@@ -64,18 +64,6 @@ class TestSpikes:
             held += max(act(Spikes(), norms)[200:208]) < 2.2
         assert held >= 20  # 4 with the one trigger
 
-    def test_of_a_burst_those_that_are_within_the_noise_are_held_too(self) -> None:
-        """A burst of tens whose second norm would have been a small one by itself."""
-        policy = Spikes()
-        act(policy, lognormal(3, 200, 0.45))
-        assert policy.limits()[0] > 3.5  # the noise
-        policy.observe(10.0)
-        for norm in (2.6, 12.0, 3.0, 9.0, 2.4, 20.0, 2.8):
-            trigger, target = policy.limits()
-            assert norm > trigger and target < 1.5
-            policy.observe(norm)
-        assert policy.limits()[0] > 3.0
-
     def test_it_is_wary_across_a_resume_and_not_for_ever(self) -> None:
         one, other = Spikes(), Spikes()
         act(one, lognormal(3, 200, 0.25))
@@ -109,14 +97,6 @@ class TestSpikes:
         left = act(Spikes(), norms)
         assert num_changed(norms, left) == 1 and left[300] < 2 * norms[290]
 
-    def test_it_sees_in_the_first_steps(self) -> None:
-        norms = lognormal(0, 200)
-        norms[5] *= 50
-        norms[12] *= 50
-        norms[60] *= 6
-        left = act(Spikes(), norms)
-        assert max(left) < 2.0 and left[5] < 2.0 and left[12] < 2.0
-
     def test_norms_that_rise_or_fall_slowly_are_no_spikes(self) -> None:
         generator = random.Random(1)
         noise = [math.exp(generator.gauss(0.0, 0.1)) for _ in range(800)]
@@ -139,11 +119,6 @@ class TestSpikes:
         assert max(left) <= 1.1 and left[200] <= 1.1 and act(Spikes(max_norm=1e9), norms)[200] < 2.0
         assert Spikes(max_norm=2.0).limits() == (2.0, 2.0)
 
-    def test_wrong_settings(self) -> None:
-        for settings in ({"window": 8}, {"ratio": 1.0}, {"k": 0.0}, {"max_norm": -1.0}):
-            with pytest.raises(ValueError, match=next(iter(settings))):
-                Spikes(**settings)  # type: ignore[arg-type]
-
 
 class TestPercentile:
     def test_it_is_that_of_numpy(self) -> None:
@@ -152,11 +127,6 @@ class TestPercentile:
             expected = np.quantile(norms[max(0, i - 40) : i], 0.7) if i >= 10 else math.inf
             assert policy.limits()[0] == pytest.approx(expected, rel=1e-12)
             policy.observe(norm)
-
-    def test_zeros_skip_nothing(self) -> None:
-        policy = Percentile(min_steps=1)
-        act(policy, [0.0] * 12)
-        assert policy.limits()[0] == 0.0 and policy.limits()[1] > 0.0
 
 
 class TestZClip:
@@ -175,12 +145,6 @@ class TestZClip:
             if i == 24:
                 mean, var = statistics.fmean(norms[:25]), statistics.pvariance(norms[:25])
 
-    def test_it_says_where_it_never_ends(self) -> None:
-        norms = lognormal(0, 300)
-        norms[150:] = [3 * x for x in norms[150:]]
-        assert min(b / a for a, b in zip(norms[200:], act(ZClip(), norms)[200:], strict=True)) < 0.5
-        assert "Spikes" in str(ZClip.__doc__)
-
 
 class TestSkipSpikes:
     def test_against_its_definition(self) -> None:
@@ -196,13 +160,6 @@ class TestSkipSpikes:
                 assert trigger == pytest.approx(statistics.fmean(past) + 6 * statistics.stdev(past)) and target == 0.0
             policy.observe(norm)
         assert act(SkipSpikes(loss=False), norms)[200] == 0.0
-
-    def test_equal_norms_have_a_floor(self) -> None:
-        policy = SkipSpikes()
-        act(policy, [1.0] * 100)
-        assert policy.limits()[0] == pytest.approx(1.0 + 6e-6)
-        act(policy, [1e200] * 100)
-        assert math.isfinite(policy.limits()[0])
 
     def test_a_loss_has_the_next_step_skipped(self) -> None:
         policy = SkipSpikes(min_steps=8)
