@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import fastguard
 from fastguard.kernels import cpu
 from fastguard.records import ModelNotes
 
@@ -34,6 +35,26 @@ def make_model(kind: str = "mlp", dtype: torch.dtype = torch.float32, seed: int 
         return Embedded().to(dtype)
     bias = kind == "mlp"
     return nn.Sequential(nn.Linear(6, 8, bias=bias), nn.Tanh(), nn.Linear(8, 4, bias=bias)).to(dtype)
+
+
+def _sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def guarded_model(
+    make: Callable[[Any], Any] = _sgd, kind: str = "mlp", dtype: torch.dtype = torch.float32, **settings: Any
+) -> tuple[Any, Any]:
+    """A model, and an optimizer of its parameters under a guard."""
+    model = make_model(kind, dtype)
+    return model, fastguard.wrap(make(model.parameters()), model, **settings)
+
+
+def twins(
+    make: Callable[[Any], Any], kind: str = "mlp", dtype: torch.dtype = torch.float32, **settings: Any
+) -> tuple[Any, Any, Any, Any]:
+    """A model with its optimizer, and the same once more under a guard."""
+    plain = make_model(kind, dtype)
+    return plain, make(plain.parameters()), *guarded_model(make, kind, dtype, **settings)
 
 
 def notes_of(optimizer: Any) -> ModelNotes:

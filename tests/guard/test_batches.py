@@ -16,8 +16,9 @@ from torch import nn
 
 import fastguard
 from fastguard.kernels import cpu
-from fastguard.observers.batches import can_be_quiet
+from fastguard.observers.batches import BatchWatch, can_be_quiet
 from fastguard.records import BatchSample
+from fastguard.records.failures import Failures
 
 pytestmark = needs_extension
 
@@ -223,32 +224,6 @@ def test_scripted_and_traced_models() -> None:
         torch.jit.script(plain)
 
 
-@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
-@pytest.mark.parametrize("num", [16, 70_000])
-def test_labels_given_to_the_model_are_looked_at(dtype: torch.dtype, num: int) -> None:
-    """Inputs of one dimension, as of `model(**batch)` or of a generator that is told which class to draw."""
-
-    class Conditional(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(3, 4)
-
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) + labels[:, None]  # type: ignore[no-any-return]
-
-    model = Conditional()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    for _ in range(8):
-        labels = torch.randint(4, (num,))
-        loss = torch.nn.functional.cross_entropy(model(torch.randn(num, 3), labels=labels.to(dtype)), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.guard.observe(loss=loss)
-    report = optimizer.guard.report()
-    assert optimizer.guard.history.model.loss_kind == "cross-entropy"
-    assert "failed-parts" not in [finding.rule for finding in report.findings]
-
-
 def test_transforms_and_recomputation_are_left_alone() -> None:
     model = make_model()
     optimizer = guarded(model)
@@ -325,3 +300,15 @@ def test_a_model_within_a_compiled_function_is_one_graph() -> None:
     model(x).sum().backward()
     optimizer.step()
     assert len(batches_of(optimizer)) == before + 1
+
+
+def test_the_hook_of_a_guard_that_is_gone_lets_the_pass_be() -> None:
+    model = make_model()
+
+    def place() -> int:
+        raise ReferenceError
+
+    watch = BatchWatch(model, place, lambda: None, Failures(), "cpu")
+    model(torch.ones(2, 6))
+    assert not watch.found
+    watch.close()

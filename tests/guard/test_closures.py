@@ -13,6 +13,7 @@ from guard_helpers import (
     assert_close,
     assert_identical,
     gradients,
+    guarded_model,
     loss_at,
     make_model,
     poison,
@@ -20,14 +21,15 @@ from guard_helpers import (
     take_step,
     train,
     true_norm,
+    twins,
 )
 from torch import nn
 
 import fastguard
 
 
-def _adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.05)
+def _adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.05)
 
 
 def _closure(model: nn.Module, optimizer: Any, step: int, bad: float | None = None) -> Callable[[], torch.Tensor]:
@@ -56,10 +58,7 @@ def every_warning_is_raised() -> Any:
 @pytest.mark.parametrize("by_keyword", [False, True])
 @pytest.mark.usefixtures("every_warning_is_raised")
 def test_closure_by_position_and_by_keyword(by_keyword: bool, backend: str) -> None:
-    plain = make_model(dtype=torch.float64)
-    model = copy.deepcopy(plain)
-    optimizer = _adamw(plain)
-    guarded = fastguard.wrap(_adamw(model), model, max_norm=0.05, backend=backend)
+    plain, optimizer, model, guarded = twins(_adamw, dtype=torch.float64, max_norm=0.05, backend=backend)
     for step in range(4):
         loss = loss_at(plain, step)
         optimizer.zero_grad()
@@ -77,8 +76,7 @@ def test_closure_by_position_and_by_keyword(by_keyword: bool, backend: str) -> N
 @pytest.mark.parametrize("left", [None, math.nan])
 def test_trap_2_2_gradients_left_from_before_do_not_count(left: float | None) -> None:
     """Neither do bad ones have a good evaluation skipped, nor do good ones hide a bad one."""
-    model = make_model()
-    guarded = fastguard.wrap(_adamw(model), model)
+    model, guarded = guarded_model(_adamw)
     loss_at(model, 0).backward()
     if left is not None:
         poison(model, left)
@@ -104,8 +102,7 @@ class CallsTwice(torch.optim.SGD):
 
 def _twice(bad_calls: set[int], **settings: Any) -> tuple[nn.Module, Any, Callable[[], torch.Tensor]]:
     """A closure whose calls are bad by turns, and what is to call it."""
-    model = make_model()
-    guarded = fastguard.wrap(CallsTwice(model.parameters(), lr=0.1), model, **settings)
+    model, guarded = guarded_model(lambda p: CallsTwice(p, lr=0.1), **settings)
     calls: list[int] = []
 
     def closure() -> torch.Tensor:
@@ -118,19 +115,6 @@ def _twice(bad_calls: set[int], **settings: Any) -> tuple[nn.Module, Any, Callab
         return loss
 
     return model, guarded, closure
-
-
-def test_a_closure_that_is_called_twice_makes_one_record() -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = CallsTwice(plain.parameters(), lr=0.1, momentum=0.9)
-    guarded = fastguard.wrap(CallsTwice(model.parameters(), lr=0.1, momentum=0.9), model)
-    for step in range(3):
-        optimizer.step(_closure(plain, optimizer, step))
-        guarded.step(_closure(model, guarded, step))
-    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
-    guarded.guard.flush()
-    assert guarded.guard.history.step == [0, 1, 2]
 
 
 @pytest.mark.parametrize("bad_call", [0, 1])
@@ -151,8 +135,7 @@ THREE = 3
 
 @pytest.mark.parametrize("odd", [None, (1.0, 2.0), {"loss": 1.0}, torch.ones(2), "done", THREE])
 def test_whatever_a_closure_returns_passes_through(odd: Any) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(_adamw(model), model)
+    model, guarded = guarded_model(_adamw)
 
     def closure() -> Any:
         loss_at(model, 0).backward()
@@ -163,10 +146,7 @@ def test_whatever_a_closure_returns_passes_through(odd: Any) -> None:
 
 
 def test_a_closure_that_raises_loses_nothing() -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = _adamw(plain)
-    guarded = fastguard.wrap(_adamw(model), model)
+    plain, optimizer, model, guarded = twins(_adamw)
     take_step(plain, optimizer, 0)
     take_step(model, guarded, 0)
     before = snapshot(model, guarded)
@@ -212,10 +192,9 @@ class Stumbles(torch.optim.SGD):
 @pytest.mark.parametrize("closure", [False, True])
 def test_a_step_that_calls_its_parents_step_counts_once(closure: bool) -> None:
     torch.optim.SGD(make_model().parameters(), lr=0.1)  # from now on SGD.step runs the hooks too
-    plain = make_model(dtype=torch.float64)
-    model = copy.deepcopy(plain)
-    optimizer = Stumbles(plain.parameters(), lr=0.1, momentum=0.9)
-    guarded = fastguard.wrap(Stumbles(model.parameters(), lr=0.1, momentum=0.9), model, max_norm=0.05)
+    plain, optimizer, model, guarded = twins(
+        lambda p: Stumbles(p, lr=0.1, momentum=0.9), dtype=torch.float64, max_norm=0.05
+    )
     for step in range(4):
         if step == 2:
             before = snapshot(model, guarded)
@@ -235,10 +214,7 @@ def test_a_step_that_calls_its_parents_step_counts_once(closure: bool) -> None:
 
 
 def test_missing_gradients_stay_missing_and_keep_the_names_right(backend: str) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = _adamw(plain)
-    guarded = fastguard.wrap(_adamw(model), model, backend=backend)
+    plain, optimizer, model, guarded = twins(_adamw, backend=backend)
 
     def drop(model: nn.Module, step: int) -> Callable[[], None]:
         def run() -> None:
@@ -258,8 +234,7 @@ def test_missing_gradients_stay_missing_and_keep_the_names_right(backend: str) -
 
 
 def test_no_gradients_at_all() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(_adamw(model), model, max_norm=1.0)
+    model, guarded = guarded_model(_adamw, max_norm=1.0)
     before = snapshot(model, guarded)
     guarded.step()
     last = guarded.guard.last
@@ -271,8 +246,8 @@ def test_frozen_parameters() -> None:
     plain = make_model()
     plain[0].weight.requires_grad_(False)
     model = copy.deepcopy(plain)
-    optimizer = _adamw(plain)
-    guarded = fastguard.wrap(_adamw(model), model)
+    optimizer = _adamw(plain.parameters())
+    guarded = fastguard.wrap(_adamw(model.parameters()), model)
     train(plain, optimizer, range(3))
     train(model, guarded, range(3))
     assert "0.weight" not in guarded.guard.last.tensors.names
@@ -285,10 +260,7 @@ def test_frozen_parameters() -> None:
 
 
 def test_gradients_gathered_over_batches_are_judged_once_at_the_step() -> None:
-    plain = make_model(dtype=torch.float64)
-    model = copy.deepcopy(plain)
-    optimizer = _adamw(plain)
-    guarded = fastguard.wrap(_adamw(model), model, max_norm=0.05)
+    plain, optimizer, model, guarded = twins(_adamw, dtype=torch.float64, max_norm=0.05)
     for step in range(3):
         for m in (plain, model):
             m.zero_grad()

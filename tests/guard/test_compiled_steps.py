@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot
+from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, twins
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
@@ -55,10 +54,7 @@ def _compiled(optimizer: Any, backend: Any = "eager") -> Callable[[], Any]:
 
 @every_optimizer
 def test_trap_2_12_records_are_right_and_nothing_recompiles(make: Any) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = make(plain.parameters())
-    guarded = fastguard.wrap(make(model.parameters()), model, max_norm=1e6)
+    plain, optimizer, model, guarded = twins(make, max_norm=1e6)
     counter, unguarded_counter = CompileCounter(), CompileCounter()
     step = _compiled(guarded, counter)
     _steps(model, guarded, step, range(3))
@@ -78,10 +74,7 @@ def test_trap_2_12_records_are_right_and_nothing_recompiles(make: Any) -> None:
 @pytest.mark.slow
 @every_optimizer
 def test_a_compiled_step_is_clipped_and_skipped(make: Any) -> None:
-    plain = make_model(dtype=torch.float64)
-    model = copy.deepcopy(plain)
-    optimizer = make(plain.parameters())
-    guarded = fastguard.wrap(make(model.parameters()), model, max_norm=0.05)
+    plain, optimizer, model, guarded = twins(make, dtype=torch.float64, max_norm=0.05)
     update = _compiled(optimizer)
 
     def clip_and_update() -> None:

@@ -207,45 +207,6 @@ def test_a_resumed_run_knows_what_had_gradients_before() -> None:
     assert {name.split(".")[1] for name in resumed.guard.history.model.never_seen} == {"3"}
 
 
-@pytest.mark.parametrize("which", ["now and then", "scaler", "closure"])
-def test_the_long_way_counts_too(which: str) -> None:
-    model = nn.ModuleDict({"a": make_model(), "b": make_model(seed=1)})
-    optimizer = guarded(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    for number in range(12):
-
-        def closure(number: int = number) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_at(model["b"] if number == 6 else model["a"], number)
-            (scaler.scale(loss) if which == "scaler" else loss).backward()
-            return loss
-
-        if which == "closure":
-            optimizer.step(closure)
-        else:
-            closure()
-            if which == "now and then" and number % 2:
-                optimizer.guard._run.is_short = False
-            if which == "scaler":
-                scaler.step(optimizer)
-                scaler.update()
-            else:
-                optimizer.step()
-    optimizer.guard.report()
-    assert optimizer.guard.history.model.never_seen == () and optimizer.guard.history.model.num_seen == 8
-
-
-def test_no_hook_outlives_the_watch() -> None:
-    model = make_model()
-    optimizer = guarded(model)
-    last = list(model.parameters())[-1]
-    for number in range(80):
-        optimizer.zero_grad()
-        model[0](torch.full((2, 6), float(number))).sum().backward()  # type: ignore[index]
-        optimizer.step()
-    assert not (last._post_accumulate_grad_hooks or {})
-
-
 def _clipped(clip: Callable[[nn.Module], Any], steps: int = 70, dtype: torch.dtype = torch.float32) -> Any:
     model = make_model(dtype=dtype)
     optimizer = guarded(model, torch.optim.SGD)

@@ -96,3 +96,11 @@ def test_sinks_that_are_given_again_take_the_place_of_the_old_ones(tmp_path: Pat
     assert steps == [[0, 1, 2], [3, 4, 5], [0, 1, 2, 3, 4, 5]]
     log = fastguard.sinks.read_jsonl(path)
     assert [r["step"] for r in log] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_guard_says_of_what_it_is_and_how_far() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(_sgd(model), model, max_norm=1.0)
+    train(model, optimizer, range(2))
+    assert repr(optimizer.guard) == "<fastguard.Guard of SGD at step 2, clip=GlobalNorm(1)>"
+    assert "clip=None" in repr(fastguard.wrap(torch.optim.Adam(model.parameters()), model).guard)

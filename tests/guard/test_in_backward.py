@@ -182,3 +182,14 @@ class _Watched:
     def of(tensor: Any) -> _Watched:
         tensor._watched = _Watched()
         return tensor._watched  # type: ignore[no-any-return]
+
+
+def test_groups_are_clipped_by_what_is_known_of_each() -> None:
+    model = make_model()
+    groups = fastguard.PerGroup({"*.bias": 0.05, "*": 1e9})
+    guard = fastguard.wrap_backward(model, each(model), clip=groups)
+    for step in range(4):
+        backward(model, step)
+    bias, rest = sorted(guard.last.groups, key=lambda group: group.trigger)
+    assert bias.norm > 0.05 and guard.last.over == (bias.name,) and rest.clipped_norm == rest.norm
+    assert guard.last.norm == pytest.approx(math.hypot(bias.norm, rest.norm))

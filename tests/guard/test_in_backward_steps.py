@@ -131,18 +131,6 @@ def test_detach_leaves_everything_as_it_was() -> None:
     assert model[0].weight.grad is not None
 
 
-def test_a_cell_that_is_run_again(tmp_path: Path) -> None:
-    model = make_model()
-    optimizers = each(model)
-    guard = fastguard.wrap_backward(model, optimizers, max_norm=1.0)
-    assert fastguard.wrap_backward(model, optimizers, max_norm=1.0) is guard
-    with pytest.raises(fastguard.AlreadyGuardedError, match="another clip"):
-        fastguard.wrap_backward(model, optimizers, max_norm=2.0)
-    other = fastguard.wrap_backward(model, optimizers, max_norm=2.0, on_guarded="replace")
-    backward(model, 0)
-    assert guard.last is None and other.last.step == 0
-
-
 def test_nothing_outlives_the_model_once_the_hooks_are_gone() -> None:
     """torch does not look into the hooks of parameters for cycles: its own recipe keeps them for ever."""
     model = make_model()
@@ -214,3 +202,23 @@ def test_what_is_refused(model: Any, optimizers: Any, error: Any, message: str) 
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     for given in optimizers.values() if isinstance(optimizers, dict) else [optimizers]:
         assert not isinstance(given, torch.optim.Optimizer) or "_guard" not in vars(given)
+
+
+def test_paused_steps_are_no_part_of_the_run() -> None:
+    model = make_model()
+    guard = fastguard.wrap_backward(model, each(model))
+    with guard.paused():
+        backward(model, 0)
+    assert guard.last is None and model[0].weight.grad is None
+
+
+def test_a_cell_that_is_run_again(tmp_path: Path) -> None:
+    model = make_model()
+    optimizers = each(model)
+    guard = fastguard.wrap_backward(model, optimizers, max_norm=1.0)
+    assert fastguard.wrap_backward(model, optimizers, max_norm=1.0) is guard
+    with pytest.raises(fastguard.AlreadyGuardedError, match="another clip"):
+        fastguard.wrap_backward(model, optimizers, max_norm=2.0)
+    other = fastguard.wrap_backward(model, optimizers, max_norm=2.0, on_guarded="replace")
+    backward(model, 0)
+    assert guard.last is None and other.last.step == 0

@@ -97,20 +97,6 @@ def test_under_a_scaler(clears: bool, unscales: bool, make: Any) -> None:
     assert left_of(optimizer.guard) == ((0, 20) if clears else (20, 20))
 
 
-def test_the_gradients_that_the_other_sides_loss_leaves_are_none_of_these() -> None:
-    """A GAN's generator gets gradients from the discriminator's loss, and clears them later than they come."""
-    generator, discriminator = nn.Linear(3, 3), nn.Linear(3, 1)
-    optimizers = [guarded(one) for one in (generator, discriminator)]
-    for _ in range(25):
-        optimizers[1].zero_grad()
-        discriminator(generator(torch.ones(2, 3))).sum().backward()
-        optimizers[1].step()
-        optimizers[0].zero_grad()
-        discriminator(generator(torch.ones(2, 3))).square().sum().backward()
-        optimizers[0].step()
-    assert [left_of(one.guard) for one in optimizers] == [(0, 20), (0, 20)]
-
-
 def test_without_a_backward_pass_it_is_given_up() -> None:
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))

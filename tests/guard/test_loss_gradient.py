@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import classes, make_model, needs_extension, numbers
+from guard_helpers import classes, guarded_model, make_model, needs_extension, numbers
 from torch import nn
 from torch.nn import functional as F
 
@@ -173,43 +173,6 @@ def train(num_steps: int = 6, model: nn.Module | None = None, scaler: Any = None
 
 
 class TestUnderGuard:
-    def test_losses_of_a_resumed_run_are_not_held_against_its_first(self) -> None:
-        def begun() -> tuple[nn.Module, Any]:
-            model = make_model()
-            return model, fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1), model)
-
-        def go(model: nn.Module, optimizer: Any, num_steps: int) -> None:
-            for seed in range(num_steps):
-                optimizer.zero_grad()
-                loss = model(numbers(8, 6, seed=seed)).square().mean()
-                loss.backward()
-                optimizer.step()
-                optimizer.guard.observe(loss=loss.item())
-
-        model, optimizer = begun()
-        go(model, optimizer, 5)
-        before = optimizer.guard.state_dict()
-        resumed, again = begun()
-        resumed.load_state_dict(model.state_dict())
-        again.guard.load_state_dict(before)
-        go(resumed, again, 55)
-        model_notes = again.guard.history.model
-        assert list(model_notes.squared_losses) == before["history"]["model"]["squared_losses"]
-        assert "broadcast-targets" not in [finding.rule for finding in again.guard.report().findings]
-
-    def test_transforms_of_functions_are_left_alone(self) -> None:
-        model = make_model()
-        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        params = {name: p.detach() for name, p in model.named_parameters()}
-
-        def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-            return torch.func.functional_call(model, params, (x,)).square().mean()
-
-        torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, torch.randn(5, 3, 6))  # gradients of each sample
-        y = model(torch.randn(3, 6))
-        torch.autograd.grad(y, list(model.parameters()), torch.ones(2, 3, 4), is_grads_batched=True)
-        assert not optimizer.guard._run.failures.counts()
-
     def test_notes_are_the_same_under_a_scale_and_in_the_log(self, tmp_path: Path) -> None:
         guard = train(num_steps=40, sinks=[fastguard.JsonlSink(tmp_path / "run.jsonl")])
         guard.close()
@@ -220,3 +183,15 @@ class TestUnderGuard:
         read = fastguard.TrainingHistory.from_jsonl(tmp_path / "run.jsonl").model
         for name in ("loss_kind", "num_targets", "num_target_classes", "target_top_share", "target_batch_top_share"):
             assert getattr(scaled, name) == getattr(read, name) == getattr(notes, name)
+
+    def test_transforms_of_functions_are_left_alone(self) -> None:
+        model, optimizer = guarded_model()
+        params = {name: p.detach() for name, p in model.named_parameters()}
+
+        def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(model, params, (x,)).square().mean()
+
+        torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, torch.randn(5, 3, 6))  # gradients of each sample
+        y = model(torch.randn(3, 6))
+        torch.autograd.grad(y, list(model.parameters()), torch.ones(2, 3, 4), is_grads_batched=True)
+        assert not optimizer.guard._run.failures.counts()

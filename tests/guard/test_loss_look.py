@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import classes, make_model, needs_extension, numbers
+from guard_helpers import classes, guarded_model, needs_extension, numbers
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import fastguard
 from fastguard.observers.dependence import sample_inputs
 from fastguard.observers.loss_gradient import LossGradient
 from fastguard.observers.loss_kind import Loss, OutputSample
@@ -174,8 +173,7 @@ class TestNothingIsHeld:
     """By the hook of a pass that is looked at, the first; what a guard holds beside it is all the same."""
 
     def passed(self) -> tuple[nn.Module, Any, torch.Tensor, torch.Tensor, list[weakref.ref[Any]]]:
-        model = make_model()
-        optimizer: Any = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
+        model, optimizer = guarded_model(lambda p: torch.optim.SGD(p, lr=0.01))
         x = numbers(16, 6)
         y = model(x)
         assert y._backward_hooks  # the look is due

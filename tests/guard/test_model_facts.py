@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import make_model, notes_of, take_step
+from guard_helpers import guarded_model, make_model, notes_of, take_step
 
 import fastguard
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
 def test_how_the_weights_began() -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 50), torch.nn.LayerNorm(50))
     torch.nn.init.normal_(model[1].weight, std=0.25)
+    model.append(torch.nn.utils.weight_norm(torch.nn.Conv1d(8, 16, 3)))
     notes = notes_of(fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model))
-    assert notes.names == ("0.weight", "1.weight", "1.bias", "2.weight", "2.bias")
-    assert notes.initialization.keys() == {"1.weight"}  # embeddings are looked up, biases and norms are no matrices
+    assert notes.names[:5] == ("0.weight", "1.weight", "1.bias", "2.weight", "2.bias")
+    assert notes.initialization.keys() == {"1.weight", "3.weight_v"}  # lookups, sizes, biases, norms are no matrices
     actual, expected = notes.initialization["1.weight"]
     assert actual == pytest.approx(float(model[1].weight.detach().double().std(correction=0)), rel=1e-6)
     assert expected == math.sqrt(2 / 8)
@@ -73,8 +75,7 @@ def test_schedulers_and_dropout() -> None:
 
 @pytest.mark.parametrize("passes", [1, 3])
 def test_backward_passes_of_a_step_are_counted_for_four_steps(passes: int) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model, optimizer = guarded_model()
     first = next(model.parameters())
     assert notes_of(optimizer).backward_per_step is None
     for _ in range(4):
@@ -142,18 +143,8 @@ def test_settings_of_the_optimizers() -> None:
     assert (first["lr"], second["betas"]) == (0.01, [0.5, 0.9])
 
 
-def test_settings_that_are_no_numbers_are_left_out() -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer.param_groups[0].update(lr=torch.tensor(0.5, device="meta"), eps=None, betas="none", alpha=torch.tensor(2))
-    (settings,) = notes_of(fastguard.wrap(optimizer, model)).optimizer_settings
-    assert "lr" not in settings and "eps" not in settings and "betas" not in settings
-    assert (settings["kind"], settings["momentum"], settings["alpha"]) == ("SGD", 0.9, 2.0)
-
-
 def test_scaler_and_clip_limit() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=0.5)
+    model, optimizer = guarded_model(max_norm=0.5)
     assert (notes_of(optimizer).has_scaler, notes_of(optimizer).clip_limit) == (None, 0.5)
     take_step(model, optimizer, 0)
     assert notes_of(optimizer).has_scaler is False
@@ -167,8 +158,7 @@ def test_scaler_and_clip_limit() -> None:
 
 @pytest.mark.parametrize("objective", ["minimise", "game", "reward"])
 def test_the_objective_is_told(objective: str) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters()), model, objective=objective)
+    _, optimizer = guarded_model(torch.optim.SGD, objective=objective)
     assert notes_of(optimizer).objective == objective
     state = optimizer.guard.state_dict()
     resumed = fastguard.wrap(torch.optim.SGD(make_model().parameters()), objective=None)
@@ -177,3 +167,10 @@ def test_the_objective_is_told(objective: str) -> None:
     other = fastguard.wrap(torch.optim.SGD(make_model().parameters()), objective="minimise")
     other.guard.load_state_dict(state)
     assert notes_of(other).objective == "minimise"
+
+
+def test_what_cannot_be_read_is_left_out() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LazyLinear(3), torch.nn.Linear(4, 4, device="meta"))
+    notes = notes_of(fastguard.wrap(torch.optim.SGD(model[0].parameters(), lr=0.1), model))
+    assert notes.initialization.keys() == {"0.weight"}
+    assert set(notes.not_in_optimizer) == {"1.weight", "1.bias", "2.weight", "2.bias"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import loss_at, make_model, take_step
+from guard_helpers import guarded_model, loss_at, make_model, take_step
 from torch import nn
 
 import fastguard
@@ -126,8 +126,7 @@ def test_games_observe_each_players_loss_by_its_own_guard() -> None:
 
 
 def test_what_a_closure_returned_gives_way_to_what_is_observed() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model, optimizer = guarded_model()
     for step in range(3):
         loss = take_step(model, optimizer, step, closure=True)
         assert optimizer.guard.last.loss == float(loss.detach())
@@ -137,8 +136,7 @@ def test_what_a_closure_returned_gives_way_to_what_is_observed() -> None:
 
 
 def test_validation_before_the_first_step() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model, optimizer = guarded_model()
     optimizer.guard.observe(val_loss=torch.tensor(3.5))
     assert optimizer.guard.last is None
     take_step(model, optimizer, 0)

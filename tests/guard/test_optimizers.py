@@ -17,6 +17,7 @@ from guard_helpers import (
     take_step,
     train,
     true_norm,
+    twins,
 )
 from optimizer_cases import CASES, SKIPPING, Case
 
@@ -33,10 +34,7 @@ every_skipping_case = pytest.mark.parametrize("case", SKIPPING, ids=lambda case:
 @pytest.mark.thinned(n=3)
 @every_case
 def test_guarded_training_is_bit_identical(case: Case, backend: str) -> None:
-    plain = make_model(case.model)
-    model = copy.deepcopy(plain)
-    optimizer = case.make(plain.parameters())
-    guarded = fastguard.wrap(case.make(model.parameters()), model, backend=backend)
+    plain, optimizer, model, guarded = twins(case.make, kind=case.model, backend=backend)
     for step in range(NUM_STEPS):
         expected = take_step(plain, optimizer, step, closure=case.closure)
         got = take_step(model, guarded, step, closure=case.closure)
@@ -52,10 +50,9 @@ def test_guarded_training_is_bit_identical(case: Case, backend: str) -> None:
 @every_case
 def test_clipping_is_torchs(case: Case, backend: str) -> None:
     # In float64, so that the rounding of torch's own norm does not count.
-    plain = make_model(case.model, torch.float64)
-    model = copy.deepcopy(plain)
-    optimizer = case.make(plain.parameters())
-    guarded = fastguard.wrap(case.make(model.parameters()), model, max_norm=MAX_NORM, backend=backend)
+    plain, optimizer, model, guarded = twins(
+        case.make, kind=case.model, dtype=torch.float64, max_norm=MAX_NORM, backend=backend
+    )
     for step in range(NUM_STEPS):
         norms: list[float] = []
 
@@ -77,10 +74,7 @@ def test_clipping_is_torchs(case: Case, backend: str) -> None:
 @every_skipping_case
 @pytest.mark.parametrize(("bad_step", "value"), [(0, math.nan), (3, -math.inf)])
 def test_a_skipped_step_never_was(case: Case, bad_step: int, value: float, backend: str) -> None:
-    plain = make_model(case.model)
-    model = copy.deepcopy(plain)
-    optimizer = case.make(plain.parameters())
-    guarded = fastguard.wrap(case.make(model.parameters()), model, max_norm=1e6, backend=backend)
+    plain, optimizer, model, guarded = twins(case.make, kind=case.model, max_norm=1e6, backend=backend)
     for step in range(NUM_STEPS):
         if step != bad_step:
             take_step(plain, optimizer, step)
@@ -99,10 +93,7 @@ def test_a_skipped_step_never_was(case: Case, bad_step: int, value: float, backe
 
 @every_skipping_case
 def test_a_step_skipped_in_a_closure_never_was(case: Case) -> None:
-    plain = make_model(case.model)
-    model = copy.deepcopy(plain)
-    optimizer = case.make(plain.parameters())
-    guarded = fastguard.wrap(case.make(model.parameters()), model)
+    plain, optimizer, model, guarded = twins(case.make, kind=case.model)
     train(plain, optimizer, [0, 1, 3], closure=True)
     train(model, guarded, [0, 1], closure=True)
     before = snapshot(model, guarded)

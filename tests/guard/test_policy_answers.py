@@ -87,3 +87,21 @@ def test_max_norm_is_any_real_number(max_norm: Any, as_tensor: bool) -> None:
     with pytest.raises(ValueError, match="`max_norm` must be a number > 0, got nan"):
         optimizer.guard.clip.max_norm = math.nan
     assert optimizer.guard.clip.limit == 0.25
+
+
+@pytest.mark.parametrize("limit", [math.nan, -1.0, "1", RuntimeError("none")], ids=repr)
+def test_a_policy_whose_limit_is_none(limit: Any) -> None:
+    class Limited(ClipPolicy):
+        @property
+        def limit(self) -> Any:
+            if isinstance(limit, Exception):
+                raise limit
+            return limit
+
+    model, plain = make_model(), make_model()
+    optimizer = _sgd(model, clip=Limited())
+    train(model, optimizer, range(4))
+    train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), range(4))
+    assert_identical(snapshot(model)["parameters"], snapshot(plain)["parameters"])
+    assert optimizer.guard._run.failures.known("clip policy Limited").times >= 3
+    assert "clip policy Limited" in _failed(optimizer.guard.report()).summary

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 
@@ -13,7 +12,6 @@ from torch import nn
 
 import fastguard
 from fastguard.diagnosis import by_sign, diagnose
-from fastguard.diagnosis.checkup import GLANCE_EVERY
 from fastguard.observers.batches import NormStatistics
 from fastguard.records import ModelNotes
 from fastguard.records.failures import Failures
@@ -109,17 +107,3 @@ class TestLoneElement:
         guard = train(model, 60, self.flipping(model, set(range(60))), max_norm=1e-6)
         steps = [one.step for one in guard.history.lone_elements]
         assert len(steps) == 16 and steps[0] < 60 and "lone-element" not in by_sign(diagnose(guard.history))
-
-
-def test_what_looks_ahead_is_asked_more_often_than_the_others(monkeypatch):
-    asked = []
-    model = nn.Linear(8, 4)
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model)
-    checkup = optimizer.guard._checkup
-    monkeypatch.setattr(checkup, "glance", lambda: asked.append(optimizer.guard.history.num_steps) or [])
-    for step in range(200):
-        model(torch.randn(2, 8)).sum().backward()
-        optimizer.step()
-        optimizer.guard.observe(loss=1.0 if step < 50 else 1.1)  # before it rises there is nothing to see ahead
-    gaps = {b - a for a, b in itertools.pairwise(asked) if a > 50}
-    assert len(asked) >= 5 and gaps == {GLANCE_EVERY // 2}

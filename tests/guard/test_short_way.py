@@ -14,8 +14,9 @@ from torch import nn
 
 import fastguard
 from fastguard.kernels import backends, cpu
+from fastguard.records.samples import WeightStats
 from fastguard.step.hooks import Hooks
-from fastguard.step.ring import NUM_SLOTS
+from fastguard.step.ring import JudgedStep
 
 pytestmark = pytest.mark.skipif(not backends()["cpu"].available, reason=str(backends()["cpu"].reason))
 
@@ -96,33 +97,6 @@ def test_a_closure_of_none_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ways
 
 
-def test_the_history_is_the_same_without_a_sink_and_with_one() -> None:
-    """With a sink each step is delivered at the next; without, many at once."""
-    model = make_model()
-    twin = copy.deepcopy(model)
-    seen: list[Any] = []
-    batched, each = _guarded(model, max_norm=0.1), _guarded(twin, max_norm=0.1, sinks=[seen.append])
-    for step in range(3 * NUM_SLOTS + 5):
-        for m, optimizer in ((model, batched), (twin, each)):
-            take_step(m, optimizer, step, bad=math.nan if step == 50 else None)
-            optimizer.guard.observe(loss=0.5 / (step + 1), val_loss=1.0 if step % 10 == 0 else None)
-    for optimizer in (batched, each):
-        optimizer.guard.report()  # tells facts of the model anew; else they are of when the clock had the rules asked
-        optimizer.guard.history.note_model(run_id="one")  # which only a guard with sinks has
-    one, other = (optimizer.guard.history.state_dict() for optimizer in (batched, each))
-
-    def without_time(state: Any) -> Any:
-        text = repr(state)
-        for optimizer in (batched, each):
-            for entry in optimizer.guard.history.recent:
-                text = text.replace(repr(entry.overhead_s), "t")
-            text = text.replace(repr(optimizer.guard.history.overhead_total_s), "t")
-        return text
-
-    assert without_time(one) == without_time(other)
-    assert batched.guard.history.num_steps == len(seen) == 3 * NUM_SLOTS + 4
-
-
 LOOKS = {
     "history": lambda guard: guard.history,
     "report": lambda guard: guard.report(),
@@ -167,24 +141,6 @@ def test_a_bad_step_that_is_looked_at_is_not_forgotten(
         assert line["nonfinite"] == ["0.bias"] and len(line["tensors"]) == 4
 
 
-@pytest.mark.parametrize("max_norm", [None, 0.1])
-def test_sparse_gradients_take_the_short_way_but_for_clipping(max_norm: float | None) -> None:
-    """Duplicates are scaled where they stand, which is left to the long way, and costs no second try."""
-    model = nn.Embedding(7, 4, sparse=True)
-    optimizer = fastguard.wrap(torch.optim.SparseAdam(model.parameters()), model, max_norm=max_norm)
-    tries: list[int] = []
-    hooks = optimizer.guard._hooks[0]
-    take = hooks._take_step
-    hooks._take_step = lambda *arguments: (tries.append(take(*arguments)), tries[-1])[1]
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.tensor([1, 1, 3])).sum().backward()
-        optimizer.step()
-    odd = 1
-    assert [bool(outcome & odd) for outcome in tries] == ([False] * 4 if max_norm is None else [True])
-    assert optimizer.guard.last.step == 4 and optimizer.guard.last.norm == pytest.approx(math.sqrt(4 * 4 + 4))
-
-
 def test_a_step_that_turns_out_odd_loses_none_before_it() -> None:
     """Its gradients were being measured over the table of the one before, which nobody had looked at yet."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))
@@ -219,19 +175,6 @@ def test_a_step_that_cannot_be_measured_at_all_leaves_no_wrong_record() -> None:
     take_step(model, optimizer, 30)
     assert optimizer.guard.last.step == 30 and len(optimizer.guard.last.tensors) == 4
     assert optimizer.guard.history.num_steps == 30
-
-
-def test_a_step_that_calls_its_parents_goes_the_long_way() -> None:
-    class Twice(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            return super().step(closure)
-
-    model = make_model()
-    optimizer = fastguard.wrap(Twice(model.parameters(), lr=0.1), model)
-    torch.optim.SGD(make_model().parameters(), lr=0.1)  # from now on SGD.step runs the hooks too
-    for step in range(3):
-        take_step(model, optimizer, step)
-    assert not optimizer.guard._run.is_short and optimizer.guard.last.step == 2
 
 
 @pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
@@ -281,3 +224,15 @@ def test_groups_of_another_kind_are_odd(groups: Any) -> None:
     except AttributeError:
         assert groups == [{"params": [3]}]  # what has no `.grad` is no parameter
     assert bytes(headers) == bytes(128)
+
+
+def test_of_a_record_that_was_dropped_nothing_is_kept_for_ever() -> None:
+    optimizer = _guarded(make_model())
+    weights = lambda name: (WeightStats(name, 4, 1.0, 0.5, 0.7),)  # noqa: E731
+    ring = optimizer.guard._run.ring
+    ring.attach(0, weights=weights("d"))
+    ring.attach(1, weights=weights("e"))
+    ring.arrive(JudgedStep(3, bytearray(), None, (), 1.0))
+    assert optimizer.guard.last.weights == weights("e")
+    optimizer.guard.flush()
+    assert not ring.samples

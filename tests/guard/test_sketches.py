@@ -13,7 +13,7 @@ from guard_helpers import loss_at, make_model, notes_of, poison, take_step
 from torch import nn
 
 import fastguard
-from fastguard.observers.sketches import COMPARE, KEEP, READ, looks, next_look, sample
+from fastguard.observers.sketches import sample
 from fastguard.records import ModelNotes
 
 
@@ -31,24 +31,6 @@ def run(model: nn.Module, optimizer: Any, num_steps: int, between: Callable[[int
 
 def nothing(number: int) -> None:
     pass
-
-
-def steps_that(what: int, num_steps: int = 6000) -> list[int]:
-    return [step for block in range(num_steps // 1000) for step, found in looks(block).items() if found & what]
-
-
-def test_steps_that_are_looked_at() -> None:
-    compared, kept = steps_that(COMPARE), steps_that(KEEP)
-    assert kept[:7] == [3, 7, 11, 15, 19, 25, 58] and len([step for step in kept if step < 1000]) == 5 + 39
-    assert compared[:22] == [*range(1, 21), 59, 108] and len([step for step in compared if step >= 1000]) == 100
-    assert len([step for step in kept if step >= 1000]) == 50
-    assert len({step % 25 for step in kept[5:44]}) == 14  # nothing with a period hides
-    assert {step - 1 for step in compared} <= {*steps_that(READ)}  # with which they are compared
-    found = [0]
-    while found[-1] < 5999:
-        found.append(next_look(found[-1]))
-    needed = {*compared, *kept, *(step - 1 for step in compared), *(step + 1 for step in kept)}
-    assert needed <= {*found} and len(found) < len(needed) + 25
 
 
 # --- overwritten ---
@@ -154,21 +136,6 @@ def test_closures(make: Any) -> None:
             model[2].bias.data.add_(1.0)
     assert notes_of(optimizer).overwritten == ("2.bias",)
     assert [step for step, _ in optimizer.guard.history.grad_cosines] == list(range(1, 21))
-
-
-def test_a_step_that_raises_is_not_the_end_of_it() -> None:
-    model = make_model()
-    optimizer = guarded(model)
-
-    def closure() -> torch.Tensor:
-        raise KeyError("x")
-
-    for number in range(30):
-        if number in (4, 8, 13):
-            with pytest.raises(KeyError):
-                optimizer.step(closure)
-        take_step(model, optimizer, number)
-    assert notes_of(optimizer).num_compared == 6 and not len(optimizer.guard._run.failures)
 
 
 def test_names_and_counts_survive_a_restart() -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from foreign_optimizers import TensorInGroup, WantsGradients, everything
-from guard_helpers import assert_identical, gradients, loss_at, make_model, poison
+from guard_helpers import assert_identical, gradients, guarded_model, loss_at, poison
 
 import fastguard
 
@@ -98,8 +98,7 @@ def _prepared(way: Way) -> tuple[Any, Any, Any]:
     # An exception that is put between the end of a `with` block and its `__exit__`, where no signal handler ever runs,
     # leaves the no_grad of an earlier case on.
     torch.set_grad_enabled(True)
-    model = make_model()
-    guarded = fastguard.wrap(way.make(model.parameters()), model, max_norm=way.max_norm, clip_through=way.clip_through)
+    model, guarded = guarded_model(way.make, max_norm=way.max_norm, clip_through=way.clip_through)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=way.scaler)
     for step in range(_WARM_UP):
         _step(way, model, guarded, scaler, step)

@@ -11,7 +11,6 @@ import torch
 from foreign_optimizers import (
     WITH_CLOSURE,
     WITHOUT_CLOSURE,
-    Climbs,
     DividesByNorm,
     MovesFirst,
     Slow,
@@ -22,7 +21,17 @@ from foreign_optimizers import (
     ZerosForMissing,
     everything,
 )
-from guard_helpers import assert_identical, gradients, loss_at, make_model, poison, take_step, train
+from guard_helpers import (
+    assert_identical,
+    gradients,
+    guarded_model,
+    loss_at,
+    make_model,
+    poison,
+    take_step,
+    train,
+    twins,
+)
 
 import fastguard
 from fastguard.step import backup, skip
@@ -36,9 +45,7 @@ each_way = pytest.mark.parametrize(
 
 @each_way
 def test_everything_is_as_it_was(cls: Any, closure: bool) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer, guarded = cls(plain.parameters()), fastguard.wrap(cls(model.parameters()), model)
+    plain, optimizer, model, guarded = twins(cls)
     for step in range(8):
         if step not in BAD:
             take_step(plain, optimizer, step, closure=closure)
@@ -54,8 +61,7 @@ def test_everything_is_as_it_was(cls: Any, closure: bool) -> None:
 
 @pytest.mark.parametrize("cls", [TensorInGroup, WantsGradients, Slow])
 def test_under_a_scaler_too(cls: Any) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(cls(model.parameters()), model)
+    model, guarded = guarded_model(cls)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for step in range(4):
         guarded.zero_grad()
@@ -74,8 +80,7 @@ def test_under_a_scaler_too(cls: Any) -> None:
 def test_where_torchs_wrapper_does_not_call_the_step(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in compiled steps, which call their hooks from code of their own."""
     monkeypatch.setattr(skip, "HOOKED_STEP", compile("", "nowhere", "exec"))
-    model = make_model()
-    guarded = fastguard.wrap(cls(model.parameters()), model)
+    model, guarded = guarded_model(cls)
     train(model, guarded, range(2))
     before = everything(model, guarded)
     take_step(model, guarded, 2, bad=math.nan)
@@ -92,8 +97,7 @@ def test_the_step_of_a_skip_is_never_called() -> None:
             calls.append("called")
             return super().step(closure)
 
-    model = make_model()
-    guarded = fastguard.wrap(Tells(model.parameters(), lr=0.1), model)
+    model, guarded = guarded_model(lambda p: Tells(p, lr=0.1))
     other = Tells(make_model().parameters(), lr=0.1)
     hook = guarded.register_step_post_hook(lambda *_: calls.append("post"))
     original = Tells.step.__closure__  # type: ignore[attr-defined]
@@ -132,8 +136,7 @@ def test_a_call_that_never_came_leaves_a_way_through() -> None:
 def test_a_step_with_a_closure_that_raises_for_want_of_gradients_is_undone_and_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(DividesByNorm(model.parameters()), model)
+    model, guarded = guarded_model(DividesByNorm)
     before = everything(model, guarded)
     for step in range(2):
         take_step(model, guarded, step, closure=True, bad=math.nan)
@@ -142,27 +145,6 @@ def test_a_step_with_a_closure_that_raises_for_want_of_gradients_is_undone_and_t
     assert len(told) == 1 and "ZeroDivisionError" in told[0]
     take_step(model, guarded, 2, closure=True)
     assert not guarded.guard.last.skipped
-
-
-@pytest.mark.parametrize("evaluation", [0, 1])
-def test_the_closures_own_errors_come_out(evaluation: int) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(Climbs(model.parameters()), model)
-    calls: list[int] = []
-
-    def closure() -> torch.Tensor:
-        calls.append(0)
-        if len(calls) == evaluation + 1:
-            raise LookupError("no more data")
-        guarded.zero_grad()
-        loss = loss_at(model, 0)
-        loss.backward()
-        poison(model)
-        return loss
-
-    with pytest.raises(LookupError, match="no more data"):
-        guarded.step(closure)
-    assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
 def test_an_optimizer_that_moves_late_is_told_of_and_kept_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -174,8 +156,7 @@ def test_an_optimizer_that_moves_late_is_told_of_and_kept_from_then_on(caplog: p
             return super().step(closure)
 
     started: list[int] = []
-    model = make_model()
-    guarded = fastguard.wrap(MovesLater(model.parameters()), model)
+    model, guarded = guarded_model(MovesLater)
     for step in range(6):
         take_step(model, guarded, step, closure=True)
     take_step(model, guarded, 6, closure=True, bad=math.nan)  # nobody has kept what it moved here first
@@ -185,32 +166,13 @@ def test_an_optimizer_that_moves_late_is_told_of_and_kept_from_then_on(caplog: p
     assert_identical(everything(model, guarded), before)
 
 
-def test_only_what_moves_is_copied_ahead_of_a_closure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def count(cls: Any, num_steps: int) -> list[int]:
-        model, counts = make_model(), []
-        guarded = fastguard.wrap(cls(model.parameters()), model)
-        for step in range(num_steps):
-            copied.clear()
-            take_step(model, guarded, step, closure=True)
-            counts.append(len(copied))
-        return counts
-
-    copied: list[Any] = []
-    copy_one = backup._KeptTensor.copy
-    monkeypatch.setattr(backup._KeptTensor, "copy", lambda kept: (copied.append(kept), copy_one(kept)))
-    assert count(WantsGradients, 6)[3:] == [0, 0, 0]
-    assert count(torch.optim.Adam, 3) == [0, 0, 0]
-    assert set(count(MovesFirst, 6)[3:]) == {8}  # four parameters, and as many "z"
-
-
 def test_where_a_copy_does_not_fit_the_gradients_are_taken_away(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(kept: Any) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    model = make_model()
-    guarded = fastguard.wrap(torch.optim.Adam(model.parameters(), lr=0.1), model)
+    model, guarded = guarded_model(lambda p: torch.optim.Adam(p, lr=0.1))
     foreign = make_model()
     other = fastguard.wrap(ZerosForMissing(foreign.parameters()), foreign)
     train(foreign, other, range(5), closure=True)
@@ -272,30 +234,6 @@ def test_optimizers_whose_steps_cannot_be_hooked_are_refused() -> None:
     with pytest.raises(TypeError, match=r"got WantsGradients with gradient_release=True.*[Ll]eave"):
         fastguard.wrap(releases)
     assert "_guard" not in vars(releases)
-
-
-# --- an optimizer that finds its own learning rate ---
-
-
-@pytest.mark.parametrize("closure", [False, True])
-def test_a_learning_rate_of_none(closure: bool) -> None:
-    model = make_model()
-    optimizer = WantsGradients(model.parameters(), weight_decay=0.1, decoupled_weight_decay=True)
-    optimizer.param_groups[0]["lr"] = None
-
-    def fixed(self: Any, group: Any, p: Any) -> None:
-        p.add_(p.grad, alpha=-0.05)
-
-    optimizer.update = fixed.__get__(optimizer)  # type: ignore[method-assign]
-    fastguard.wrap(optimizer, model)
-    train(model, optimizer, range(3), closure=closure)
-    assert optimizer.guard.last.lr is None
-    assert optimizer.guard.report().to_dict()["status"]
-    model.zero_grad()
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    optimizer.step(closure=None)  # what torch.distributed.checkpoint does, but with a learning rate
-    assert optimizer.guard.last.step == 3
 
 
 # --- optimizers under one guard whose gradients come later than the decision ---

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import assert_identical, loss_at, make_model, poison, snapshot
+from guard_helpers import assert_identical, guarded_model, loss_at, make_model, poison, snapshot
 from torch import nn
 
 import fastguard
@@ -163,8 +163,7 @@ class TestObserve:
     def test_it_is_a_method_like_any_other(self) -> None:
         assert list(inspect.signature(Guard.observe).parameters) == ["self", "loss", "val_loss", "metrics"]
         assert Guard.observe.__name__ == "observe" and "Adds a loss" in inspect.getdoc(Guard.observe)
-        model = make_model()
-        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        model, optimizer = guarded_model()
         loss_at(model, 0).backward()
         optimizer.step()
         observe = optimizer.guard.observe  # bound

@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +13,6 @@ from guard_helpers import clip_by_torch, gradients, loss_at, make_model, take_st
 from torch import nn
 
 import fastguard
-from fastguard.sinks import read_jsonl
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 
@@ -131,32 +127,6 @@ def test_names(by: str) -> None:
     assert optimizer.guard.last.tensors.names == (placed if by == "place" else NAMES)
 
 
-class Wrapper(nn.Module):
-    """In the manner of DDP and FSDP: the model is a module inside, under a name of theirs."""
-
-    def __init__(self, attribute: str, module: nn.Module) -> None:
-        super().__init__()
-        self.attribute = attribute
-        setattr(self, attribute, module)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return getattr(self, self.attribute)(x)
-
-
-@pytest.mark.parametrize(
-    "attribute", ["module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"]
-)
-@pytest.mark.parametrize("from_model", [True, False])
-def test_what_wrappers_add_to_names_is_left_out(attribute: str, from_model: bool) -> None:
-    inner = make_model()
-    inner[0] = Wrapper(attribute, inner[0])
-    model = Wrapper("module", Wrapper(attribute, inner))
-    params = model.parameters() if from_model else model.named_parameters()
-    optimizer = fastguard.wrap(torch.optim.SGD(params, lr=0.1), model if from_model else None)
-    take_step(model, optimizer, 0)
-    assert optimizer.guard.last.tensors.names == NAMES
-
-
 def test_a_part_that_is_really_called_module_keeps_its_name_where_needed() -> None:
     model = nn.ModuleDict({"module": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
     model.register_parameter("bias", nn.Parameter(torch.ones(1)))  # "module.bias" stripped would be this one
@@ -230,38 +200,6 @@ def test_the_last_record_is_delivered_at_the_end(ending: str) -> None:
     del optimizer, guard
     gc.collect()
     assert (sink.steps, sink.num_closed) == ([0, 1], int(ending == "close"))
-
-
-_SCRIPT = """
-import sys
-import torch, fastguard
-model = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-fastguard.wrap(optimizer, model, sinks=[fastguard.JsonlSink(sys.argv[1])], backend="reference")
-for step in range(3):
-    optimizer.zero_grad()
-    loss = model(torch.ones(1, 2)).sum()
-    loss.backward()
-    optimizer.step()
-    optimizer.guard.observe(loss=loss)
-if sys.argv[2] == "raises":
-    raise SystemExit("stopped in the middle")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", ["ends", "raises"])
-def test_the_last_record_is_written_when_the_interpreter_exits(ending: str, tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    # torch 2.6 leaves a folder to be removed at the end, which Python then says.
-    options = ["-W", "error", "-W", "ignore:Implicitly cleaning up:ResourceWarning"]
-    command = [sys.executable, *options, "-c", _SCRIPT, str(path), ending]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == (ending == "raises"), done.stderr
-    assert done.stderr == ("stopped in the middle\n" if ending == "raises" else "")
-    log = read_jsonl(path)
-    assert [line["step"] for line in log] == [0, 1, 2]
-    assert all("loss" in line for line in log)
 
 
 def test_a_sink_that_fails_never_stops_training() -> None:

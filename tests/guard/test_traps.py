@@ -1,24 +1,4 @@
-"""The traps of FACTS.md §1 and §2 that no other file of this folder shows, and where to find those that others do.
-
-§1, torch's clipping and fused optimizers
-- clip_grad_norm_ always writes; its norm is stored in the gradients' dtype; one NaN poisons all; `inf` is not
-  read-only: tests/clipping; here, what the guard does instead (`test_trap_1_*`)
-- fused kernels write the unscaled gradient back; found_inf must be exactly 0.0 or 1.0; non-fused ones raise on the
-  attributes or ignore them; an uninitialised momentum buffer: test_grad_scaler.py
-- a stale grad_scale divides later steps; fused kernels and gradients that are not contiguous: here
-- gradients set to None for a step change nothing, group-level step counters do advance: test_optimizers.py
-
-§2, wrapping an optimizer
-- 2.1 stale param_groups, 2.3 leaked flag, 2.7 patched step, 2.11 ZeRO: test_proxies.py; 2.7 also test_lr_schedulers.py
-- 2.2 closures: test_closures.py
-- 2.4, 2.5, 2.6 GradScaler: test_grad_scaler.py
-- 2.8, 2.9 checkpoints and copies: test_copies_and_checkpoints.py
-- 2.10 another clipper: test_step_records.py; `clip_grad_norm_(…, inf)` ahead of the step: here
-- 2.12 torch.compile: test_compiled_steps.py
-
-Not to be shown on a CPU: float32 norms of 1e8 elements (tests/kernels has the accuracy), memory traffic, and that a
-step does not wait for the device. Of other people's trainers only the manner is shown, by stand-ins.
-"""
+"""The traps of torch's clipping and fused optimizers, and of wrapping one, that no other file of this folder shows."""
 
 from __future__ import annotations
 
@@ -28,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import assert_close, assert_identical, gradients, loss_at, make_model, poison, snapshot, take_step
+from guard_helpers import (
+    assert_close,
+    assert_identical,
+    gradients,
+    guarded_model,
+    loss_at,
+    make_model,
+    poison,
+    snapshot,
+    take_step,
+)
 from torch import nn
 
 import fastguard
@@ -36,8 +26,7 @@ import fastguard
 
 def test_trap_1_without_skipping_the_poison_is_not_spread() -> None:
     """torch's clipping makes every gradient NaN; the guard leaves the others as they are."""
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=0.01, skip_nonfinite=False)
+    model, optimizer = guarded_model(max_norm=0.01, skip_nonfinite=False)
     loss_at(model, 0).backward()
     poison(model)
     optimizer.step()
@@ -92,8 +81,7 @@ def test_trap_1_gradients_that_are_not_contiguous(fused: bool, max_norm: float, 
 
 def test_trap_2_10_a_trainer_that_clips_to_infinity_first() -> None:
     """HF's Trainer calls clip_grad_norm_(…, inf) when clipping is off: the Inf is a NaN by the time of the step."""
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
+    model, optimizer = guarded_model(max_norm=1.0)
     before = snapshot(model, optimizer)
 
     def trainer() -> None:
@@ -143,3 +131,21 @@ def test_parameters_of_every_dtype(dtype: torch.dtype, backend: str) -> None:
         assert_identical(gradients(model), gradients(plain))
     assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
     assert guarded.guard.last.tensors.names == ("0", "1", "2")
+
+
+def test_a_group_whose_parameters_are_a_tuple_is_guarded_as_torch_steps_it() -> None:
+    plain, model = make_model(), make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=0.01)
+    other = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for step in range(4):
+        for one, steps in ((model, optimizer), (plain, other)):
+            steps.param_groups[0]["params"] = tuple(steps.param_groups[0]["params"])
+            steps.zero_grad()
+            loss_at(one, step).backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+        optimizer.step()
+        other.step()
+    optimizer.guard.flush()
+    assert optimizer.guard.history.num_clipped == 4
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0.0)

@@ -81,6 +81,16 @@ class TestAdaGC:
         other.begin("ab")
         assert list(other.limits()[0]) == [kept["a"], kept["b"]]
 
+    def test_zeros_in_the_warm_up_freeze_nothing(self) -> None:
+        policy = AdaGC(warmup=5)
+        policy.begin("ab")
+        for step in range(10):
+            policy.observe(array("d", [0.0 if step < 8 else 0.3, 0.4]))
+        assert policy.limits()[0][0] == math.inf and 0.3 < policy.limits()[0][1] < 0.5
+        for _ in range(5):
+            policy.observe(array("d", [0.3, 0.4]))
+        assert policy.limits()[0][0] == pytest.approx(0.315)
+
     def test_a_spike_in_one_tensor_leaves_the_others_alone(self) -> None:
         model = make_model()
         optimizer = _wrap(model, AdaGC(50.0, warmup=3, max_norm=None))
@@ -164,6 +174,17 @@ class TestValue:
             optimizer = _wrap(model, Value(0.05))
             take_step(model, optimizer, 0, bad=bad)
             assert optimizer.guard.last.skipped and not optimizer.guard.last.is_skipped_by_policy
+
+    def test_where_nothing_is_skipped_it_is_as_torch_has_it(self) -> None:
+        model, plain = make_model(), make_model()
+        optimizer = _wrap(model, Value(0.05), skip_nonfinite=False)
+        rival = torch.optim.AdamW(plain.parameters(), lr=0.1)
+        take_step(model, optimizer, 0, bad=math.inf)
+        take_step(
+            plain, rival, 0, bad=math.inf, before_step=lambda: nn.utils.clip_grad_value_(plain.parameters(), 0.05)
+        )
+        for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(a, b)
 
     def test_what_holds_no_larger_element_is_not_written(self) -> None:
         p, q = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, dtype=torch.complex64))

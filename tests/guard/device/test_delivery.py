@@ -14,7 +14,6 @@ from guard_helpers import loss_at, make_model, poison, take_step
 from torch import nn
 
 import fastguard
-from fastguard.sinks import read_jsonl
 from fastguard.step.device import NUM_PENDING as NUM_SLOTS
 
 pytestmark = pytest.mark.usefixtures("engine")
@@ -56,20 +55,6 @@ def test_records_come_in_order_and_are_right() -> None:
     assert memory.series("grad/norm") == pytest.approx(_norms(12), rel=1e-6)
     assert (guard.last.step, guard.lag) == (11, 0)
     assert couriers[0].num_waits == 1  # of flush
-
-
-@pytest.mark.parametrize("is_slow", [False, True])
-def test_every_step_has_a_line_in_a_log(tmp_path: Any, is_slow: bool) -> None:
-    model = make_model()
-    optimizer = _guarded(model, [fastguard.JsonlSink(tmp_path / "run.jsonl")])
-    if is_slow:
-        slow(optimizer)
-    for step in range(20):
-        take_step(model, optimizer, step)
-    optimizer.guard.flush()
-    records = list(read_jsonl(str(tmp_path / "run.jsonl")))
-    assert [record["step"] for record in records] == list(range(20))
-    assert [record["grad/norm"] for record in records] == pytest.approx(_norms(20), rel=1e-6)
 
 
 def test_a_device_that_keeps_up_lags_by_one_step() -> None:
@@ -114,18 +99,6 @@ def test_losses_travel_with_their_step() -> None:
     optimizer.guard.flush()
     assert memory.series("loss") == [*losses[:5], pytest.approx((losses[5] + 7.0) / 2)]
     assert memory.series("val_loss")[1::2] == [2 * loss for loss in losses[1::2]]
-
-
-def test_observe_needs_a_step_and_a_scalar() -> None:
-    model = make_model()
-    optimizer = _guarded(model)
-    take_step(model, optimizer, 0)
-    with pytest.raises(ValueError, match=r"`val_loss` must be a scalar, got a tensor of shape \(2,\)"):
-        optimizer.guard.observe(loss=1.0, val_loss=torch.ones(2))
-    optimizer.guard.flush()
-    assert optimizer.guard.last.loss is None
-    with pytest.raises(RuntimeError, match="must follow a step"):
-        optimizer.guard.observe(loss=1.0)
 
 
 def test_a_report_waits_and_leaves_the_step_open() -> None:
@@ -213,21 +186,6 @@ def test_nothing_on_its_way_is_lost_at_the_end(ending: str) -> None:
     assert memory.series("step") == [0, 1, 2, 3, 4]
 
 
-def test_a_sink_that_fails_is_told_on_when_the_record_arrives() -> None:
-    def fails(record: fastguard.StepStats) -> None:
-        raise OSError("disk full")
-
-    model, good = make_model(), fastguard.MemorySink()
-    optimizer = _guarded(model, [fails, good])
-    take_step(model, optimizer, 0)
-    with pytest.warns(RuntimeWarning, match="disk full"):
-        take_step(model, optimizer, 1)
-    take_step(model, optimizer, 2)
-    optimizer.guard.flush()
-    assert good.series("step") == [0, 1, 2]
-    assert list(optimizer.guard._ledger.lost().values()) == [3]
-
-
 def test_a_resumed_run_goes_on_with_the_numbers_and_without_a_lag_of_the_past() -> None:
     model = make_model()
     optimizer = _guarded(model)
@@ -244,34 +202,3 @@ def test_a_resumed_run_goes_on_with_the_numbers_and_without_a_lag_of_the_past() 
     assert resumed.guard.lag == 1
     resumed.guard.flush()
     assert (resumed.guard.last.step, resumed.guard.history.num_steps) == (4, 5)
-
-
-def test_a_second_evaluation_is_part_of_its_step() -> None:
-    class CallsTwice(torch.optim.SGD):
-        def step(self, closure: Any) -> Any:
-            with torch.enable_grad():
-                closure()
-                closure()
-            return super().step()
-
-    model, memory = make_model(), fastguard.MemorySink()
-    optimizer = fastguard.wrap(CallsTwice(model.parameters(), lr=0.1), model, sinks=[memory])
-    slow(optimizer)
-    calls: list[int] = []
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_at(model, len(calls))
-        loss.backward()
-        if len(calls) == 2:
-            poison(model)
-        calls.append(0)
-        return loss
-
-    for _ in range(3):
-        optimizer.step(closure)
-    optimizer.guard.flush()
-    assert memory.series("step") == [0, 1, 2]
-    assert [math.isnan(norm) for norm in memory.series("grad/norm")] == [False, True, False]
-    assert [r.skipped for r in memory.records] == [False, False, False]  # the second evaluation was good
-    assert all(r.loss is not None for r in memory.records)

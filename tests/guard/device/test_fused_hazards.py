@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 from device_helpers import slow, watched
-from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, take_step, train
+from guard_helpers import (
+    assert_close,
+    assert_identical,
+    guarded_model,
+    loss_at,
+    make_model,
+    poison,
+    snapshot,
+    take_step,
+    train,
+)
 from torch import nn
 
 import fastguard
@@ -144,8 +154,7 @@ class Renamed(torch.optim.AdamW):
 
 @pytest.mark.parametrize(("cls", "waits"), [(Decaying, True), (Renamed, False), (torch.optim.AdamW, False)])
 def test_a_step_of_a_subclasss_own_is_not_trusted_with_a_flag(cls: Any, waits: bool) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(cls(model.parameters(), lr=0.1, fused=True), model)
+    model, guarded = guarded_model(lambda p: cls(p, lr=0.1, fused=True))
     take_step(model, guarded, 0)
     before = snapshot(model, guarded)
     loss_at(model, 1).backward()

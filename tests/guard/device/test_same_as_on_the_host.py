@@ -44,11 +44,8 @@ DELIVERY = "records are delivered later: test_delivery.py"
 UNKNOWN = "whether anything is clipped is known on the device only"
 LEFT_OUT = {
     r"test_only_steps_that_were_skipped_count_towards_the_limit\[.*\{.*1\}": LATER,
-    r"test_the_run_of_skips_goes_on_across_a_restart": LATER,
     r"test_a_step_that_raised_leaves_nothing_to_the_next": LATER,
-    r"test_the_last_record_is_written_when_the_interpreter_exits": "a process of its own, out of an engine's reach",
     r"test_trap_1_flags_summed_over_devices\[.*True": ZEROS,
-    r"test_trap_1_a_skipped_first_step_leaves_no_momentum_buffer": ZEROS,
     r"test_a_skipped_step_never_was\[.*0-nan-.*-fused": ZEROS,
     r"test_a_record_is_delivered_when_the_next_step_begins": DELIVERY,
     r"test_the_last_record_is_delivered_at_the_end": DELIVERY,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from device_helpers import slow
 from foreign_optimizers import WantsGradients
-from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, take_step, train
+from guard_helpers import assert_close, assert_identical, guarded_model, make_model, snapshot, take_step, train, twins
 from torch import nn
 
 import fastguard
@@ -27,7 +26,6 @@ OTHERS: dict[str, Any] = {
     "RMSprop": lambda params: torch.optim.RMSprop(params, lr=0.05),
     "foreign": WantsGradients,
 }
-every_fused = pytest.mark.parametrize("make", FUSED.values(), ids=FUSED)
 every_one = pytest.mark.parametrize("make", [*FUSED.values(), *OTHERS.values()], ids=[*FUSED, *OTHERS])
 
 
@@ -39,8 +37,7 @@ def _guarded(model: nn.Module, **settings: Any) -> Any:
 @every_one
 @pytest.mark.parametrize("max_norm", [None, 0.05])
 def test_a_skipped_step_changes_no_bit_although_nobody_has_heard_of_it(make: Any, max_norm: float | None) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(make(model.parameters()), model, max_norm=max_norm)
+    model, optimizer = guarded_model(make, max_norm=max_norm)
     slow(optimizer)
     train(model, optimizer, range(2))
     names = set(vars(optimizer))
@@ -57,9 +54,7 @@ def test_a_skipped_step_changes_no_bit_although_nobody_has_heard_of_it(make: Any
 @pytest.mark.thinned(interpreted=6)
 @every_one
 def test_training_goes_on_as_if_the_step_had_never_been(make: Any) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer, guarded = make(plain.parameters()), fastguard.wrap(make(model.parameters()), model)
+    plain, optimizer, model, guarded = twins(make)
     train(plain, optimizer, [1, 2, 4])
     for step in range(5):  # the very first one too
         take_step(model, guarded, step, bad=math.nan if step in (0, 3) else None)
@@ -70,10 +65,7 @@ def test_training_goes_on_as_if_the_step_had_never_been(make: Any) -> None:
 @every_one
 @pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
 def test_clipping_is_torchs_whichever_way(make: Any, clip_through: str) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = make(plain.parameters())
-    guarded = fastguard.wrap(make(model.parameters()), model, max_norm=0.05, clip_through=clip_through)
+    plain, optimizer, model, guarded = twins(make, max_norm=0.05, clip_through=clip_through)
     slow(guarded)
     for step in range(4):
         take_step(plain, optimizer, step, before_step=lambda: torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05))
@@ -84,17 +76,6 @@ def test_clipping_is_torchs_whichever_way(make: Any, clip_through: str) -> None:
     assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=2e-5, atol=1e-6)
     guarded.guard.flush()
     assert guarded.guard.history.num_clipped == 4
-
-
-@pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
-def test_unclipped_steps_keep_their_bits_whichever_way(clip_through: str) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = FUSED["AdamW"](plain.parameters())
-    guarded = _guarded(model, max_norm=1e6, clip_through=clip_through)
-    train(plain, optimizer, range(3))
-    train(model, guarded, range(3))
-    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
 
 
 def test_too_many_skips_raise_in_a_later_step() -> None:
@@ -117,30 +98,6 @@ def test_too_many_skips_raise_in_a_later_step() -> None:
     assert not optimizer.guard.last.skipped
 
 
-def test_a_run_of_skips_that_is_found_by_waiting_raises_in_the_next_step() -> None:
-    model = make_model()
-    optimizer = _guarded(model, max_consecutive_skips=2)
-    slow(optimizer)
-    for step in range(2):
-        take_step(model, optimizer, step, bad=math.nan)
-    optimizer.guard.flush()  # neither this nor a report raises
-    assert optimizer.guard.report().numbers["num_skipped"] == 2
-    before = snapshot(model, optimizer)
-    with pytest.raises(fastguard.NonFiniteGradientsError, match="2 steps in a row"):
-        take_step(model, optimizer, 2)
-    assert_identical(snapshot(model, optimizer), before)
-
-
-def test_a_good_step_ends_the_run() -> None:
-    model = make_model()
-    optimizer = _guarded(model, max_consecutive_skips=2)
-    slow(optimizer)
-    for step in range(6):
-        take_step(model, optimizer, step, bad=math.nan if step % 2 else None)
-    optimizer.guard.flush()
-    take_step(model, optimizer, 6)
-
-
 def test_the_run_of_skips_goes_on_across_a_restart() -> None:
     model = make_model()
     optimizer = _guarded(model, max_consecutive_skips=3)
@@ -155,42 +112,6 @@ def test_the_run_of_skips_goes_on_across_a_restart() -> None:
     with pytest.raises(fastguard.NonFiniteGradientsError) as caught:
         take_step(other, resumed, 3)
     assert caught.value.steps == [0, 1, 2]
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_an_error_leaves_nothing_to_the_scalers_next_step(fused: bool) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused), model, max_consecutive_skips=1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-
-    def scaled_step(step: int, bad: float | None = None) -> None:
-        guarded.zero_grad()
-        scaler.scale(loss_at(model, step)).backward()
-        if bad is not None:
-            poison(model, bad)
-        scaler.step(guarded)
-        scaler.update()
-
-    scaled_step(0, math.inf)
-    with pytest.raises(fastguard.NonFiniteGradientsError):
-        scaled_step(1)
-    scaler.update()
-    assert "grad_scale" not in vars(guarded) and "found_inf" not in vars(guarded)
-    plain = copy.deepcopy(model)
-    scaled_step(2)
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1, fused=fused)
-    take_step(plain, optimizer, 2)
-    assert_close(snapshot(model)["parameters"], snapshot(plain)["parameters"], rtol=1e-6, atol=1e-7)
-
-
-def test_bad_steps_that_are_to_be_taken_are_taken() -> None:
-    model = make_model()
-    optimizer = _guarded(model, skip_nonfinite=False)
-    take_step(model, optimizer, 0, bad=math.nan)
-    assert "found_inf" not in vars(optimizer)
-    optimizer.guard.flush()
-    assert (optimizer.guard.last.skipped, optimizer.guard.history.num_nonfinite_applied) == (False, 1)
-    assert any(p.isnan().any() for p in model.parameters())
 
 
 def test_a_step_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
