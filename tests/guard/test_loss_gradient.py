@@ -1,7 +1,10 @@
-"""What is noted of a loss from the gradients of the outputs that are watched, and by a guard."""
+"""What is noted of a loss from the gradient of the outputs: any layout and value, how much is copied, what is held."""
 
 from __future__ import annotations
 
+import itertools
+import math
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,13 @@ import torch
 from guard_helpers import classes, guarded_model, make_model, needs_extension, numbers
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import fastguard
+from fastguard.observers.dependence import sample_inputs
 from fastguard.observers.loss_gradient import NUM_LOOKED_AT, LossGradient
-from fastguard.observers.loss_kind import OutputSample
+from fastguard.observers.loss_kind import Loss, OutputSample
 from fastguard.records.failures import Failures
 
 pytestmark = needs_extension
@@ -195,3 +201,195 @@ class TestUnderGuard:
         y = model(torch.randn(3, 6))
         torch.autograd.grad(y, list(model.parameters()), torch.ones(2, 3, 4), is_grads_batched=True)
         assert not optimizer.guard._run.failures.counts()
+
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def loss_of(y: torch.Tensor, loss: Callable[[torch.Tensor], torch.Tensor]) -> Loss:
+    return OutputSample(y).loss_of(gradient_of(loss, y))
+
+
+def gradient_of(loss: Callable[[torch.Tensor], torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+    leaf = y.clone().requires_grad_()
+    loss(leaf).backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+LOSSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "classes second": lambda y: F.cross_entropy(y, classes(y.shape[0], *y.shape[2:], num=y.shape[1])),
+    "smoothed": lambda y: F.cross_entropy(y, classes(y.shape[0], *y.shape[2:], num=y.shape[1]), label_smoothing=0.1),
+    "with logits": lambda y: F.binary_cross_entropy_with_logits(y, classes(*y.shape, num=2).to(y.dtype)),
+    "squared": lambda y: F.mse_loss(y, numbers(*y.shape, seed=3).to(y.dtype)),
+}
+
+
+class TestAnyGradient:
+    @pytest.mark.parametrize("shape", [(1,), (7,), (1, 1), (1, 2), (16, 1), (2, 3, 4, 5), (70000,)], ids=str)
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("bad", [0.0, math.nan, math.inf, -math.inf, 6e4, 6e-8, -0.0])
+    def test_any_value_is_read(self, bad: float, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        for which, share in itertools.product(("output", "gradient"), (0.02, 1.0)):
+            given = {"output": numbers(*shape).to(dtype), "gradient": numbers(*shape, seed=9).to(dtype)}
+            given[which][torch.rand(shape, generator=torch.Generator().manual_seed(0)) < share] = bad
+            loss = OutputSample(given["output"]).loss_of(given["gradient"])
+            if not math.isfinite(bad) and share == 1.0:
+                assert (loss.kind, loss.targets) == ("", None)
+
+    @pytest.mark.thinned(n=3)
+    @pytest.mark.parametrize("shape", [(16, 6), (4, 6, 3, 5), (64, 6, 40, 40), (3, 6, 5000)], ids=str)
+    @pytest.mark.parametrize("layout", ["transposed", "strided", "channels last", "expanded"])
+    def test_layouts(self, shape: tuple[int, ...], layout: str) -> None:
+        def laid_out(x: torch.Tensor) -> torch.Tensor:
+            if layout == "transposed":
+                return x.mT.contiguous().mT
+            if layout == "strided":
+                return x.repeat_interleave(3, -1)[..., ::3]
+            if layout == "channels last" and x.dim() == 4:
+                return x.contiguous(memory_format=torch.channels_last)
+            return x[:1].expand(x.shape)
+
+        for name in LOSSES:
+            y = laid_out(numbers(*shape))
+            g = laid_out(gradient_of(LOSSES[name], y.contiguous()))
+            found, expected = (OutputSample(a).loss_of(b) for a, b in ((y, g), (y.contiguous(), g.contiguous())))
+            assert found[:5] == expected[:5] and found.kind
+            assert found.mean_squared == pytest.approx(expected.mean_squared, rel=1e-6, nan_ok=True)
+            assert found.numbers == pytest.approx(expected.numbers, rel=1e-9, abs=1e-12)
+
+
+class TestSampled:
+    """Of outputs that are too large to be copied whole."""
+
+    @pytest.mark.parametrize(
+        ("smoothing", "dtype"), [(0.0, torch.float32), (0.0, torch.bfloat16), (0.1, torch.float32)], ids=str
+    )
+    def test_classes_of_a_large_vocabulary(self, smoothing: float, dtype: torch.dtype) -> None:
+        y, targets = numbers(3, 40, 20011), classes(120, num=20011)
+        targets[:30] = -100
+        sample = OutputSample(y.to(dtype))
+        gradient = gradient_of(lambda y: F.cross_entropy(y.flatten(0, 1), targets, label_smoothing=smoothing), y)
+        loss = sample.loss_of(gradient.to(dtype))
+        assert loss.kind == ("cross-entropy with smoothed labels" if smoothing else "cross-entropy")
+        assert loss.targets is not None and list(loss.targets) == targets[30:].tolist()
+        assert not loss.is_sampled and list(loss.places or ()) == list(range(30, 120))
+
+    @pytest.mark.parametrize("is_channels_last", [False, True])
+    def test_classes_of_pixels(self, is_channels_last: bool) -> None:
+        y, targets = numbers(2, 21, 128, 120), classes(2, 128, 120, num=21)
+        targets[:, :50] = 3
+        if is_channels_last:
+            y = y.contiguous(memory_format=torch.channels_last)
+        sample = OutputSample(y)
+        loss = sample.loss_of(gradient_of(lambda y: F.cross_entropy(y, targets), y))
+        assert loss.kind == "cross-entropy" and loss.targets is not None and loss.is_sampled
+        assert len(loss.targets) > 1000
+        share = sum(found == 3 for found in loss.targets) / len(loss.targets)
+        assert share == pytest.approx(float((targets == 3).double().mean()), abs=0.03)
+
+    @pytest.mark.parametrize("shape", [(400000,), (500, 800), (4, 3, 200, 200), (2, 300000)], ids=str)
+    def test_squared_error(self, shape: tuple[int, ...]) -> None:
+        y, targets = numbers(*shape), 3.0 + 2.0 * numbers(*shape, seed=1)
+        loss = loss_of(y, lambda y: F.mse_loss(y, targets))
+        assert loss.kind == "squared error"
+        assert loss.mean_squared == pytest.approx(float(F.mse_loss(y, targets)), rel=1e-4)  # of all elements
+        assert loss.numbers[2:4] == pytest.approx((3.0, 2.0), abs=0.05)
+
+    @pytest.mark.parametrize("is_shifted", [False, pytest.param(True, marks=pytest.mark.slow)])
+    def test_tokens_that_are_to_be_given_back(self, is_shifted: bool) -> None:
+        looker = LossGradient(Failures())
+        for seed in range(3):
+            tokens = classes(8, 32, num=9001, seed=seed)
+            targets = tokens.roll(-1, 1) if is_shifted else tokens.clone()
+            targets[:, :3] = -100
+            looker.watch(y := numbers(8, 32, 9001).requires_grad_() * 1.0, [tokens])
+            F.cross_entropy(y.flatten(0, 1), targets.flatten()).backward()
+        assert looker.facts["loss_kind"] == "cross-entropy"
+        assert (looker.facts["target_in_inputs"] == 1.0) != is_shifted
+
+
+class Copied(TorchDispatchMode):
+    """Counts the bytes that operations of torch allocate."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in known:
+                self.num_bytes += x.untyped_storage().nbytes()
+        return made
+
+
+@pytest.mark.parametrize(
+    ("shape", "input_shape"),
+    [
+        ((64, 10), (64, 20)),
+        ((2, 128, 50257), (2, 128)),
+        ((2, 21, 256, 256), (2, 3, 256, 256)),
+        ((64, 1000), (64, 3, 96, 96)),
+        ((65536,), (65536, 1)),
+        ((8, 300000), (8, 8192)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_at_most_a_mebibyte_or_one_percent_is_copied(
+    shape: tuple[int, ...], input_shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    y, x = torch.zeros(shape, dtype=dtype, requires_grad=True) * 1.0, torch.ones(input_shape, dtype=dtype)
+    gradient, looker = torch.full_like(y, 1e-3), LossGradient(Failures())
+    gradient.view(-1)[::2] *= -1.0
+    with Copied() as copied:
+        looker.watch(y, [x, x])
+        [hook] = y._backward_hooks.values()  # type: ignore[union-attr]
+        hook(gradient)
+    assert looker.facts["loss_kind"]
+    assert 0 < copied.num_bytes <= max(1 << 20, y.nbytes // 100)
+
+
+class TestNothingIsHeld:
+    """By the hook of a pass that is looked at, the first; what a guard holds beside it is all the same."""
+
+    def passed(self) -> tuple[nn.Module, Any, torch.Tensor, torch.Tensor, list[weakref.ref[Any]]]:
+        model, optimizer = guarded_model(lambda p: torch.optim.SGD(p, lr=0.01))
+        x = numbers(16, 6)
+        y = model(x)
+        assert y._backward_hooks  # the look is due
+        return model, optimizer, x, y, [weakref.ref(x), weakref.ref(y)]  # the graph holds x too
+
+    @pytest.mark.parametrize("ending", ["a step", "no backward pass", "an error"])
+    def test_of_a_pass_and_its_inputs(self, ending: str) -> None:
+        _kept, optimizer, x, y, held = self.passed()
+        if ending == "a step":
+            F.cross_entropy(y, classes(16, num=4)).backward()
+        elif ending == "an error":
+            with pytest.raises(IndexError):
+                F.cross_entropy(y, classes(16, num=4) + 10)
+        del x, y
+        assert [one() for one in held] == [None] * 2
+        optimizer.step()
+        assert "failed-parts" not in [finding.rule for finding in optimizer.guard.report().findings]
+
+    def test_the_hook_keeps_copies_until_backward(self) -> None:
+        x = numbers(16, 6)
+        samples = OutputSample(x), sample_inputs([x, x.long()])
+        before = [values.clone() for _, values, _ in samples[0]._samples] + [one.values for one in samples[1]]
+        assert all(values is not None and values.data_ptr() != x.data_ptr() for values in before)
+        x.zero_()
+        assert float(samples[0]._samples[0][1].abs().sum()) > 0.0
+        assert samples[1][0].values is not None and float(samples[1][0].values.abs().sum()) > 0.0
+
+
+class TestInputs:
+    @pytest.mark.parametrize("shape", [(100, 3, 40, 40), (100, 70000), (70000,)], ids=str)
+    def test_of_large_ones_the_first_samples_and_a_few_features(self, shape: tuple[int, ...]) -> None:
+        x = numbers(*shape)
+        [sample] = sample_inputs([x])
+        width = math.prod(shape[1:])
+        assert sample.values is not None and not sample.is_whole and sample.num_samples == shape[0]
+        assert torch.equal(sample.values, x.view(shape[0], -1)[:64, :: -(-width // 256)])
+        strided = x.repeat_interleave(2, -1)[..., ::2]
+        assert torch.equal(torch.as_tensor(sample_inputs([strided])[0].values), sample.values)

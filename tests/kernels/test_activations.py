@@ -309,24 +309,9 @@ def test_any_float32(backend: str, values: np.ndarray, high: float, near: float)
 
 
 @pytest.mark.full_size
-@given(values=hnp.arrays(np.uint32, st.integers(4096, 4200)))
-def test_any_float32_bits_in_a_full_block(backend: str, values: np.ndarray) -> None:
-    check(torch.as_tensor(values.view(np.float32)), backend)
-
-
-@pytest.mark.full_size
 @given(values=_float32, data=st.data())
 def test_splitting_and_merging_is_the_whole(backend: str, values: np.ndarray, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
     rows = [run_activation(torch.as_tensor(part), *LIMITS, None, backend)[0] for part in np.split(values, cuts)]
     assert_stats(ActivationStats.from_row(merge_activation_rows(rows)), expected(torch.as_tensor(values)))
     assert merge_activation_rows([]) == EMPTY_ACTIVATION_ROW
-
-
-@pytest.mark.full_size
-@given(values=hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-(2.0**50), 2.0**50, width=32)))
-@pytest.mark.parametrize("power", [-20, 13])
-def test_scaling_by_a_power_of_two_scales_everything(backend: str, values: np.ndarray, power: int) -> None:
-    tensor = torch.as_tensor(values).double()
-    a, b = activation_stats(tensor, backend=backend), activation_stats(tensor * 2.0**power, backend=backend)
-    assert [b.mean, b.std, b.min_val, b.max_val] == [x * 2.0**power for x in (a.mean, a.std, a.min_val, a.max_val)]

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import assert_identical, make_model, snapshot, take_step, train
+from guard_helpers import assert_identical, loss_at, make_model, snapshot, take_step, train
 from torch import nn
 
 import fastguard
 from fastguard import ClipPolicy, PerGroup, SkipSpikes, Spikes
+from fastguard.diagnosis import RULES, diagnose
+from fastguard.records import TrainingHistory
 
 
 class Says(ClipPolicy):
@@ -105,7 +107,7 @@ def test_too_many_in_a_row_say_whose_they_are() -> None:
 
 WRONG = [
     (1.0, math.nan), (math.nan, 1.0), (-1.0, 1.0), (1.0, -1.0), (1.0, math.inf), (1.0,), None, "ab",
-    (None, None), ([1.0], [1.0]), ValueError("no idea"), (10**400, 1.0),
+    (None, None), ([1.0], [1.0]), ValueError("no idea"), (10**400, 1.0), ("0.5", 1.0), (True, 1.0), (1j, 1.0),
 ]  # fmt: skip
 
 
@@ -258,3 +260,39 @@ def test_each_tensor_may_have_a_policy_of_its_own() -> None:
     assert [group.name for group in optimizer.guard.last.groups] == list(norms)
     assert all(norm == pytest.approx(0.01, rel=1e-5) for norm in norms.values())
     assert all(group.norm > 0.01 and group.trigger == 0.01 for group in optimizer.guard.last.groups)
+
+
+def _trained(clip: Any, steps: int = 70, *, before: float | None = None, **settings: Any) -> Any:
+    """A guarded run, whose gradients somebody clips to `before` ahead of the guard."""
+    model = make_model()
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=1e-3, **settings)
+    fastguard.wrap(optimizer, model, clip=clip, check_every=0)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_at(model, step).backward()
+        if before is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), before)
+        optimizer.step()
+    optimizer.guard.flush()
+    return optimizer.guard
+
+
+def _said(history: TrainingHistory, rule: str) -> Any:
+    return next(iter(diagnose(history, rules=[RULES[rule]])), None)
+
+
+@pytest.mark.parametrize("make", [lambda: fastguard.GlobalNorm(0.1), lambda: fastguard.Spikes(max_norm=0.1)])
+def test_already_clipped_is_not_the_guards_own_clipping(make: Any) -> None:
+    guard = _trained(make())
+    assert guard.history.num_clipped == 70 and _said(guard.history, "already-clipped") is None
+    twice = _trained(make(), before=0.5)
+    finding = _said(twice.history, "already-clipped")
+    assert finding is not None and repr(make()) in finding.summary and repr(make()) in finding.recommendation
+    assert "give the guard max_norm" not in finding.recommendation
+
+
+def test_clipping_at_every_step_is_what_some_are_for() -> None:
+    assert _said(_trained(fastguard.GlobalNorm(0.01)).history, "clip-rate-high") is not None
+    for policy in (fastguard.AGC(1e-4), fastguard.Value(1e-4)):
+        guard = _trained(policy)
+        assert guard.history.num_clipped == 70 and _said(guard.history, "clip-rate-high") is None

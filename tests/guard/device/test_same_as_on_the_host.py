@@ -36,10 +36,10 @@ MODULES = (
 )
 # These also run the kernels themselves, if slow tests are asked for; the others the torch operations only.
 WITH_KERNELS = (test_proxies, test_several_optimizers, test_step_records)
-# What takes longest, and is held for a few of its cases by test_skips.py and test_fused_hazards.py.
+# What takes longest, and is held for a few of its cases by test_skips.py.
 SELDOM = (test_compiled_steps, test_lr_schedulers, test_optimizers)
 LATER = "a run of skips raises in a later step: test_skips.py"
-ZEROS = "a fused optimizer that skips its first step makes its state, all zeros: test_fused_hazards.py"
+ZEROS = "a fused optimizer that skips its first step makes its state, all zeros: test_skips.py"
 DELIVERY = "records are delivered later: test_delivery.py"
 UNKNOWN = "whether anything is clipped is known on the device only"
 LEFT_OUT = {
@@ -52,7 +52,7 @@ LEFT_OUT = {
     r"test_a_sink_that_fails_never_stops_training": DELIVERY,
     r"test_versions_are_bumped_by_clipping_alone\[.*1000000": UNKNOWN,
     r"test_a_graph_through_clipped_gradients_fails_rather_than_go_on\[.*False": UNKNOWN,
-    r"test_trap_1_gradients_that_are_not_contiguous\[.*True": "they are put right: test_fused_hazards.py",
+    r"test_trap_1_gradients_that_are_not_contiguous\[.*True": "they are put right: test_skips.py",
 }
 
 
