@@ -237,28 +237,6 @@ def test_transforms_and_recomputation_are_left_alone() -> None:
     assert len(found) == 1 and found[0][1].with_grad and not len(optimizer.guard._run.failures)
 
 
-def test_a_resumed_run_goes_on_sampling_where_it_was() -> None:
-    whole, x = make_model(), torch.randn(5, 6)
-    optimizer = guarded(whole)
-    for _ in range(15):
-        step(whole, optimizer, x)
-    state = optimizer.guard.state_dict()
-    for _ in range(30):
-        step(whole, optimizer, x)
-    model = copy.deepcopy(whole)
-    resumed = guarded(model)
-    resumed.guard.load_state_dict(state)
-    for _ in range(30):
-        step(model, resumed, x)
-    steps = [[at for at, _ in batches_of(one)] for one in (optimizer, resumed)]
-    assert steps[0] == steps[1] == [0, 1, 2, 22, 42]
-    del state["evidence"]  # as it was saved before there was any
-    resumed.guard.load_state_dict(state)
-    state["evidence"] = {"batches": [1]}
-    with pytest.raises(ValueError, match=r"must have 5 numbers, got 1 - at `state\['evidence'\]\['batches'\]`"):
-        resumed.guard.load_state_dict(state)
-
-
 _IS_QUIET = cpu.extension is not None and can_be_quiet(nn.Identity())
 _QUIET = pytest.mark.skipif(not _IS_QUIET, reason="not without the extension, nor with this torch")
 

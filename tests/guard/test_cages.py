@@ -135,6 +135,7 @@ def test_a_part_that_fails(
     train(model, optimizer, range(4))
     train(plain, unguarded, range(4))
     assert_identical(snapshot(model, optimizer), snapshot(plain, unguarded))
+    assert (optimizer.guard.activations is None) is (part != "activation sampler")
     if part == "naming of the parameters":
         assert optimizer.guard.last.tensors.names == ("param0", "param1", "param2", "param3")
     assert part in _failed(optimizer.guard.report()).summary and optimizer.guard.history.num_steps >= 3

@@ -178,16 +178,6 @@ def test_norms_are_of_unscaled_gradients(case: Case, way: Way, backend: str) -> 
     )
 
 
-@some_cases
-def test_gradients_are_left_as_an_unguarded_step_leaves_them(case: Case) -> None:
-    plain, optimizer, model, guarded = twins(case.make, kind=case.model)
-    for m, o in ((plain, optimizer), (model, guarded)):
-        scaler = _scaler(Way())
-        scaler.scale(loss_at(m, 0)).backward()
-        scaler.step(o)
-    assert_identical([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
-
-
 @pytest.mark.parametrize("fused", [False, True])
 def test_trap_1_flags_summed_over_devices(fused: bool) -> None:
     """found_inf is the number of devices that saw one; fused kernels understand 1.0 alone."""

@@ -125,3 +125,13 @@ def test_trap_2_7_hooks_survive_a_replaced_step() -> None:
     assert len(calls) == 2
     guarded.guard.flush()
     assert [entry.skipped for entry in guarded.guard.history.recent] == [False, True]
+
+
+def test_trap_2_7_a_changed_class_keeps_the_guard() -> None:
+    model = make_model()
+    guarded = fastguard.wrap(_optimizer(model), model)
+    guarded.__class__ = type("Renamed", (type(guarded),), {})
+    before = snapshot(model, guarded)
+    take_step(model, guarded, 0, bad=math.nan)
+    assert guarded.guard.last.skipped
+    assert_identical(snapshot(model, guarded), before)

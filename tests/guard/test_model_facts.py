@@ -246,23 +246,6 @@ def test_never_cleared_and_every_fourth_time(settings: Any, every: int, expected
     assert left_of(optimizer.guard) == (expected, 20)
 
 
-@pytest.mark.parametrize("clears", [True, False])
-@pytest.mark.parametrize("unscales", [True, False])
-@pytest.mark.parametrize("make", [torch.optim.SGD, lambda p, lr: torch.optim.AdamW(p, lr=lr, fused=True)])
-def test_under_a_scaler(clears: bool, unscales: bool, make: Any) -> None:
-    model = make_model()
-    optimizer, scaler = guarded(model, make), torch.amp.GradScaler("cpu", init_scale=4.0)
-    for number in range(22):
-        if clears:
-            optimizer.zero_grad(set_to_none=number % 2 == 0)
-        scaler.scale(loss_at(model, number)).backward()
-        if unscales:
-            scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-    assert left_of(optimizer.guard) == ((0, 20) if clears else (20, 20))
-
-
 def test_without_a_backward_pass_it_is_given_up() -> None:
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
@@ -288,21 +271,6 @@ def test_the_hooks_go_after_twenty_steps_and_with_the_guard() -> None:
     assert not any(p._backward_hooks for p in other.parameters())
 
 
-def test_a_resumed_run_goes_on_counting() -> None:
-    model = make_model()
-    optimizer = guarded(model)
-    run(model, optimizer, set_to_none, nothing, 9)
-    state = optimizer.guard.state_dict()
-    resumed = guarded(make_model())
-    resumed.guard.load_state_dict(state)
-    run(model, resumed, set_to_none, nothing, 1)  # of another model: nothing comes
-    assert left_of(resumed.guard) == (0, 8)
-    again = guarded(model)
-    again.guard.load_state_dict(state)
-    run(model, again, set_to_none, nothing, 30)
-    assert left_of(again.guard) == (0, 20)
-
-
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_cleared_ahead_of_the_step(set_to_none: bool) -> None:
     model = make_model()
@@ -314,3 +282,11 @@ def test_cleared_ahead_of_the_step(set_to_none: bool) -> None:
         optimizer.step()
     optimizer.guard.report()
     assert optimizer.guard.history.model.num_cleared_gradients == 11
+
+
+def test_a_learning_rate_that_the_host_would_have_to_wait_for_is_not_asked() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), model)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.0, device="meta")  # float() of it would raise
+    facts = optimizer.guard._facts.facts.now([optimizer])
+    assert (facts["decay_per_step"], facts["names_with_zero_lr"]) == (0.0, [])

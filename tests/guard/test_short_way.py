@@ -236,3 +236,16 @@ def test_of_a_record_that_was_dropped_nothing_is_kept_for_ever() -> None:
     assert optimizer.guard.last.weights == weights("e")
     optimizer.guard.flush()
     assert not ring.samples
+
+
+def test_a_policy_that_derives_from_nothing_survives_a_checkpoint() -> None:
+    class Bare:
+        def limits(self) -> tuple[float, float]:
+            return 0.0, 0.25
+
+    bare = Bare()
+    model = make_model()
+    optimizer = _guarded(model, clip=bare)
+    take_step(model, optimizer, 0)
+    assert optimizer.guard.clip is bare and optimizer.guard.last.clipped_norm == pytest.approx(0.25)
+    optimizer.guard.load_state_dict(optimizer.guard.state_dict())

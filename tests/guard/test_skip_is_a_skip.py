@@ -80,7 +80,8 @@ def test_under_a_scaler_too(cls: Any) -> None:
 def test_where_torchs_wrapper_does_not_call_the_step(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in compiled steps, which call their hooks from code of their own."""
     monkeypatch.setattr(skip, "HOOKED_STEP", compile("", "nowhere", "exec"))
-    model, guarded = guarded_model(cls)
+    model = make_model()
+    guarded = fastguard.wrap(cls(model.parameters()), model)
     train(model, guarded, range(2))
     before = everything(model, guarded)
     take_step(model, guarded, 2, bad=math.nan)

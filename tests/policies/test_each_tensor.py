@@ -153,6 +153,15 @@ class TestAGC:
         optimizer.step()
         assert p.norm(dim=1).tolist() == pytest.approx([1e-5] * 3)
 
+    def test_units_below_their_limits_are_not_written(self) -> None:
+        p, q = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+        optimizer = fastguard.wrap(torch.optim.SGD([p, q], lr=1.0), clip=AGC(0.5))
+        p.grad, q.grad = torch.ones(3), torch.full((3,), 0.1)
+        versions = p.grad._version, q.grad._version
+        optimizer.step()
+        assert p.grad._version > versions[0] and q.grad._version == versions[1]
+        assert optimizer.guard.last.over == ("group0.param0",)
+
 
 class TestValue:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
