@@ -18,6 +18,7 @@ import fastguard
 from fastguard.diagnosis import CAUSES, RULES, Finding, cause, rule
 from fastguard.names import Namer
 from fastguard.observers.facts import ModelFacts
+from fastguard.observers.loss_kind import OutputSample
 from fastguard.observers.weights import WeightSampler
 from fastguard.records import TrainingHistory
 from fastguard.records.failures import describe
@@ -121,6 +122,7 @@ PARTS: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "facts, at first": (ModelFacts, "at_first", {"check_every": 1}, "model facts"),
     "facts": (ModelFacts, "now", {"check_every": 1}, "model facts"),
     "activations": (fastguard.ActivationMonitor, "end_step", {"activations": True}, "activation sampler"),
+    "loss gradient": (OutputSample, "loss_of", {}, "loss gradient"),
     "names": (Namer, "names", {}, "naming of the parameters"),
 }
 
