@@ -68,16 +68,6 @@ def test_the_first_pass_of_an_evaluation_is_looked_at_and_no_other() -> None:
     assert seen == [(10, False), (30, False), (50, False)]  # with the record of the step after; once in twenty
 
 
-def test_an_actor_that_acts_between_all_steps_is_looked_at_now_and_then() -> None:
-    model, x = make_model(), torch.randn(5, 6)
-    optimizer = guarded(model)
-    for _ in range(50):
-        with torch.no_grad():
-            model(x)
-        step(model, optimizer, x)
-    assert len([1 for _, batch in batches_of(optimizer) if not batch.with_grad]) == 3
-
-
 def test_passes_while_paused_or_detached_are_not_looked_at() -> None:
     model, x = make_model(), torch.randn(5, 6)
     optimizer = guarded(model)

@@ -108,18 +108,3 @@ def test_skips_in_a_row_recompile_once_at_most() -> None:
     assert counter.frame_count <= good + 1  # one more graph: that of a step without gradients
     _steps(model, guarded, step, range(8, 12))
     assert counter.frame_count <= good + 1
-
-
-def test_wrapping_what_is_compiled_already() -> None:
-    """Hooks are read when the step runs, so a compiled step may be guarded later."""
-    model = make_model()
-    optimizer = OPTIMIZERS["SGD"](model.parameters())
-    step = _compiled(optimizer)
-    _steps(model, optimizer, step, range(2))
-    fastguard.wrap(optimizer, model)
-    _steps(model, optimizer, step, range(2, 4))
-    before = snapshot(model, optimizer)
-    _steps(model, optimizer, step, range(4, 5), bad=4)
-    assert_identical(snapshot(model, optimizer), before)
-    optimizer.guard.flush()
-    assert optimizer.guard.history.step == [0, 1, 2]

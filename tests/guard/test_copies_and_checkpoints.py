@@ -117,19 +117,6 @@ def _dcp_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     return copy.deepcopy(dcp.get_optimizer_state_dict(model, optimizer))
 
 
-def test_a_checkpoint_in_the_middle_changes_nothing() -> None:
-    plain, optimizer, model, guarded = twins(_adamw)
-    for step in range(4):
-        take_step(plain, optimizer, step)
-        take_step(model, guarded, step)
-        model_state, optimizer_state = dcp.get_state_dict(model, guarded)
-        expected_model_state, expected = dcp.get_state_dict(plain, optimizer)
-        assert_identical(dict(model_state), dict(expected_model_state))
-        assert_identical(optimizer_state, expected)
-    guarded.guard.flush()
-    assert guarded.guard.history.step == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("lr", [0.0, 0.1])
 def test_a_training_step_without_rate_or_without_gradient_is_recorded(lr: float) -> None:
     """Only both together, on a `step(closure=None)` and without state, are what checkpointing does."""

@@ -91,21 +91,6 @@ def test_rates_and_training_are_the_same(name: str, is_made: str, bad_step: int 
         assert guarded.guard.history.first_events[0].step == 0
 
 
-@pytest.mark.parametrize("name", ["LambdaLR", "ExponentialLR", "CosineAnnealingLR", "OneCycleLR", "CyclicLR"])
-def test_tensor_rates(name: str) -> None:
-    def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), betas=(0.9, 0.999), foreach=False)
-
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer, guarded = make_optimizer(plain), fastguard.wrap(make_optimizer(model), model)
-    expected = _run(plain, optimizer, SCHEDULERS[name](optimizer))
-    assert _run(model, guarded, SCHEDULERS[name](guarded)) == expected
-    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
-    guarded.guard.flush()
-    assert guarded.guard.history.learning_rate == [rates[0] for rates in expected]
-
-
 def test_trap_2_7_hooks_survive_a_replaced_step() -> None:
     model = make_model()
     guarded = fastguard.wrap(_optimizer(model), model)

@@ -106,25 +106,6 @@ def test_late_in_a_run_too() -> None:
     assert memory.series("loss")[131:] == pytest.approx(means[1:], rel=1e-12)
 
 
-def test_games_observe_each_players_loss_by_its_own_guard() -> None:
-    """Forward passes of the other player come between a step and its loss."""
-    one, other = make_model(), make_model(seed=1)
-    optimizers = [fastguard.wrap(torch.optim.SGD(m.parameters(), lr=0.1), m) for m in (one, other)]
-    for step in range(30):
-        losses = []
-        for model, optimizer in zip((one, other), optimizers, strict=True):
-            optimizer.zero_grad()
-            loss = loss_at(model, step)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss)
-        for tell in (as_tensor, as_number):
-            for optimizer, loss in zip(optimizers, losses, strict=True):
-                if (tell is as_number) == bool(step % 2):
-                    tell(optimizer.guard, loss)
-                    assert optimizer.guard.last.loss == float(loss.detach())
-
-
 def test_what_a_closure_returned_gives_way_to_what_is_observed() -> None:
     model, optimizer = guarded_model()
     for step in range(3):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
@@ -93,16 +92,3 @@ def test_one_that_cannot_run_says_why_of_all(monkeypatch: pytest.MonkeyPatch) ->
         kernels.tensor_stats([torch.ones(1)], backend="absent")
     with pytest.raises(ValueError, match=re.escape(f"must be one of [auto, {', '.join(BACKENDS)}], got 'abacus'")):
         kernels.tensor_stats([torch.ones(1)], backend="abacus")
-
-
-def test_one_that_scales_only_plain_lists_at_once_still_scales_none_or_all(backend: str) -> None:
-    """The short way for plain lists gives up before it has written anything."""
-    first, odd = torch.ones(3), torch.ones(1).expand(4)
-    with pytest.raises(fastguard.UnsupportedTensorError) as caught:
-        kernels.run_scale([first, odd], 0.5, backend)
-    assert caught.value.index == 1
-    assert first.tolist() == [1.0] * 3
-    mixed = [torch.ones(2), torch.eye(2).to_sparse(), torch.tensor([math.inf, 1j])]
-    kernels.run_scale(mixed, 0.5, backend)
-    assert mixed[0].tolist() == [0.5, 0.5]
-    assert mixed[1].to_dense().tolist() == [[0.5, 0.0], [0.0, 0.5]]

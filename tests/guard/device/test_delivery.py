@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 from typing import Any
 
 import pytest
@@ -125,28 +124,6 @@ def test_rates_that_are_tensors_are_copied() -> None:
         rate.mul_(0.5)
     optimizer.guard.flush()
     assert memory.series("lr") == [0.5, 0.25, 0.125]
-
-
-def test_groups_added_while_records_are_on_their_way() -> None:
-    model, more, memory = make_model(), nn.Linear(2, 2), fastguard.MemorySink()
-    optimizer = fastguard.wrap(torch.optim.AdamW(model[0].parameters(), lr=0.05, fused=True), sinks=[memory])
-    couriers = slow(optimizer)
-    for step in range(2):
-        take_step(model, optimizer, step)
-    optimizer.add_param_group({"params": list(more.parameters())})
-    for p in more.parameters():
-        p.grad = torch.full_like(p, 2.0)
-    for p in model[0].parameters():
-        p.grad = torch.ones_like(p)
-    model[0].bias.grad = None
-    optimizer.step()
-    couriers[0].run()
-    optimizer.guard.flush()
-    records = memory.records
-    old, new = ("group0.param0", "group0.param1"), ("group0.param0", "group1.param0", "group1.param1")
-    assert [r.tensors.names for r in records] == [old, old, new]
-    assert records[2].tensors.norm == pytest.approx((math.sqrt(48), 4.0, math.sqrt(8)))
-    assert records[2].tensors.numel == (48, 4, 2)
 
 
 @pytest.mark.thinned(interpreted=6)
