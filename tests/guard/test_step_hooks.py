@@ -98,8 +98,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [line for line in lines if "step" in line]
 
 
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("max_norm", [None, 0.5])
+@pytest.mark.parametrize(("early", "max_norm"), [(False, 0.5), (True, None)])
 def test_cpp_and_python_do_the_same(
     early: bool, max_norm: float | None, tmp_path: Path, in_python: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +134,7 @@ def _hand_set(num_steps: int, optimizer: Any, loss: torch.Tensor) -> None:
         optimizer.guard.observe(loss)
 
 
-def test_ten_thousand_steps_leak_nothing(tmp_path: Path) -> None:
+def test_thousands_of_steps_leak_nothing(tmp_path: Path) -> None:
     model = make_model()
     optimizer = fastguard.wrap(
         torch.optim.SGD(model.parameters(), lr=1e-9), model, max_norm=1e9, sinks=[JsonlSink(tmp_path / "log")]
@@ -143,7 +142,7 @@ def test_ten_thousand_steps_leak_nothing(tmp_path: Path) -> None:
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     guard, loss = optimizer.guard, torch.tensor(0.5)
-    _hand_set(3000, optimizer, loss)
+    _hand_set(1500, optimizer, loss)
     run = guard._run
     held = [guard, run, run.ring, run.ring.headers, run.ring.found, run.clock, guard._ledger, run.clip, loss, optimizer]
     held += [guard._hooks[0], *model.parameters(), *(p.grad for p in model.parameters())]
@@ -153,7 +152,7 @@ def test_ten_thousand_steps_leak_nothing(tmp_path: Path) -> None:
         return [sys.getrefcount(one) for one in held]
 
     before, num_none, num_blocks = counts(), sys.getrefcount(None), sys.getallocatedblocks()
-    _hand_set(10_000, optimizer, loss)
+    _hand_set(5000, optimizer, loss)
     assert counts() == before
     assert abs(sys.getrefcount(None) - num_none) < 1000
     assert sys.getallocatedblocks() - num_blocks < 5000

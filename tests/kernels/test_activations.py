@@ -73,7 +73,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.thinned(interpreted=3)
+@pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shapes(backend: str, dtype: torch.dtype) -> None:
     for shape in SMALL_SHAPES if is_slow(backend) else SHAPES[:: 1 if backend == "cpu" else 3]:
@@ -98,7 +98,7 @@ SPATIAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.thinned(n=3, interpreted=7)
+@pytest.mark.thinned(n=3, interpreted=15)
 @pytest.mark.parametrize("layout", SPATIAL)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layouts(backend: str, dtype: torch.dtype, layout: str) -> None:
@@ -106,7 +106,7 @@ def test_layouts(backend: str, dtype: torch.dtype, layout: str) -> None:
     check(tensor, backend, range(max(1, tensor.dim())), layout)
 
 
-@pytest.mark.thinned(n=3, interpreted=20)
+@pytest.mark.thinned(n=3, interpreted=40)
 @pytest.mark.parametrize("value", NASTY)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nasty_values(backend: str, dtype: torch.dtype, value: str) -> None:

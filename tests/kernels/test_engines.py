@@ -95,7 +95,7 @@ def test_the_coefficient_is_torch_s_formula(any_engine: Any, max_norm: float) ->
     assert found.clip_coef == found.factor == close(min(1.0, max_norm / (found.norm + 1e-6)))
 
 
-@pytest.mark.thinned(interpreted=10)
+@pytest.mark.thinned(interpreted=18)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", [0, 2, 3])
 @pytest.mark.parametrize("skip", [True, False])

@@ -223,6 +223,7 @@ _float32 = hnp.arrays(
 _finite = hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-(2.0**50), 2.0**50, width=32))
 
 
+@pytest.mark.long_interpreted
 @given(values=_float32)
 def test_any_float32(backend: str, values: np.ndarray) -> None:
     tensor = torch.as_tensor(values)
