@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
-from guard_helpers import assert_identical, make_model, needs_extension, snapshot, take_step, train
+from guard_helpers import assert_identical, guarded_model, make_model, needs_extension, snapshot, take_step, train
 from torch import nn
 
 import fastguard
@@ -152,8 +152,7 @@ def test_autocast_is_seen_around_the_model_and_inside(inside: bool) -> None:
 
 
 def test_a_first_pass_that_raises_leaves_no_hooks_for_long() -> None:
-    model = make_model()
-    optimizer = guarded(model)
+    model, optimizer = guarded_model()
     with pytest.raises(RuntimeError):
         model(torch.ones(2, 5))
     take_step(model, optimizer, 0)
@@ -165,8 +164,7 @@ def test_a_first_pass_that_raises_leaves_no_hooks_for_long() -> None:
 
 
 def test_copies_and_files_of_a_model_have_no_hooks_that_do_anything() -> None:
-    model = make_model()
-    optimizer = guarded(model)
+    model, optimizer = guarded_model()
     twin, read = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     assert b"fastguard" not in pickle.dumps(model)  # so that it can be read where there is none
     for one in (twin, read):
@@ -215,8 +213,7 @@ def test_scripted_and_traced_models() -> None:
 
 
 def test_transforms_and_recomputation_are_left_alone() -> None:
-    model = make_model()
-    optimizer = guarded(model)
+    model, optimizer = guarded_model()
     params = dict(model.named_parameters())
     x = torch.ones(3, 6)
     torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sum())(params)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import make_model, take_step, train
+from guard_helpers import guarded_model, make_model, take_step, train
 from torch import nn
 
 import fastguard
@@ -22,8 +22,7 @@ def _sgd(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
 
 
 def _state_of_a_run() -> tuple[nn.Module, Any, dict[str, Any]]:
-    model = make_model()
-    optimizer = _sgd(model, max_norm=0.5, weights=2)
+    model, optimizer = guarded_model(max_norm=0.5, weights=2)
     for step in range(6):
         take_step(model, optimizer, step, bad=math.nan if step in (2, 5) else None)
         optimizer.guard.observe(loss=1.0, val_loss=2.0)
@@ -109,8 +108,7 @@ def test_a_policy_that_refuses_its_state_changes_nothing() -> None:
             self.count = -1
             self.count = state["count"]
 
-    model = make_model()
-    optimizer = _sgd(model, clip=Counting())
+    model, optimizer = guarded_model(clip=Counting())
     train(model, optimizer, range(3))
     state = copy.deepcopy(optimizer.guard.state_dict())
     train(model, optimizer, range(3, 5))

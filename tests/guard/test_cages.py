@@ -94,8 +94,7 @@ def test_a_rule_that_fails(check: Any, odd_rule: Any, caplog: pytest.LogCaptureF
 def test_a_cause_that_fails_is_left_out(odd_rule: Any, caplog: pytest.LogCaptureFixture) -> None:
     odd_rule(lambda history: Finding("odd"))
     cause("odd-cause", "Odd.", "Look.", {"odd": lambda finding, history, found: 1 / 0})
-    model = make_model()
-    optimizer = _sgd(model)
+    model, optimizer = guarded_model()
     train(model, optimizer, range(3))
     report = optimizer.guard.report()
     assert "odd" in [finding.rule for finding in report.findings]
@@ -105,8 +104,7 @@ def test_a_cause_that_fails_is_left_out(odd_rule: Any, caplog: pytest.LogCapture
 def test_the_report_shows_what_could_not_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastguard.report.report.module_rows", lambda history: 1 / 0)
     monkeypatch.setattr("fastguard.report.report.numbers_of", lambda history: [][1])
-    model = make_model()
-    optimizer = _sgd(model)
+    model, optimizer = guarded_model()
     train(model, optimizer, range(3))
     report = optimizer.guard.report()
     assert report.status == "warning" and "2 parts failed" in str(report) and "IndexError" in str(report)
@@ -191,8 +189,7 @@ def test_a_learning_rate_that_is_no_number(lr: Any) -> None:
 
 @pytest.mark.parametrize("value", ["1.0", 1j, torch.tensor(1j), [1.0], object(), 10**400, np.ones(2), torch.ones(2)])
 def test_odd_losses_are_refused_and_nothing_is_lost(value: Any) -> None:
-    model = make_model()
-    optimizer = _sgd(model)
+    model, optimizer = guarded_model()
     train(model, optimizer, range(3))
     optimizer.guard.observe(loss=0.5, val_loss=0.25)
     for odd in ({"loss": value}, {"val_loss": value}, {"loss": 9.0, "val_loss": value}):

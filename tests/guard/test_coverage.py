@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import loss_at, make_model, notes_of, poison, take_step
+from guard_helpers import guarded_model, loss_at, make_model, notes_of, poison, take_step
 from torch import nn
 
 import fastguard
@@ -364,8 +364,7 @@ def test_closures(make: Any) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"max_norm": 0.01}])
 def test_cosines_are_those_of_the_gradients(settings: Any) -> None:
-    model = make_model()
-    optimizer = watched_model(model, **settings)
+    model, optimizer = guarded_model(**settings)
     expected, before = [], None
     for number in range(21):
         optimizer.zero_grad()
@@ -382,8 +381,7 @@ def test_cosines_are_those_of_the_gradients(settings: Any) -> None:
 
 
 def test_steps_without_a_usable_gradient_have_no_cosine() -> None:
-    model = make_model()
-    optimizer = watched_model(model)
+    model, optimizer = guarded_model()
     for number in range(12):
         optimizer.zero_grad()
         loss_at(model, number).backward()

@@ -206,22 +206,14 @@ def test_trap_2_5_the_scaler_finds_what_it_wants_to_delete(case: Case) -> None:
     for bad in (None, math.inf, None):
         _one_step(model, guarded, scaler, bad)
         assert not {"grad_scale", "found_inf"} & set(vars(guarded))
-    take_unscaled(model, guarded)
+    take_step(model, guarded, 1)  # without the scaler
     guarded.guard.flush()
     assert [e.loss_scale for e in guarded.guard.history.recent] == [2.0**16, 2.0**16, 2.0**15, None]
 
 
-def take_unscaled(model: nn.Module, optimizer: Any) -> None:
-    optimizer.zero_grad()
-    loss_at(model, 1).backward()
-    optimizer.step()
-
-
 @pytest.mark.parametrize("skip_nonfinite", [True, False])
 def test_trap_2_6_steps_that_the_scaler_skips_are_seen(skip_nonfinite: bool) -> None:
-    model = make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    guarded = fastguard.wrap(optimizer, model, skip_nonfinite=skip_nonfinite)
+    model, guarded = guarded_model(lambda p: torch.optim.AdamW(p, lr=0.1), skip_nonfinite=skip_nonfinite)
     scaler = torch.amp.GradScaler("cpu")
     before = snapshot(model, guarded)
     _one_step(model, guarded, scaler, bad=math.inf)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo  # torch imports it at the first step with a closure, and the import leaves frames in cycles
-from guard_helpers import assert_identical, gradients, guarded_model, loss_at, make_model, snapshot, take_step
+from guard_helpers import assert_identical, gradients, guarded_model, loss_at, make_model, poison, snapshot, take_step
 from torch import nn
 
 import fastguard
@@ -26,15 +26,14 @@ def without_gc() -> Iterator[None]:
     gc.enable()
 
 
-def _sgd(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **settings)
+def _sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
 
 @pytest.mark.parametrize("bad", [None, math.nan])
 @pytest.mark.usefixtures("without_gc")
 def test_gradients_are_freed_by_zero_grad(bad: float | None, backend: str) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model, max_norm=0.01, backend=backend)
+    model, optimizer = guarded_model(_sgd, max_norm=0.01, backend=backend)
     take_step(model, optimizer, 0, bad=bad)
     refs = [weakref.ref(g) for g in gradients(model)]
     assert all(ref() is not None for ref in refs)
@@ -54,7 +53,7 @@ STAGES = ("Ledger", "Judge", "ModelFacts", "Observers", "Sampling", "Rescue", "H
 @pytest.mark.parametrize("stage", [*STAGES, "sinks"])
 def test_a_wrap_that_is_refused_leaves_no_hook(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
-    optimizer = _sgd(model)
+    optimizer = _sgd(model.parameters())
     settings: Any = {"activations": True, "recovery": fastguard.Recovery()}
     if stage != "sinks":
         monkeypatch.setattr(f"fastguard.step.guard.{stage}", lambda *args: 1 / 0)
@@ -74,8 +73,7 @@ def test_a_wrap_that_is_refused_leaves_no_hook(stage: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("bad", [None, math.nan])
 @pytest.mark.usefixtures("without_gc")
 def test_parameters_and_optimizer_are_freed_by_their_last_reference(bad: float | None) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model, max_norm=0.01)
+    model, optimizer = guarded_model(_sgd, max_norm=0.01)
     guard = optimizer.guard
     take_step(model, optimizer, 0)
     take_step(model, optimizer, 1, bad=bad, closure=True)
@@ -130,7 +128,7 @@ def test_detach_leaves_the_optimizer_as_it_was(make: Any, num_steps: int) -> Non
 def test_hooks_of_others_see_what_they_would_see() -> None:
     """A pre-hook that was there first sees the whole gradients, one that came later the clipped ones."""
     model = make_model()
-    optimizer = _sgd(model)
+    optimizer = _sgd(model.parameters())
     norms: list[float] = []
 
     def look(*_: Any) -> None:
@@ -152,8 +150,7 @@ def test_hooks_of_others_see_what_they_would_see() -> None:
 
 @pytest.mark.parametrize("max_norm", [0.01, 1e6])
 def test_versions_are_bumped_by_clipping_alone(max_norm: float, backend: str) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model, max_norm=max_norm, backend=backend)
+    model, optimizer = guarded_model(_sgd, max_norm=max_norm, backend=backend)
     loss_at(model, 0).backward()
     before = [g._version for g in gradients(model)]
     optimizer.step()
@@ -192,3 +189,17 @@ def test_a_graph_through_clipped_gradients_fails_rather_than_go_on(clips: bool, 
         return
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(penalty, list(model.parameters()), allow_unused=True)
+
+
+def test_the_step_changes_neither_grad_mode_nor_requires_grad() -> None:
+    model, optimizer = guarded_model(_sgd, max_norm=0.01)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(True):
+            optimizer.zero_grad()
+            loss_at(model, 0).backward()
+            poison(model, math.nan if not enabled else 1.0)
+        with torch.set_grad_enabled(enabled):
+            optimizer.step()
+            assert torch.is_grad_enabled() == enabled
+    assert all(p.requires_grad for p in model.parameters())
+    assert not any(g.requires_grad for g in gradients(model))

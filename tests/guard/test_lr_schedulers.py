@@ -7,6 +7,7 @@ replaced `step` methods show.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import types
 from collections.abc import Callable
@@ -63,6 +64,15 @@ def _run(model: torch.nn.Module, optimizer: Any, scheduler: Any, bad_step: int |
         else:
             scheduler.step()
     return rates
+
+
+def test_every_scheduler_of_torch_is_here() -> None:
+    families = {
+        name
+        for name, cls in vars(lrs).items()
+        if inspect.isclass(cls) and issubclass(cls, lrs.LRScheduler) and not name.startswith("_")
+    }
+    assert families - {"LRScheduler"} <= SCHEDULERS.keys()
 
 
 @pytest.mark.thinned(n=3)

@@ -239,8 +239,7 @@ def test_cleared(clear: Clearing, where: str, num_passes: int) -> None:
 @pytest.mark.parametrize("settings", [{}, {"max_norm": 1e-3}, {"skip_nonfinite": False}])
 @pytest.mark.parametrize(("every", "expected"), [(100, 20), (4, 15)])
 def test_never_cleared_and_every_fourth_time(settings: Any, every: int, expected: int) -> None:
-    model = make_model()
-    optimizer = guarded(model, **settings)
+    model, optimizer = guarded_model(**settings)
     for number in range(21):
         run(model, optimizer, nothing, zero if number % every == every - 1 else nothing, 1)
     assert left_of(optimizer.guard) == (expected, 20)
@@ -257,8 +256,7 @@ def test_without_a_backward_pass_it_is_given_up() -> None:
 
 
 def test_the_hooks_go_after_twenty_steps_and_with_the_guard() -> None:
-    model = make_model()
-    optimizer = guarded(model)
+    model, optimizer = guarded_model()
     params = list(model.parameters())
     assert params[0]._backward_hooks and params[-1]._backward_hooks and not params[1]._backward_hooks
     twin = copy.deepcopy(model)
@@ -273,8 +271,7 @@ def test_the_hooks_go_after_twenty_steps_and_with_the_guard() -> None:
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_cleared_ahead_of_the_step(set_to_none: bool) -> None:
-    model = make_model()
-    optimizer = guarded(model)
+    model, optimizer = guarded_model()
     for number in range(12):
         loss_at(model, number).backward()
         if number != 7:

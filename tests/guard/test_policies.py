@@ -1,4 +1,4 @@
-"""Every clip policy through the same tests, and what any other may say."""
+"""Every clip policy through the same tests."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ import inspect
 import json
 import math
 from collections.abc import Callable
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from guard_helpers import assert_identical, make_model, snapshot, take_step, train
-from torch import nn
 
 import fastguard
 from fastguard import clip as policies
 from fastguard.clip import ClipPolicy, GlobalNorm, as_policy
-from fastguard.diagnosis import Finding
 
 # How to make it, so that it acts now and then within a few steps.
 POLICIES: dict[str, Callable[[], Any]] = {
@@ -148,14 +143,6 @@ def test_what_is_no_policy_is_refused(clip: Any) -> None:
         as_policy(clip)
 
 
-def _sgd(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
-    return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **settings)
-
-
-def _failed(report: Any, kind: str = "failed-parts") -> Finding:
-    return next(finding for finding in report.findings if finding.rule == kind)
-
-
 class Says(ClipPolicy):
     """Says what it is given; raises what is an exception."""
 
@@ -166,34 +153,3 @@ class Says(ClipPolicy):
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer, self.answer
-
-
-RIGHT = [0.5, Fraction(1, 2), Decimal("0.5"), np.float32(0.5), np.float64(0.5), torch.tensor(0.5), np.array(0.5)]
-
-
-@pytest.mark.parametrize("answer", RIGHT, ids=repr)
-def test_a_policy_may_say_any_real_number(answer: Any) -> None:
-    model = make_model()
-    optimizer = _sgd(model, clip=Says(answer))
-    train(model, optimizer, range(2))
-    last = optimizer.guard.last
-    assert (last.trigger, type(last.trigger), last.clipped_norm) == (0.5, float, pytest.approx(0.5))
-    assert not len(optimizer.guard._run.failures)
-
-
-@pytest.mark.parametrize("limit", [math.nan, -1.0, "1", RuntimeError("none")], ids=repr)
-def test_a_policy_whose_limit_is_none(limit: Any) -> None:
-    class Limited(ClipPolicy):
-        @property
-        def limit(self) -> Any:
-            if isinstance(limit, Exception):
-                raise limit
-            return limit
-
-    model, plain = make_model(), make_model()
-    optimizer = _sgd(model, clip=Limited())
-    train(model, optimizer, range(4))
-    train(plain, torch.optim.SGD(plain.parameters(), lr=0.1), range(4))
-    assert_identical(snapshot(model)["parameters"], snapshot(plain)["parameters"])
-    assert optimizer.guard._run.failures.known("clip policy Limited").times >= 3
-    assert "clip policy Limited" in _failed(optimizer.guard.report()).summary

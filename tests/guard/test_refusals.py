@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import assert_identical, gradients, loss_at, make_model, poison, snapshot, take_step, train
+from guard_helpers import (
+    assert_identical,
+    gradients,
+    guarded_model,
+    loss_at,
+    make_model,
+    poison,
+    snapshot,
+    take_step,
+    train,
+)
 from torch import nn
 
 import fastguard
@@ -115,8 +125,7 @@ def test_a_backend_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_observe_needs_a_scalar_and_a_step(given: dict[str, Any], message: str) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model)
+    model, optimizer = guarded_model()
     take_step(model, optimizer, 0)
     with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}"):
         optimizer.guard.observe(**given)
@@ -132,8 +141,7 @@ def test_observe_needs_a_scalar_and_a_step(given: dict[str, Any], message: str) 
 
 
 def test_a_run_of_skips_ends_in_an_error_that_names_tensors_and_steps() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model, max_consecutive_skips=2)
+    model, optimizer = guarded_model(max_consecutive_skips=2)
     for step in range(9):  # a good step ends a run
         take_step(model, optimizer, step, bad=math.nan if step % 2 else None)
     before = snapshot(model, optimizer)
@@ -167,8 +175,7 @@ def test_a_norm_that_overflows_is_not_finite() -> None:
 
 @pytest.mark.parametrize("kind", ["skipped", "taken", "a scaler's"])
 def test_skips_are_loud(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model, skip_nonfinite=kind != "taken", check_every=0)
+    model, optimizer = guarded_model(skip_nonfinite=kind != "taken", check_every=0)
     scaler = torch.amp.GradScaler("cpu", enabled=kind == "a scaler's")
     with caplog.at_level(logging.INFO, "fastguard"):
         for step in range(41 if kind == "taken" else 2):
@@ -212,8 +219,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.mark.parametrize("make", SETTINGS.values(), ids=SETTINGS.keys())
 def test_the_same_settings_leave_the_guard_and_its_steps(make: Any) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model, **make())
+    model, optimizer = guarded_model(**make())
     train(model, optimizer, range(4))
     guard = optimizer.guard
     assert fastguard.wrap(optimizer, model, **make()) is optimizer
@@ -234,8 +240,7 @@ def test_the_same_settings_leave_the_guard_and_its_steps(make: Any) -> None:
     ],
 )
 def test_other_settings_are_refused_by_name_or_replace(before: Any, after: Any, named: str) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model, **before)
+    model, optimizer = guarded_model(**before)
     take_step(model, optimizer, 0)
     guard = optimizer.guard
     with pytest.raises(fastguard.AlreadyGuardedError, match=f"with another {named}. Use optimizer.guard, or.*replace"):
@@ -282,8 +287,7 @@ def test_sinks_that_are_given_again_take_the_place_of_the_old_ones(tmp_path: Pat
 
 
 def test_a_guard_says_of_what_it_is_and_how_far() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model, max_norm=1.0)
+    model, optimizer = guarded_model(max_norm=1.0)
     train(model, optimizer, range(2))
     assert repr(optimizer.guard) == "<fastguard.Guard of SGD at step 2, clip=GlobalNorm(1)>"
     assert "clip=None" in repr(fastguard.wrap(torch.optim.Adam(model.parameters()), model).guard)

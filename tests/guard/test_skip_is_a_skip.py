@@ -6,21 +6,10 @@ import copy
 import math
 from typing import Any
 
+import foreign_optimizers as foreign
 import pytest
 import torch
-from foreign_optimizers import (
-    WITH_CLOSURE,
-    WITHOUT_CLOSURE,
-    DividesByNorm,
-    MovesFirst,
-    Slow,
-    SlowWithoutInit,
-    SwapsData,
-    TensorInGroup,
-    WantsGradients,
-    ZerosForMissing,
-    everything,
-)
+from foreign_optimizers import everything
 from guard_helpers import (
     assert_identical,
     gradients,
@@ -37,7 +26,7 @@ import fastguard
 from fastguard.step import backup, skip
 
 BAD = (0, 4, 5)  # the first step, and two in a row
-EITHER_WAY = [(cls, False) for cls in WITHOUT_CLOSURE] + [(cls, True) for cls in WITH_CLOSURE]
+EITHER_WAY = [(cls, False) for cls in foreign.WITHOUT_CLOSURE] + [(cls, True) for cls in foreign.WITH_CLOSURE]
 each_way = pytest.mark.parametrize(
     ("cls", "closure"), EITHER_WAY, ids=[f"{cls.__name__}{'-closure' * closure}" for cls, closure in EITHER_WAY]
 )
@@ -59,7 +48,7 @@ def test_everything_is_as_it_was(cls: Any, closure: bool) -> None:
     assert_identical(everything(model, guarded), everything(plain, optimizer))
 
 
-@pytest.mark.parametrize("cls", [TensorInGroup, WantsGradients, Slow])
+@pytest.mark.parametrize("cls", [foreign.TensorInGroup, foreign.WantsGradients, foreign.Slow])
 def test_under_a_scaler_too(cls: Any) -> None:
     model, guarded = guarded_model(cls)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -76,7 +65,9 @@ def test_under_a_scaler_too(cls: Any) -> None:
     assert scaler.get_scale() == 4.0
 
 
-@pytest.mark.parametrize("cls", [TensorInGroup, WantsGradients, ZerosForMissing, SwapsData])
+@pytest.mark.parametrize(
+    "cls", [foreign.TensorInGroup, foreign.WantsGradients, foreign.ZerosForMissing, foreign.SwapsData]
+)
 def test_where_torchs_wrapper_does_not_call_the_step(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in compiled steps, which call their hooks from code of their own."""
     monkeypatch.setattr(skip, "HOOKED_STEP", compile("", "nowhere", "exec"))
@@ -114,7 +105,7 @@ def test_the_step_of_a_skip_is_never_called() -> None:
 
 def test_a_call_that_never_came_leaves_a_way_through() -> None:
     model, twin = make_model(), make_model()
-    guarded, other = (WantsGradients(m.parameters()) for m in (model, twin))
+    guarded, other = (foreign.WantsGradients(m.parameters()) for m in (model, twin))
     fastguard.wrap(guarded, model)
 
     def refuses(*_: Any) -> None:
@@ -137,7 +128,7 @@ def test_a_call_that_never_came_leaves_a_way_through() -> None:
 def test_a_step_with_a_closure_that_raises_for_want_of_gradients_is_undone_and_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model, guarded = guarded_model(DividesByNorm)
+    model, guarded = guarded_model(foreign.DividesByNorm)
     before = everything(model, guarded)
     for step in range(2):
         take_step(model, guarded, step, closure=True, bad=math.nan)
@@ -149,11 +140,11 @@ def test_a_step_with_a_closure_that_raises_for_want_of_gradients_is_undone_and_t
 
 
 def test_an_optimizer_that_moves_late_is_told_of_and_kept_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
-    class MovesLater(MovesFirst):
+    class MovesLater(foreign.MovesFirst):
         def step(self, closure: Any) -> Any:  # type: ignore[override]
             if len(started) < 6:
                 started.append(0)
-                return super(MovesFirst, self).step(closure)
+                return super(foreign.MovesFirst, self).step(closure)
             return super().step(closure)
 
     started: list[int] = []
@@ -174,11 +165,10 @@ def test_where_a_copy_does_not_fit_the_gradients_are_taken_away(
         raise torch.OutOfMemoryError("no room")
 
     model, guarded = guarded_model(lambda p: torch.optim.Adam(p, lr=0.1))
-    foreign = make_model()
-    other = fastguard.wrap(ZerosForMissing(foreign.parameters()), foreign)
-    train(foreign, other, range(5), closure=True)
+    another, other = guarded_model(foreign.ZerosForMissing)
+    train(another, other, range(5), closure=True)
     monkeypatch.setattr(backup._KeptTensor, "copy", full)
-    for m, o in ((model, guarded), (foreign, other)):
+    for m, o in ((model, guarded), (another, other)):
         take_step(m, o, 5, closure=True, bad=math.nan)
         assert o.guard.last.skipped and all(bool(p.isfinite().all()) for p in m.parameters())
         assert all(g is not None for g in gradients(m))
@@ -188,7 +178,7 @@ def test_where_a_copy_does_not_fit_the_gradients_are_taken_away(
 
 def test_a_parameter_in_two_groups_gets_its_gradient_back() -> None:
     model = make_model()
-    optimizer = WantsGradients(model.parameters())
+    optimizer = foreign.WantsGradients(model.parameters())
     optimizer.param_groups.append({**optimizer.param_groups[0], "params": [model[0].weight]})
     fastguard.wrap(optimizer, model)
     given: list[Any] = []
@@ -209,7 +199,7 @@ def test_a_parameter_in_two_groups_gets_its_gradient_back() -> None:
 
 def test_an_optimizer_that_holds_another_is_guarded_from_outside() -> None:
     model = make_model()
-    optimizer = Slow(model.parameters())
+    optimizer = foreign.Slow(model.parameters())
     assert fastguard.wrap(optimizer, model, max_norm=1e-3) is optimizer
     assert "_guard" in vars(optimizer) and "_guard" not in vars(optimizer.optimizer)
     take_step(model, optimizer, 0)
@@ -225,13 +215,13 @@ def test_an_optimizer_that_holds_another_is_guarded_from_outside() -> None:
 
 def test_optimizers_whose_steps_cannot_be_hooked_are_refused() -> None:
     model = make_model()
-    optimizer = SlowWithoutInit(model.parameters())
+    optimizer = foreign.SlowWithoutInit(model.parameters())
     with pytest.raises(TypeError, match=r"SlowWithoutInit, which never calls Optimizer\.__init__.*super"):
         fastguard.wrap(optimizer, model)
     fastguard.wrap(optimizer.optimizer, model)  # the way out
     take_step(model, optimizer, 0)
     assert optimizer.guard.last.step == 0  # type: ignore[attr-defined]
-    releases = WantsGradients(make_model().parameters(), gradient_release=True)
+    releases = foreign.WantsGradients(make_model().parameters(), gradient_release=True)
     with pytest.raises(TypeError, match=r"got WantsGradients with gradient_release=True.*[Ll]eave"):
         fastguard.wrap(releases)
     assert "_guard" not in vars(releases)

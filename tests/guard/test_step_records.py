@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import clip_by_torch, gradients, loss_at, make_model, take_step, true_norm
+from guard_helpers import clip_by_torch, gradients, guarded_model, loss_at, make_model, take_step, true_norm
 from torch import nn
 
 import fastguard
@@ -21,18 +21,10 @@ def _sgd(model: nn.Module, lr: Any = 0.1) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=lr)
 
 
-class Recording:
-    """A sink that also counts how often it was closed."""
+class Recording(fastguard.MemorySink):
+    """Also counts how often it was closed."""
 
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.losses: list[float | None] = []
-        self.num_closed = 0
-
-    def write(self, record: fastguard.StepStats) -> None:
-        assert not self.num_closed
-        self.steps.append(record.step)
-        self.losses.append(record.loss)
+    num_closed = 0
 
     def close(self) -> None:
         self.num_closed += 1
@@ -76,8 +68,7 @@ def test_every_field(backend: str) -> None:
 
 
 def test_bad_tensors_are_named_in_backward_order(backend: str) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model, backend=backend)
+    model, optimizer = guarded_model(backend=backend)
     loss_at(model, 0).backward()
     model[0].weight.grad[0, 0] = math.nan
     model[2].weight.grad[1, 1] = -math.inf
@@ -95,8 +86,7 @@ def test_bad_tensors_are_named_in_backward_order(backend: str) -> None:
 
 
 def test_observe_takes_what_still_has_a_graph_and_what_is_not_finite() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model)
+    model, optimizer = guarded_model()
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:
@@ -178,11 +168,11 @@ def test_a_record_is_delivered_when_the_next_step_begins() -> None:
     for step in range(4):
         take_step(model, optimizer, step)
         optimizer.guard.observe(loss=float(step))
-        assert sink.steps == list(range(step))
+        assert [record.step for record in sink.records] == list(range(step))
     optimizer.guard.flush()
     optimizer.guard.flush()
-    assert sink.steps == optimizer.guard.history.step == [0, 1, 2, 3]
-    assert sink.losses == [0.0, 1.0, 2.0, 3.0]
+    assert sink.series("step") == optimizer.guard.history.step == [0, 1, 2, 3]
+    assert sink.series("loss") == [0.0, 1.0, 2.0, 3.0]
     assert [record.step for record in seen] == [0, 1, 2, 3]
 
 
@@ -199,12 +189,11 @@ def test_the_last_record_is_delivered_at_the_end(ending: str) -> None:
         take_step(model, optimizer, 2)  # is not recorded any more
     del optimizer, guard
     gc.collect()
-    assert (sink.steps, sink.num_closed) == ([0, 1], int(ending == "close"))
+    assert (sink.series("step"), sink.num_closed) == ([0, 1], int(ending == "close"))
 
 
 def test_a_bad_batch_is_one_message(caplog: pytest.LogCaptureFixture) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model)
+    model, optimizer = guarded_model()
     for step in range(40):
         take_step(model, optimizer, step, bad=math.nan if step == 30 else None)
         optimizer.guard.observe(loss=math.nan if step == 30 else math.exp(-step / 100))
@@ -231,8 +220,7 @@ def test_trap_2_10_another_clipper_that_ran_first_is_noticed(caplog: pytest.LogC
 
 
 def test_overhead_is_measured_at_every_step() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(_sgd(model), model)
+    model, optimizer = guarded_model()
     for step in range(3):
         take_step(model, optimizer, step, closure=step == 1)
     optimizer.guard.flush()

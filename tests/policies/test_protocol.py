@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from guard_helpers import assert_identical, loss_at, make_model, snapshot, take_step, train
+from guard_helpers import assert_identical, guarded_model, loss_at, make_model, snapshot, take_step, train, twins
 from torch import nn
 
 import fastguard
@@ -127,6 +130,36 @@ def test_what_is_no_limits_clips_nothing(answer: Any, scope: str, caplog: pytest
     assert_identical(snapshot(model, optimizer), snapshot(plain, rival))
     assert optimizer.guard._run.failures.known("clip policy Says").times == 4
     assert sum("clip policy Says failed" in r.getMessage() for r in caplog.records) == 1
+
+
+RIGHT = [0.5, Fraction(1, 2), Decimal("0.5"), np.float32(0.5), np.float64(0.5), torch.tensor(0.5), np.array(0.5)]
+
+
+@pytest.mark.parametrize("answer", RIGHT, ids=repr)
+def test_a_policy_may_say_any_real_number(answer: Any) -> None:
+    model, optimizer = guarded_model(clip=Says((answer, answer)))
+    train(model, optimizer, range(2))
+    last = optimizer.guard.last
+    assert (last.trigger, type(last.trigger), last.clipped_norm) == (0.5, float, pytest.approx(0.5))
+    assert not len(optimizer.guard._run.failures)
+
+
+@pytest.mark.parametrize("limit", [math.nan, -1.0, "1", RuntimeError("none")], ids=repr)
+def test_a_policy_whose_limit_is_none(limit: Any) -> None:
+    class Limited(ClipPolicy):
+        @property
+        def limit(self) -> Any:
+            if isinstance(limit, Exception):
+                raise limit
+            return limit
+
+    plain, rival, model, optimizer = twins(torch.optim.SGD, clip=Limited())
+    train(model, optimizer, range(4))
+    train(plain, rival, range(4))
+    assert_identical(snapshot(model)["parameters"], snapshot(plain)["parameters"])
+    assert optimizer.guard._run.failures.known("clip policy Limited").times >= 3
+    (finding,) = (finding for finding in optimizer.guard.report().findings if finding.rule == "failed-parts")
+    assert "clip policy Limited" in finding.summary
 
 
 class Tensors(Says):
