@@ -12,6 +12,7 @@ from guard_helpers import loss_at, make_model, take_step
 from torch import nn
 
 import fastguard
+from fastguard.sinks import read_jsonl
 from fastguard.step.device import NUM_PENDING as NUM_SLOTS
 
 pytestmark = pytest.mark.usefixtures("engine")
@@ -53,6 +54,18 @@ def test_records_come_in_order_and_are_right() -> None:
     assert memory.series("grad/norm") == pytest.approx(_norms(12), rel=1e-6)
     assert (guard.last.step, guard.lag) == (11, 0)
     assert couriers[0].num_waits == 1  # of flush
+
+
+def test_every_step_has_a_line_in_a_log(tmp_path: Any) -> None:
+    model = make_model()
+    optimizer = _guarded(model, [fastguard.JsonlSink(tmp_path / "run.jsonl")])
+    slow(optimizer)
+    for step in range(20):
+        take_step(model, optimizer, step)
+    optimizer.guard.flush()
+    records = list(read_jsonl(str(tmp_path / "run.jsonl")))
+    assert [record["step"] for record in records] == list(range(20))
+    assert [record["grad/norm"] for record in records] == pytest.approx(_norms(20), rel=1e-6)
 
 
 def test_a_device_that_keeps_up_lags_by_one_step() -> None:
