@@ -19,6 +19,8 @@ from fastguard.records.failures import Failures
 pytestmark = needs_extension
 CROSS_ENTROPY, NLL = "cross-entropy", "negative log-likelihood"
 WITH_LOGITS, BINARY = "binary cross-entropy with logits", "binary cross-entropy"
+SQUARED = "squared error"
+Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
 def kind_of_loss(output: torch.Tensor, gradient: torch.Tensor) -> tuple[str, torch.Tensor | None]:
@@ -27,7 +29,7 @@ def kind_of_loss(output: torch.Tensor, gradient: torch.Tensor) -> tuple[str, tor
     return kind, found.long() if found is not None and kind in CLASSIFYING else found
 
 
-def told(loss: Callable[[torch.Tensor], torch.Tensor], output: torch.Tensor) -> tuple[str, torch.Tensor | None]:
+def told(loss: Loss, output: torch.Tensor) -> tuple[str, torch.Tensor | None]:
     """The kind and the targets of `loss`, of what it does to `output`."""
     leaf = output.detach().clone().requires_grad_()
     loss(leaf).backward()
@@ -39,112 +41,87 @@ CLASSES = classes(16)
 WEIGHT = torch.tensor([0.1, 3.0, 1.0, 0.5, 7.0])
 
 
-class TestClasses:
-    @pytest.mark.parametrize(
-        "loss",
-        [
-            lambda y: F.cross_entropy(y, CLASSES),
-            lambda y: F.cross_entropy(y, CLASSES, reduction="sum"),
-            lambda y: 1e-2 * F.cross_entropy(y, CLASSES),
-            lambda y: 65536.0 * F.cross_entropy(y, CLASSES),
-            lambda y: F.cross_entropy(y, CLASSES, weight=WEIGHT.to(y.dtype)),
-            lambda y: F.cross_entropy(y, CLASSES, weight=WEIGHT.to(y.dtype), reduction="sum"),
-            lambda y: (F.cross_entropy(y, CLASSES, reduction="none") * torch.linspace(0.1, 2.0, 16)).mean(),
-            lambda y: F.nll_loss(y.log_softmax(1), CLASSES),
-            lambda y: F.nll_loss(y.softmax(1).log(), CLASSES),
-        ],
-        ids=["mean", "sum", "small", "scaled", "weighted", "weighted sum", "samples weighted", "nll", "log of softmax"],
-    )
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
-    def test_cross_entropy(self, loss: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> None:
-        def of_floats(y: torch.Tensor) -> torch.Tensor:  # as autocast has it
-            return loss(y.float() if dtype is torch.float16 else y)
-
-        kind, found = told(of_floats, numbers(16, 5).to(dtype))
-        assert kind == CROSS_ENTROPY
-        assert found is not None and torch.equal(found, CLASSES)
-
-    @pytest.mark.parametrize("smoothing", [0.05, 0.1, 0.3])
-    @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    def test_smoothed_labels(self, smoothing: float, scale: float, dtype: torch.dtype) -> None:
-        kind, found = told(
-            lambda y: F.cross_entropy(y.float(), CLASSES, label_smoothing=smoothing), (scale * numbers(16, 5)).to(dtype)
-        )
-        assert kind == "cross-entropy with smoothed labels"
-        assert found is not None and torch.equal(found, CLASSES)
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    def test_labels_that_are_not_smoothed(self, dtype: torch.dtype) -> None:
-        for scale in (0.0, 1e-3, 0.1, 1.0, 5.0):
-            y = (scale * numbers(16, 5)).to(dtype)
-            assert told(lambda y: F.cross_entropy(y.float(), CLASSES), y)[0] == CROSS_ENTROPY
-            assert told(lambda y: F.cross_entropy(y.float(), CLASSES, weight=WEIGHT), y)[0] == CROSS_ENTROPY
-
-    @pytest.mark.parametrize("shape", [(4, 5, 7), (4, 5, 3, 3), (4, 5, 5)], ids=str)
-    def test_classes_second(self, shape: tuple[int, ...]) -> None:
-        targets = classes(shape[0], *shape[2:])
-        kind, found = told(lambda y: F.cross_entropy(y, targets), numbers(*shape))
-        assert kind == CROSS_ENTROPY and found is not None and torch.equal(found, targets.flatten())
-
-    def test_tokens_with_padding(self) -> None:
-        targets = classes(4, 6)
-        targets[:, 4:] = -100
-        kind, found = told(lambda y: F.cross_entropy(y.flatten(0, 1), targets.flatten()), numbers(4, 6, 5))
-        assert kind == CROSS_ENTROPY and found is not None and torch.equal(found, targets[:, :4].flatten())
-
-    def test_a_softmax_before_it_gives_another_gradient_to_what_went_into_it(self) -> None:
-        kind, _ = told(lambda y: F.cross_entropy(y.softmax(1), CLASSES), numbers(16, 5))
-        assert kind != CROSS_ENTROPY
-        kind, found = told(lambda y: F.cross_entropy(y, CLASSES), numbers(16, 5).softmax(1))  # of the output as it is
-        assert kind == CROSS_ENTROPY and found is not None and torch.equal(found, CLASSES)
-
-    @pytest.mark.parametrize(
-        "output", [numbers(16, 5).log_softmax(1), numbers(16, 5).softmax(1)], ids=["logarithms", "probabilities"]
-    )
-    def test_negative_log_likelihood(self, output: torch.Tensor) -> None:
-        for reduction in ("mean", "sum"):
-            kind, found = told(lambda y, how=reduction: F.nll_loss(y, CLASSES, reduction=how), output)  # type: ignore[misc]
-            assert kind == NLL and found is not None and torch.equal(found, CLASSES)
-
-    def test_log_of_the_output(self) -> None:
-        kind, found = told(lambda y: F.nll_loss(y.log(), CLASSES), numbers(16, 5).softmax(1))
-        assert kind == "log of the output" and found is not None and torch.equal(found, CLASSES)
-
-
+PADDED = classes(4, 6)
+PADDED[:, 4:] = -100
 ANSWERS = classes(32, 1, num=2).float()
+LOGITS = numbers(16, 5)
+CROSS: dict[str, Loss] = {
+    "mean": lambda y: F.cross_entropy(y, CLASSES),
+    "sum": lambda y: F.cross_entropy(y, CLASSES, reduction="sum"),
+    "small": lambda y: 1e-2 * F.cross_entropy(y, CLASSES),
+    "scaled": lambda y: 65536.0 * F.cross_entropy(y, CLASSES),
+    "weighted": lambda y: F.cross_entropy(y, CLASSES, weight=WEIGHT.to(y.dtype)),
+    "weighted sum": lambda y: F.cross_entropy(y, CLASSES, weight=WEIGHT.to(y.dtype), reduction="sum"),
+    "each weighted": lambda y: (F.cross_entropy(y, CLASSES, reduction="none") * torch.linspace(0.1, 2.0, 16)).mean(),
+    "nll": lambda y: F.nll_loss(y.log_softmax(1), CLASSES),
+    "log of softmax": lambda y: F.nll_loss(y.softmax(1).log(), CLASSES),
+}
+OTHERS: dict[str, tuple[Loss, torch.Tensor, str, torch.Tensor]] = {
+    "classes second": (lambda y: F.cross_entropy(y, classes(4, 3, 3)), numbers(4, 5, 3, 3), "", classes(4, 3, 3)),
+    "places": (lambda y: F.cross_entropy(y, classes(4, 7)), numbers(4, 5, 7), "", classes(4, 7)),
+    "as many places": (lambda y: F.cross_entropy(y, classes(4, 5)), numbers(4, 5, 5), "", classes(4, 5)),
+    "padding": (lambda y: F.cross_entropy(y.flatten(0, 1), PADDED.flatten()), numbers(4, 6, 5), "", PADDED[:, :4]),
+    "a softmax before": (lambda y: F.cross_entropy(y, CLASSES), LOGITS.softmax(1), "", CLASSES),  # of what comes out
+    "logarithms": (lambda y: F.nll_loss(y, CLASSES), LOGITS.log_softmax(1), NLL, CLASSES),
+    "probabilities": (lambda y: F.nll_loss(y, CLASSES, reduction="sum"), LOGITS.softmax(1), NLL, CLASSES),
+    "their log": (lambda y: F.nll_loss(y.log(), CLASSES), LOGITS.softmax(1), "log of the output", CLASSES),
+    "answers": (lambda y: F.binary_cross_entropy_with_logits(y, ANSWERS), numbers(32, 1), WITH_LOGITS, ANSWERS),
+    "tiny": (lambda y: 1e-5 * F.binary_cross_entropy_with_logits(y, ANSWERS), numbers(32, 1), WITH_LOGITS, ANSWERS),
+    "binary": (lambda y: F.binary_cross_entropy(y, ANSWERS), numbers(32, 1).sigmoid(), BINARY, ANSWERS),
+    "squares": (lambda y: F.mse_loss(y, 3 + 2 * numbers(8, 3)), numbers(8, 3, seed=2), SQUARED, 3 + 2 * numbers(8, 3)),
+    "one column": (lambda y: F.mse_loss(y, numbers(32, 1)), numbers(32, 1, seed=2), SQUARED, numbers(32, 1)),
+    "deep": (lambda y: F.mse_loss(y, numbers(2, 3, 4)), numbers(2, 3, 4, seed=2), SQUARED, numbers(2, 3, 4)),
+}
 
 
-class TestPairs:
-    @pytest.mark.parametrize("scale", [1.0, 1e-5, 65536.0])
-    def test_with_logits(self, scale: float) -> None:
-        kind, found = told(lambda y: scale * F.binary_cross_entropy_with_logits(y, ANSWERS), numbers(32, 1))
-        assert kind == WITH_LOGITS and found is not None and torch.equal(found, ANSWERS.flatten().long())
+@pytest.mark.parametrize("loss", CROSS.values(), ids=CROSS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_cross_entropy(loss: Loss, dtype: torch.dtype) -> None:
+    def of_floats(y: torch.Tensor) -> torch.Tensor:  # as autocast has it
+        return loss(y.float() if dtype is torch.float16 else y)
 
-    def test_of_probabilities(self) -> None:
-        kind, found = told(lambda y: F.binary_cross_entropy(y, ANSWERS), numbers(32, 1).sigmoid())
-        assert kind == BINARY and found is not None and torch.equal(found, ANSWERS.flatten().long())
-
-
-class TestNumbers:
-    @pytest.mark.parametrize("shape", [(32,), (32, 1), (8, 3), (2, 3, 4)], ids=str)
-    def test_targets_of_a_mean_squared_error_come_back(self, shape: tuple[int, ...]) -> None:
-        targets = 3.0 + 2.0 * numbers(*shape, seed=2)
-        kind, found = told(lambda y: F.mse_loss(y, targets), numbers(*shape))
-        assert kind == "squared error" and found is not None
-        torch.testing.assert_close(found, targets.double().flatten(), rtol=0.0, atol=1e-5)
+    kind, found = told(of_floats, LOGITS.to(dtype))
+    assert kind == CROSS_ENTROPY
+    assert found is not None and torch.equal(found, CLASSES)
 
 
-class TestStrangeGradients:
-    @pytest.mark.parametrize(
-        "loss", [lambda y: -y.sum() / 52, lambda y: y.mean(), lambda y: (y * classes(8, 13, num=2)).sum()]
-    )
-    def test_one_number_everywhere_is_of_a_sum_and_has_no_targets(
-        self, loss: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
-        """Of log-probabilities that are nearly alike, as of an untrained model, it once was a BCE of ones."""
-        for output in (-4.16 + 1e-2 * numbers(8, 13), numbers(8, 13)):
-            assert told(loss, output) == ("", None)
+@pytest.mark.parametrize("name", OTHERS)
+def test_kinds_and_targets(name: str) -> None:
+    loss, output, expected, targets = OTHERS[name]
+    kind, found = told(loss, output)
+    assert kind == (expected or CROSS_ENTROPY) and found is not None
+    torch.testing.assert_close(found.double(), targets.double().flatten(), rtol=0.0, atol=1e-5)
+
+
+def test_a_softmax_before_it_gives_another_gradient_to_what_went_into_it() -> None:
+    assert told(lambda y: F.cross_entropy(y.softmax(1), CLASSES), LOGITS)[0] != CROSS_ENTROPY
+
+
+@pytest.mark.parametrize("smoothing", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_smoothed_labels(smoothing: float, scale: float, dtype: torch.dtype) -> None:
+    y = (scale * LOGITS).to(dtype)
+    kind, found = told(lambda y: F.cross_entropy(y.float(), CLASSES, label_smoothing=smoothing), y)
+    assert kind == "cross-entropy with smoothed labels"
+    assert found is not None and torch.equal(found, CLASSES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_labels_that_are_not_smoothed(dtype: torch.dtype) -> None:
+    for scale in (0.0, 1e-3, 0.1, 1.0, 5.0):
+        y = (scale * LOGITS).to(dtype)
+        assert told(lambda y: F.cross_entropy(y.float(), CLASSES), y)[0] == CROSS_ENTROPY
+        assert told(lambda y: F.cross_entropy(y.float(), CLASSES, weight=WEIGHT), y)[0] == CROSS_ENTROPY
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda y: -y.sum() / 52, lambda y: y.mean(), lambda y: (y * classes(8, 13, num=2)).sum()]
+)
+def test_one_number_everywhere_is_of_a_sum_and_has_no_targets(loss: Loss) -> None:
+    """Of log-probabilities that are nearly alike, as of an untrained model, it once was a BCE of ones."""
+    for output in (-4.16 + 1e-2 * numbers(8, 13), numbers(8, 13)):
+        assert told(loss, output) == ("", None)
 
 
 def flat(y: torch.Tensor) -> array[float]:
