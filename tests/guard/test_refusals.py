@@ -68,7 +68,7 @@ MISTAKES = {
     "none": (([],), {}, "at least one"),
     "twice": (([_sgd(_model)] * 2,), {}, "twice"),
     "shared": (([_sgd(_model), _sgd(_model)],), {}, "share no parameters, whose gradients would count twice"),
-    "elsewhere": ((_sgd(_elsewhere),), {"backend": "cpu"}, "`backend` 'cpu' cannot "),
+    "elsewhere": ((_sgd(_elsewhere),), {"backend": "cpu"}, "'cpu' cannot "),
 }
 
 
