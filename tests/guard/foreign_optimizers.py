@@ -51,17 +51,9 @@ class TensorInGroup(_Foreign):
             group["held"]["list"].append(group["step"].clone())
 
 
-class GlobalState(_Foreign):
-    """Has entries of `state` that belong to no parameter."""
-
-    def begin(self) -> None:
-        state: dict[Any, Any] = self.state
-        state["k"] = state["k"] + 1 if "k" in state else torch.zeros((), dtype=torch.long)
-        state.setdefault("seen", []).append(int(state["k"]))
-
-
 class Attributes(_Foreign):
-    """Keeps numbers, tensors and a source of random numbers in attributes of its own, and of what it holds."""
+    """Keeps numbers, tensors, moments by the parameter and a source of random numbers in attributes of its own and of
+    what it holds, and has entries of `state` that belong to no parameter. Moves by its moments, gradient or not."""
 
     class Schedule:
         def __init__(self) -> None:
@@ -79,6 +71,16 @@ class Attributes(_Foreign):
         self.probability["cumulative"] += self.random.random()
         self.schedule.total.add_(self.probability["cumulative"])
         self.newest = self.schedule.total.clone()
+        self.moments: dict[Any, torch.Tensor] = vars(self).get("moments", {})
+        state: dict[Any, Any] = self.state
+        state["k"] = state["k"] + 1 if "k" in state else torch.zeros((), dtype=torch.long)
+        state.setdefault("seen", []).append(int(state["k"]))
+
+    def update(self, group: dict[str, Any], p: torch.Tensor) -> None:
+        moment = self.moments.setdefault(p, torch.zeros_like(p)).mul_(0.9)
+        if p.grad is not None:
+            moment.add_(p.grad)
+        p.sub_(moment, alpha=group["lr"])
 
 
 class WantsGradients(_Foreign):
@@ -118,19 +120,6 @@ class SwapsData(_Foreign):
         if p.grad is not None:
             p.data = p.data * 0.9 - group["lr"] * p.grad.data
         self.state[p]["copy"] = p.data.clone()
-
-
-class OwnMoments(_Foreign):
-    """Keeps moments in a dict of its own by the parameter, and moves by them, gradient or not."""
-
-    def begin(self) -> None:
-        self.moments: dict[Any, torch.Tensor] = vars(self).get("moments", {})
-
-    def update(self, group: dict[str, Any], p: torch.Tensor) -> None:
-        moment = self.moments.setdefault(p, torch.zeros_like(p)).mul_(0.9)
-        if p.grad is not None:
-            moment.add_(p.grad)
-        p.sub_(moment, alpha=group["lr"])
 
 
 class ShapesGradients(_Foreign):
@@ -237,8 +226,7 @@ class Climbs(_Foreign):
 
 
 WITHOUT_CLOSURE: list[type] = [
-    *(TensorInGroup, GlobalState, Attributes, WantsGradients, ZerosForMissing, DividesByNorm, SwapsData, Slow),
-    *(OwnMoments, ShapesGradients),
+    *(TensorInGroup, Attributes, WantsGradients, ZerosForMissing, DividesByNorm, SwapsData, Slow, ShapesGradients),
 ]
 WITH_CLOSURE: list[type] = [*WITHOUT_CLOSURE, MovesFirst, Climbs]
 _OF_TORCH_OR_GUARD = ("_optimizer_", "_guard", "_step_supports", "_zero_grad_profile", "_hook_for", "_warned")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import fastguard
 from fastguard.kernels import cpu
 from fastguard.records import ModelNotes
 
@@ -34,6 +35,26 @@ def make_model(kind: str = "mlp", dtype: torch.dtype = torch.float32, seed: int 
         return Embedded().to(dtype)
     bias = kind == "mlp"
     return nn.Sequential(nn.Linear(6, 8, bias=bias), nn.Tanh(), nn.Linear(8, 4, bias=bias)).to(dtype)
+
+
+def _sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def guarded_model(
+    make: Callable[[Any], Any] = _sgd, kind: str = "mlp", dtype: torch.dtype = torch.float32, **settings: Any
+) -> tuple[Any, Any]:
+    """A model, and an optimizer of its parameters under a guard."""
+    model = make_model(kind, dtype)
+    return model, fastguard.wrap(make(model.parameters()), model, **settings)
+
+
+def twins(
+    make: Callable[[Any], Any], kind: str = "mlp", dtype: torch.dtype = torch.float32, **settings: Any
+) -> tuple[Any, Any, Any, Any]:
+    """A model with its optimizer, and the same once more under a guard."""
+    plain = make_model(kind, dtype)
+    return plain, make(plain.parameters()), *guarded_model(make, kind, dtype, **settings)
 
 
 def notes_of(optimizer: Any) -> ModelNotes:
@@ -127,40 +148,32 @@ def _bits(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def assert_identical(got: Any, expected: Any, at: str = "") -> None:
-    """Same types, same keys, same dtypes and shapes, same bits (so that NaN equals NaN)."""
+def assert_identical(got: Any, expected: Any, at: str = "", close: tuple[float, float] | None = None) -> None:
+    """Same types, same keys, same dtypes and shapes, same bits (so that NaN equals NaN); with `close`, floating-point
+    numbers may differ by these relative and absolute tolerances."""
     assert type(got) is type(expected), f"{at}: {type(got)} is not {type(expected)}"
-    if isinstance(expected, torch.Tensor):
+    if isinstance(expected, torch.Tensor) and expected.is_floating_point() and close is not None:
+        torch.testing.assert_close(got, expected, rtol=close[0], atol=close[1], msg=lambda m: f"{at}: {m}")
+    elif isinstance(expected, torch.Tensor):
         assert (got.dtype, got.shape, got.layout) == (expected.dtype, expected.shape, expected.layout), at
         assert _bits(got) == _bits(expected), f"{at}: {got} is not {expected}"
     elif isinstance(expected, dict):
         assert got.keys() == expected.keys(), f"{at}: {list(got)} are not {list(expected)}"
         for key in expected:
-            assert_identical(got[key], expected[key], f"{at}[{key!r}]")
+            assert_identical(got[key], expected[key], f"{at}[{key!r}]", close)
     elif isinstance(expected, (list, tuple)):
         assert len(got) == len(expected), at
         for i, (a, b) in enumerate(zip(got, expected, strict=True)):
-            assert_identical(a, b, f"{at}[{i}]")
+            assert_identical(a, b, f"{at}[{i}]", close)
+    elif isinstance(expected, float) and close is not None:
+        assert abs(got - expected) <= close[1] + close[0] * abs(expected) or got == expected, f"{at}: {got}, {expected}"
     else:
         assert got == expected or (got != got and expected != expected), f"{at}: {got!r} is not {expected!r}"
 
 
-def assert_close(got: Any, expected: Any, rtol: float, atol: float, at: str = "") -> None:
+def assert_close(got: Any, expected: Any, rtol: float, atol: float) -> None:
     """As `assert_identical`, but floating-point numbers may differ by the tolerances."""
-    if isinstance(expected, torch.Tensor) and expected.is_floating_point():
-        torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, msg=lambda m: f"{at}: {m}")
-    elif isinstance(expected, dict):
-        assert got.keys() == expected.keys(), at
-        for key in expected:
-            assert_close(got[key], expected[key], rtol, atol, f"{at}[{key!r}]")
-    elif isinstance(expected, (list, tuple)):
-        assert len(got) == len(expected), at
-        for i, (a, b) in enumerate(zip(got, expected, strict=True)):
-            assert_close(a, b, rtol, atol, f"{at}[{i}]")
-    elif isinstance(expected, float):
-        assert abs(got - expected) <= atol + rtol * abs(expected) or got == expected, f"{at}: {got} is not {expected}"
-    else:
-        assert_identical(got, expected, at)
+    assert_identical(got, expected, close=(rtol, atol))
 
 
 def true_norm(tensors: Sequence[torch.Tensor | None]) -> float:

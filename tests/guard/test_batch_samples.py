@@ -1,19 +1,25 @@
-"""What is read of what goes into a model and comes out of it."""
+"""What is read of what goes into a model and comes out of it, of running statistics, and of single elements."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from guard_helpers import needs_extension
+from guard_helpers import needs_extension, numbers
+from torch import nn
 
+import fastguard
+from fastguard.diagnosis import by_sign, diagnose
 from fastguard.observers import batch_sample
 from fastguard.observers.batch_sample import data_of, figures_of
-from fastguard.records import BatchSample
+from fastguard.observers.batches import NormStatistics
+from fastguard.records import BatchSample, ModelNotes
+from fastguard.records.failures import Failures
 
 pytestmark = needs_extension
 
@@ -26,14 +32,6 @@ def sampled(x: Any, y: Any, **kwargs: Any) -> BatchSample:
     found = sample_of((x,), kwargs, y, True, True)
     assert found is not None
     return found
-
-
-def test_a_number_beside_the_data_is_none_of_them() -> None:
-    """As the count of targets that the Trainer passes along."""
-    tokens = torch.randint(9, (4, 8))
-    found = sample_of((), {"count": torch.tensor(64.0), "tokens": tokens}, torch.randn(4, 2), True, True)
-    assert found is not None and found.input_is_integer and found.num_samples == 4 and found.input_abs_max < 9.0
-    assert sampled(torch.tensor(3.0), torch.randn(2)).input_abs_max == 3.0  # where there is nothing else
 
 
 def test_figures() -> None:
@@ -55,14 +53,6 @@ def test_outputs_of_a_softmax_add_up_to_one(dtype: torch.dtype, shape: tuple[int
     assert found.output_is_unit and found.output_width == shape[-1]
     assert found.output_rows_sum_to_one is (shape[-1] <= 65536)
     assert not sampled(torch.randn(shape[0], 2), torch.randn(shape).to(dtype).sigmoid()).output_rows_sum_to_one
-
-
-def test_the_same_answer_to_every_input_has_no_spread() -> None:
-    x = torch.randn(16, 3)
-    assert sampled(x, torch.full((16, 5), 1 / 3).cumsum(1)).output_spread == 0.0
-    assert sampled(x, torch.randn(16, 5)).output_spread == pytest.approx(1.0, abs=0.3)
-    assert math.isnan(sampled(x[:1], torch.randn(1, 5)).output_spread)
-    assert sampled(x[:1], torch.randn(1, 7, 5)).output_spread > 0.5  # one sequence: its places are the samples
 
 
 def test_equal_batches_have_equal_digests() -> None:
@@ -91,13 +81,13 @@ def test_equal_batches_have_equal_digests() -> None:
         torch.randn(6, 1).expand(6, 90_000),
         torch.randint(0, 2, (9, 4), dtype=torch.bool),
         torch.randint(0, 255, (9, 4), dtype=torch.uint8),
-        torch.complex(torch.randn(4, 4), torch.zeros(4, 4)).conj(),  # read as it lies, without the sign
+        torch.complex(numbers(4, 4), numbers(4, 4, seed=1)).conj(),
     ],
     ids=lambda x: f"{tuple(x.shape)}-{x.dtype}",
 )
 def test_any_input_can_be_sampled(x: torch.Tensor) -> None:
     found = sampled(x, x) if x.is_floating_point() else sampled(x, torch.ones(9, 1))
-    values = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.double()
+    values = torch.view_as_real(x.conj()) if x.is_complex() else x.double()  # as it lies, not resolved
     assert found.num_samples == (x.shape[0] if x.dim() else 1)
     assert found.input_abs_max <= float(values.abs().max()) + 1e-6
     assert found.input_mean == pytest.approx(float(values.mean()), abs=0.2 + 5 * float(values.abs().mean()) / 90)
@@ -176,11 +166,6 @@ def test_figures_of_small_tensors_are_those_of_all_elements(dtype: torch.dtype, 
             assert found.spread == pytest.approx(float(rows.std(0, correction=0).mean()), rel=1e-9)
 
 
-def test_a_sample_takes_next_to_no_memory() -> None:
-    figures = figures_of(torch.full((1,), 2.5).expand(512, 50_257, 7))  # a copy of which would be 720 MB
-    assert figures is not None and (figures.mean, figures.std, figures.constant_share) == (2.5, 0.0, 1.0)
-
-
 @pytest.mark.parametrize("low", [-math.inf, -1e9, torch.finfo(torch.float16).min])
 def test_a_mask_that_is_added_is_none_of_the_data(low: float) -> None:
     """As `nn.Transformer.generate_square_subsequent_mask` makes it; a batch of -Inf and other numbers is data."""
@@ -189,3 +174,95 @@ def test_a_mask_that_is_added_is_none_of_the_data(low: float) -> None:
     assert found is not None and found.input_is_integer and found.input_num_nonfinite == 0
     if low == -math.inf:
         assert sampled(mask + torch.eye(8), torch.randn(8, 2)).input_num_nonfinite == 28
+
+
+def train(model, num_steps=60, change=None, shift=0.0, **options):
+    """Steps on random numbers; `change` is called with the step between backward and step."""
+    torch.manual_seed(0)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model, **options)
+    for step in range(num_steps):
+        loss = model(torch.randn(64, 8) + shift).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if change is not None:
+            change(step)
+        optimizer.step()
+        optimizer.guard.observe(loss=loss)
+    optimizer.guard.flush()
+    optimizer.guard.report()
+    return optimizer.guard
+
+
+def normed(momentum=0.1):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32, momentum=momentum), nn.ReLU(), nn.Linear(32, 4))
+
+
+class TestNormStatistics:
+    @pytest.mark.parametrize(("momentum", "low", "high"), [(0.1, 0.0, 0.5), (1e-6, 0.5, 9.0)])
+    def test_running_means_beside_those_of_a_batch(self, momentum, low, high):
+        guard = train(normed(momentum), shift=3.0)
+        [(name, (gap, ratio))] = guard.history.model.norm_statistics.items()
+        assert name == "1" and low <= gap < high and 0.1 < ratio < 10.0
+        fired = by_sign(diagnose(guard.history)).keys()
+        assert ("running-statistics-apart" in fired) == (momentum < 0.1)
+
+    @pytest.mark.parametrize("kind", ["float16", "NaN"])
+    def test_running_statistics_that_are_not_finite_are_no_health(self, kind):
+        model = normed()
+        if kind == "float16":
+            model[1].half()
+
+        def spoilt(step):
+            if kind == "NaN" and step == 30:
+                model[1].running_mean[3] = math.nan
+
+        class Cast(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+
+            def forward(self, x):
+                x = self.model[0](x) * 1200.0
+                x = self.model[1](x.half()).float() if kind == "float16" else self.model[1](x)
+                return self.model[3](self.model[2](x))
+
+        guard = train(Cast(), change=spoilt)
+        assert not torch.isfinite(model[1].running_mean + model[1].running_var).all() and guard.history.num_skipped == 0
+        assert guard.history.model.norm_statistics == {"model.1": (math.inf, math.inf)}
+        report = guard.report()
+        assert report.status == "critical" and report.causes[0].rule == "normalisation-statistics"
+        again = ModelNotes.of(json.loads(json.dumps(guard.history.model.state(), allow_nan=False)))
+        assert again.norm_statistics == guard.history.model.norm_statistics
+
+    @pytest.mark.parametrize("x", [torch.zeros(15, 2), torch.zeros(64, 3)[:, :2].to_sparse()], ids=["few", "sparse"])
+    def test_what_cannot_be_told_is_left_out(self, x):
+        watch, failures = NormStatistics(nn.BatchNorm1d(2), failures := Failures()), failures
+        watch.compare("norm", nn.BatchNorm1d(2), x)
+        assert not watch.found
+
+
+class TestLoneElement:
+    def flipping(self, model, at):
+        def change(step):
+            if step in at:
+                gradient = model[2].weight.grad
+                gradient.view(-1)[5] = 1e12
+
+        return change
+
+    @needs_extension
+    @pytest.mark.parametrize("options", [{}, {"max_norm": 1.0}], ids=["", "clipped"])
+    def test_its_step_is_kept_with_its_tensor(self, options):
+        model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
+        guard = train(model, 60, self.flipping(model, {37}), skip_nonfinite=True, **options)
+        [one] = guard.history.lone_elements
+        assert (one.step, one.name) == (37, "2.weight") and one.value == pytest.approx(1e12)
+        assert 0.0 < one.usual < 10.0
+
+    @needs_extension
+    def test_sixteen_are_enough(self):
+        model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
+        guard = train(model, 60, self.flipping(model, set(range(60))), max_norm=1e-6)
+        steps = [one.step for one in guard.history.lone_elements]
+        assert len(steps) == 16 and steps[0] < 60 and "lone-element" not in by_sign(diagnose(guard.history))

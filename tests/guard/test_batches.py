@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import warnings
 from collections import OrderedDict
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
-from guard_helpers import assert_identical, make_model, needs_extension, snapshot, take_step, train
+from guard_helpers import assert_identical, guarded_model, make_model, needs_extension, snapshot, take_step, train
 from torch import nn
 
 import fastguard
@@ -69,27 +68,6 @@ def test_the_first_pass_of_an_evaluation_is_looked_at_and_no_other() -> None:
     assert seen == [(10, False), (30, False), (50, False)]  # with the record of the step after; once in twenty
 
 
-def test_training_mode_without_autograd_is_told_apart() -> None:
-    model, x = make_model(), torch.randn(5, 6)
-    optimizer = guarded(model)
-    step(model, optimizer, x)
-    with torch.no_grad():
-        model(x)
-    model.eval()
-    model(x)  # only the first after training
-    assert [(b.training, b.with_grad) for _, b in batches_of(optimizer)] == [(True, True), (True, False)]
-
-
-def test_an_actor_that_acts_between_all_steps_is_looked_at_now_and_then() -> None:
-    model, x = make_model(), torch.randn(5, 6)
-    optimizer = guarded(model)
-    for _ in range(50):
-        with torch.no_grad():
-            model(x)
-        step(model, optimizer, x)
-    assert len([1 for _, batch in batches_of(optimizer) if not batch.with_grad]) == 3
-
-
 def test_passes_while_paused_or_detached_are_not_looked_at() -> None:
     model, x = make_model(), torch.randn(5, 6)
     optimizer = guarded(model)
@@ -119,36 +97,16 @@ def test_they_come_with_the_record_of_their_step_and_into_the_log(tmp_path: Any)
     assert read.model == optimizer.guard.history.model
 
 
-@pytest.mark.parametrize("is_dropped", [False, True])
-def test_a_log_has_what_a_report_after_the_last_record_finds_out(tmp_path: Any, is_dropped: bool) -> None:
-    model = make_model()
-    optimizer = guarded(model, sinks=[fastguard.JsonlSink(tmp_path / "run.jsonl")])
-    for _ in range(30):
-        step(model, optimizer, torch.randn(16, 6))
-    guard = optimizer.guard
-    guard.flush()
-    if is_dropped:
-        del optimizer  # as when a function that trains has returned
-        gc.collect()
-    guard.report()
-    guard.close()
-    read = fastguard.TrainingHistory.from_jsonl(tmp_path / "run.jsonl")
-    assert guard.history.model.loss_kind
-    assert read.model == guard.history.model
-
-
-@pytest.mark.parametrize("closure", [False, True])
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.LBFGS])
+@pytest.mark.parametrize(
+    ("make", "closure"), [(torch.optim.SGD, False), (torch.optim.SGD, True), (torch.optim.LBFGS, True)]
+)
 def test_training_is_the_same_to_the_bit(closure: bool, make: Any) -> None:
-    if make is torch.optim.LBFGS and not closure:
-        pytest.skip("LBFGS takes a closure")
     plain = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 4))
     model = copy.deepcopy(plain)
     optimizers = make(plain.parameters(), lr=0.1), fastguard.wrap(make(model.parameters(), lr=0.1), model)
-    num_steps = 4 if make is torch.optim.LBFGS else 45
     for one, optimizer in zip((plain, model), optimizers, strict=True):
         torch.manual_seed(5)
-        train(one, optimizer, range(num_steps), closure=closure)
+        train(one, optimizer, range(4 if make is torch.optim.LBFGS else 24), closure=closure)
     assert_identical(snapshot(model, optimizers[1]), snapshot(plain, optimizers[0]))
     assert_identical(dict(model.named_buffers()), dict(plain.named_buffers()))
 
@@ -194,8 +152,7 @@ def test_autocast_is_seen_around_the_model_and_inside(inside: bool) -> None:
 
 
 def test_a_first_pass_that_raises_leaves_no_hooks_for_long() -> None:
-    model = make_model()
-    optimizer = guarded(model)
+    model, optimizer = guarded_model()
     with pytest.raises(RuntimeError):
         model(torch.ones(2, 5))
     take_step(model, optimizer, 0)
@@ -207,8 +164,7 @@ def test_a_first_pass_that_raises_leaves_no_hooks_for_long() -> None:
 
 
 def test_copies_and_files_of_a_model_have_no_hooks_that_do_anything() -> None:
-    model = make_model()
-    optimizer = guarded(model)
+    model, optimizer = guarded_model()
     twin, read = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     assert b"fastguard" not in pickle.dumps(model)  # so that it can be read where there is none
     for one in (twin, read):
@@ -256,35 +212,8 @@ def test_scripted_and_traced_models() -> None:
         torch.jit.script(plain)
 
 
-@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
-@pytest.mark.parametrize("num", [16, 70_000])
-def test_labels_given_to_the_model_are_looked_at(dtype: torch.dtype, num: int) -> None:
-    """Inputs of one dimension, as of `model(**batch)` or of a generator that is told which class to draw."""
-
-    class Conditional(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(3, 4)
-
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) + labels[:, None]  # type: ignore[no-any-return]
-
-    model = Conditional()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    for _ in range(8):
-        labels = torch.randint(4, (num,))
-        loss = torch.nn.functional.cross_entropy(model(torch.randn(num, 3), labels=labels.to(dtype)), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.guard.observe(loss=loss)
-    report = optimizer.guard.report()
-    assert optimizer.guard.history.model.loss_kind == "cross-entropy"
-    assert "failed-parts" not in [finding.rule for finding in report.findings]
-
-
 def test_transforms_and_recomputation_are_left_alone() -> None:
-    model = make_model()
-    optimizer = guarded(model)
+    model, optimizer = guarded_model()
     params = dict(model.named_parameters())
     x = torch.ones(3, 6)
     torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sum())(params)
@@ -295,69 +224,8 @@ def test_transforms_and_recomputation_are_left_alone() -> None:
     assert len(found) == 1 and found[0][1].with_grad and not len(optimizer.guard._run.failures)
 
 
-def test_the_hook_goes_with_the_guard() -> None:
-    model = make_model()
-    guarded(model)
-    gc.collect()
-    assert not model._forward_hooks and not model._forward_pre_hooks
-    assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in list(model.parameters())[-1:])
-    model(torch.ones(2, 6)).sum().backward()
-
-
-def test_a_resumed_run_goes_on_sampling_where_it_was() -> None:
-    whole, x = make_model(), torch.randn(5, 6)
-    optimizer = guarded(whole)
-    for _ in range(15):
-        step(whole, optimizer, x)
-    state = optimizer.guard.state_dict()
-    for _ in range(30):
-        step(whole, optimizer, x)
-    model = copy.deepcopy(whole)
-    resumed = guarded(model)
-    resumed.guard.load_state_dict(state)
-    for _ in range(30):
-        step(model, resumed, x)
-    steps = [[at for at, _ in batches_of(one)] for one in (optimizer, resumed)]
-    assert steps[0] == steps[1] == [0, 1, 2, 22, 42]
-    del state["evidence"]  # as it was saved before there was any
-    resumed.guard.load_state_dict(state)
-    state["evidence"] = {"batches": [1]}
-    with pytest.raises(ValueError, match=r"must have 5 numbers, got 1 - at `state\['evidence'\]\['batches'\]`"):
-        resumed.guard.load_state_dict(state)
-
-
 _IS_QUIET = cpu.extension is not None and can_be_quiet(nn.Identity())
 _QUIET = pytest.mark.skipif(not _IS_QUIET, reason="not without the extension, nor with this torch")
-
-
-@_QUIET
-def test_torch_goes_past_the_hook_while_there_is_nothing_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = make_model(), torch.randn(5, 6)
-    optimizer = guarded(model)
-    called: list[int] = []
-    look, call = BatchWatch._look, BatchWatch.__call__
-    monkeypatch.setattr(BatchWatch, "_look", lambda self, *args: (called.append(1), look(self, *args))[1])
-    monkeypatch.setattr(BatchWatch, "__call__", lambda self, *args: (called.append(0), call(self, *args))[1])
-    for _ in range(43):
-        step(model, optimizer, x)
-    assert called == [0, 1] * 5  # at steps 0, 1, 2, 22 and 42
-    model.register_forward_pre_hook(lambda module, args: None)
-    for _ in range(20):
-        step(model, optimizer, x)
-    assert called == [0, 1] * 6  # though it is asked twice at each pass
-    seen: list[Any] = []
-    handle = model.register_forward_hook(lambda module, args, output: seen.append(output))
-    for _ in range(20):
-        step(model, optimizer, x)
-    assert len(seen) == 20 and [at for at, _ in batches_of(optimizer)] == [0, 1, 2, 22, 42, 62, 82]
-    handle.remove()
-    called.clear()
-    model.eval()
-    for _ in range(3):
-        model(x)
-    assert called == [0, 1]  # the first of an evaluation
-    optimizer.guard.detach()
-    assert type(model._forward_hooks) is OrderedDict and not model._forward_hooks
 
 
 @_QUIET
@@ -383,18 +251,6 @@ def test_hooks_of_others_are_seen_whenever_they_came() -> None:
     assert type(twin._forward_hooks) is OrderedDict and not twin._forward_hooks
 
 
-def test_the_hook_of_a_guard_that_is_gone_lets_the_pass_be() -> None:
-    model = make_model()
-
-    def place() -> int:
-        raise ReferenceError
-
-    watch = BatchWatch(model, place, lambda: None, Failures(), "cpu")
-    model(torch.ones(2, 6))
-    assert not watch.found
-    watch.close()
-
-
 def test_a_model_within_a_compiled_function_is_one_graph() -> None:
     model, x = make_model(), torch.randn(5, 6)
     optimizer = guarded(model)
@@ -409,3 +265,15 @@ def test_a_model_within_a_compiled_function_is_one_graph() -> None:
     model(x).sum().backward()
     optimizer.step()
     assert len(batches_of(optimizer)) == before + 1
+
+
+def test_the_hook_of_a_guard_that_is_gone_lets_the_pass_be() -> None:
+    model = make_model()
+
+    def place() -> int:
+        raise ReferenceError
+
+    watch = BatchWatch(model, place, lambda: None, Failures(), "cpu")
+    model(torch.ones(2, 6))
+    assert not watch.found
+    watch.close()

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from guard_helpers import make_model, take_step, train
+from guard_helpers import guarded_model, make_model, take_step, train
 from torch import nn
 
 import fastguard
 from fastguard.clip import ClipPolicy
-from fastguard.diagnosis import Finding
-from fastguard.records import TrainingHistory, strict_json
-from fastguard.records.samples import WeightStats
-
-from records import make_row, make_table
+from fastguard.records import strict_json
 
 
 def _sgd(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
     return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **settings)
 
 
-def _failed(report: Any, kind: str = "failed-parts") -> Finding:
-    return next(finding for finding in report.findings if finding.rule == kind)
-
-
 def _state_of_a_run() -> tuple[nn.Module, Any, dict[str, Any]]:
-    model = make_model()
-    optimizer = _sgd(model, max_norm=0.5, weights=2)
+    model, optimizer = guarded_model(max_norm=0.5, weights=2)
     for step in range(6):
         take_step(model, optimizer, step, bad=math.nan if step in (2, 5) else None)
         optimizer.guard.observe(loss=1.0, val_loss=2.0)
@@ -75,6 +65,10 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda s: s["checkup"]["severities"].update(odd="bad"),
         r"\['checkup'\]\['severities'\]\['odd'\]`",
     ),
+    "other evidence": (
+        lambda s: s["evidence"].update(batches=[1]),
+        r"must have 5 numbers, got 1 - at `state\['evidence'\]\['batches'\]`",
+    ),
     "a policy of text": (lambda s: s.update(clip="x"), r"`state\['clip'\]`"),
 }  # fmt: skip
 
@@ -113,8 +107,7 @@ def test_a_policy_that_refuses_its_state_changes_nothing() -> None:
             self.count = -1
             self.count = state["count"]
 
-    model = make_model()
-    optimizer = _sgd(model, clip=Counting())
+    model, optimizer = guarded_model(clip=Counting())
     train(model, optimizer, range(3))
     state = copy.deepcopy(optimizer.guard.state_dict())
     train(model, optimizer, range(3, 5))
@@ -124,13 +117,3 @@ def test_a_policy_that_refuses_its_state_changes_nothing() -> None:
     assert optimizer.guard.state_dict() == before and optimizer.guard.clip.count == 5
     optimizer.guard.load_state_dict(state)
     assert optimizer.guard.clip.count == 3 and optimizer.guard._run.step == 3
-
-
-def test_names_that_look_like_numbers_stay_names() -> None:
-    history = TrainingHistory()
-    weight = WeightStats("NaN", 4, math.nan, math.inf, 1.0)
-    history.add(fastguard.StepStats(0, make_table([make_row()], ["Infinity"]), weights=(weight,)))
-    twin = TrainingHistory()
-    twin.load_state_dict(json.loads(json.dumps(history.state_dict(), allow_nan=False)))
-    assert [name for name, _ in twin.weights.items()] == ["NaN"] and twin.weights["NaN"].last.value.name == "NaN"
-    assert twin.state_dict() == history.state_dict()

@@ -1,4 +1,4 @@
-"""Closures in every manner, gradients that are missing or gathered over batches, and steps that raise."""
+"""Closures in every manner, gradients missing or gathered over batches, steps that raise, and traps of torch's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from guard_helpers import (
     assert_close,
     assert_identical,
     gradients,
+    guarded_model,
     loss_at,
     make_model,
     poison,
@@ -20,14 +21,15 @@ from guard_helpers import (
     take_step,
     train,
     true_norm,
+    twins,
 )
 from torch import nn
 
 import fastguard
 
 
-def _adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.05)
+def _adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.05)
 
 
 def _closure(model: nn.Module, optimizer: Any, step: int, bad: float | None = None) -> Callable[[], torch.Tensor]:
@@ -56,10 +58,7 @@ def every_warning_is_raised() -> Any:
 @pytest.mark.parametrize("by_keyword", [False, True])
 @pytest.mark.usefixtures("every_warning_is_raised")
 def test_closure_by_position_and_by_keyword(by_keyword: bool, backend: str) -> None:
-    plain = make_model(dtype=torch.float64)
-    model = copy.deepcopy(plain)
-    optimizer = _adamw(plain)
-    guarded = fastguard.wrap(_adamw(model), model, max_norm=0.05, backend=backend)
+    plain, optimizer, model, guarded = twins(_adamw, dtype=torch.float64, max_norm=0.05, backend=backend)
     for step in range(4):
         loss = loss_at(plain, step)
         optimizer.zero_grad()
@@ -74,24 +73,18 @@ def test_closure_by_position_and_by_keyword(by_keyword: bool, backend: str) -> N
     assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=1e-12, atol=1e-14)
 
 
-def test_trap_2_2_bad_gradients_left_from_before_do_not_count() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(_adamw(model), model)
+@pytest.mark.parametrize("left", [None, math.nan])
+def test_trap_2_2_gradients_left_from_before_do_not_count(left: float | None) -> None:
+    """Neither do bad ones have a good evaluation skipped, nor do good ones hide a bad one."""
+    model, guarded = guarded_model(_adamw)
     loss_at(model, 0).backward()
-    poison(model)
-    guarded.step(_closure(model, guarded, 1))  # its zero_grad drops the poison
-    assert not guarded.guard.last.skipped
-    assert guarded.guard.last.is_finite
-
-
-def test_trap_2_2_good_gradients_left_from_before_do_not_hide_bad_ones() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(_adamw(model), model)
-    loss_at(model, 0).backward()
+    if left is not None:
+        poison(model, left)
     before = snapshot(model, guarded)
-    guarded.step(_closure(model, guarded, 1, bad=math.inf))
-    assert guarded.guard.last.skipped
-    assert_identical(snapshot(model, guarded), before)
+    guarded.step(_closure(model, guarded, 1, bad=math.inf if left is None else None))
+    assert guarded.guard.last.skipped is (left is None) and guarded.guard.last.is_finite is (left is not None)
+    if left is None:
+        assert_identical(snapshot(model, guarded), before)
 
 
 class CallsTwice(torch.optim.SGD):
@@ -107,35 +100,27 @@ class CallsTwice(torch.optim.SGD):
         return loss
 
 
-def test_a_closure_that_is_called_twice_makes_one_record() -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = CallsTwice(plain.parameters(), lr=0.1, momentum=0.9)
-    guarded = fastguard.wrap(CallsTwice(model.parameters(), lr=0.1, momentum=0.9), model)
-    for step in range(3):
-        optimizer.step(_closure(plain, optimizer, step))
-        guarded.step(_closure(model, guarded, step))
-    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
-    guarded.guard.flush()
-    assert guarded.guard.history.step == [0, 1, 2]
-
-
-@pytest.mark.parametrize("bad_call", [0, 1])
-def test_the_last_call_of_a_closure_decides_about_the_skip(bad_call: int) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(CallsTwice(model.parameters(), lr=0.1), model)
-    before = snapshot(model, guarded)
+def _twice(bad_calls: set[int], **settings: Any) -> tuple[nn.Module, Any, Callable[[], torch.Tensor]]:
+    """A closure whose calls are bad by turns, and what is to call it."""
+    model, guarded = guarded_model(lambda p: CallsTwice(p, lr=0.1), **settings)
     calls: list[int] = []
 
     def closure() -> torch.Tensor:
         guarded.zero_grad()
         loss = loss_at(model, 0)
         loss.backward()
-        if len(calls) == bad_call:
+        if len(calls) % 2 in bad_calls:
             poison(model)
         calls.append(0)
         return loss
 
+    return model, guarded, closure
+
+
+@pytest.mark.parametrize("bad_call", [0, 1])
+def test_the_last_call_of_a_closure_decides_about_the_skip(bad_call: int) -> None:
+    model, guarded, closure = _twice({bad_call})
+    before = snapshot(model, guarded)
     guarded.step(closure)
     assert guarded.guard.last.nonfinite == ["0.weight"]  # either way the record tells
     assert guarded.guard.last.skipped == (bad_call == 1)
@@ -150,8 +135,7 @@ THREE = 3
 
 @pytest.mark.parametrize("odd", [None, (1.0, 2.0), {"loss": 1.0}, torch.ones(2), "done", THREE])
 def test_whatever_a_closure_returns_passes_through(odd: Any) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(_adamw(model), model)
+    model, guarded = guarded_model(_adamw)
 
     def closure() -> Any:
         loss_at(model, 0).backward()
@@ -161,30 +145,8 @@ def test_whatever_a_closure_returns_passes_through(odd: Any) -> None:
     assert guarded.guard.last.loss == (3.0 if odd is THREE else None)
 
 
-def test_the_closure_keeps_its_name() -> None:
-    class Named(torch.optim.SGD):
-        seen: list[str]
-
-        def step(self, closure: Callable[[], Any]) -> Any:
-            Named.seen = [closure.__name__, closure.__doc__ or ""]
-            return closure()
-
-    model = make_model()
-    guarded = fastguard.wrap(Named(model.parameters(), lr=0.1), model)
-
-    def evaluate() -> None:
-        """Evaluates."""
-        loss_at(model, 0).backward()
-
-    guarded.step(evaluate)
-    assert Named.seen == ["evaluate", "Evaluates."]
-
-
 def test_a_closure_that_raises_loses_nothing() -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = _adamw(plain)
-    guarded = fastguard.wrap(_adamw(model), model)
+    plain, optimizer, model, guarded = twins(_adamw)
     take_step(plain, optimizer, 0)
     take_step(model, guarded, 0)
     before = snapshot(model, guarded)
@@ -204,20 +166,7 @@ def test_a_closure_that_raises_loses_nothing() -> None:
 
 @pytest.mark.parametrize("bad_calls", [{0}, {1}, {0, 1}], ids=str)
 def test_only_steps_that_were_skipped_count_towards_the_limit(bad_calls: set[int]) -> None:
-    model = make_model()
-    optimizer = CallsTwice(model.parameters(), lr=0.1)
-    guarded = fastguard.wrap(optimizer, model, max_consecutive_skips=3)
-    calls: list[int] = []
-
-    def closure() -> torch.Tensor:
-        guarded.zero_grad()
-        loss = loss_at(model, 0)
-        loss.backward()
-        if len(calls) % 2 in bad_calls:
-            poison(model)
-        calls.append(0)
-        return loss
-
+    _, guarded, closure = _twice(bad_calls, max_consecutive_skips=3)
     guarded.step(closure)
     guarded.step(closure)
     if 1 not in bad_calls:
@@ -240,48 +189,12 @@ class Stumbles(torch.optim.SGD):
         return super().step(closure)
 
 
-@pytest.mark.parametrize("then", ["step", "detach"])
-def test_a_skipped_step_takes_no_gradients_that_could_stay_away(then: str) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(Stumbles(model.parameters(), lr=0.1), model)
-    loss_at(model, 0).backward()
-    poison(model)
-    own = gradients(model)
-    guarded.stumble = True
-    before = snapshot(model)
-    guarded.step()  # is not called
-    assert all(now is then for now, then in zip(gradients(model), own, strict=True))
-    guarded.stumble = False
-    if then == "detach":
-        guarded.guard.detach()
-    else:
-        guarded.step()
-        assert guarded.guard.last.skipped and guarded.guard.last.step == 1
-    assert_identical(snapshot(model), before)
-    assert all(now is then for now, then in zip(gradients(model), own, strict=True))
-
-
-def test_the_step_after_one_that_raised_is_as_ever() -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = Stumbles(plain.parameters(), lr=0.1, momentum=0.9)
-    guarded = fastguard.wrap(Stumbles(model.parameters(), lr=0.1, momentum=0.9), model)
-    guarded.stumble = True
-    with pytest.raises(OSError, match="stumbled"):
-        take_step(model, guarded, 0)
-    guarded.stumble = False
-    train(plain, optimizer, [1, 2])
-    train(model, guarded, [1, 2])
-    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
-
-
 @pytest.mark.parametrize("closure", [False, True])
 def test_a_step_that_calls_its_parents_step_counts_once(closure: bool) -> None:
     torch.optim.SGD(make_model().parameters(), lr=0.1)  # from now on SGD.step runs the hooks too
-    plain = make_model(dtype=torch.float64)
-    model = copy.deepcopy(plain)
-    optimizer = Stumbles(plain.parameters(), lr=0.1, momentum=0.9)
-    guarded = fastguard.wrap(Stumbles(model.parameters(), lr=0.1, momentum=0.9), model, max_norm=0.05)
+    plain, optimizer, model, guarded = twins(
+        lambda p: Stumbles(p, lr=0.1, momentum=0.9), dtype=torch.float64, max_norm=0.05
+    )
     for step in range(4):
         if step == 2:
             before = snapshot(model, guarded)
@@ -301,10 +214,7 @@ def test_a_step_that_calls_its_parents_step_counts_once(closure: bool) -> None:
 
 
 def test_missing_gradients_stay_missing_and_keep_the_names_right(backend: str) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = _adamw(plain)
-    guarded = fastguard.wrap(_adamw(model), model, backend=backend)
+    plain, optimizer, model, guarded = twins(_adamw, backend=backend)
 
     def drop(model: nn.Module, step: int) -> Callable[[], None]:
         def run() -> None:
@@ -323,21 +233,8 @@ def test_missing_gradients_stay_missing_and_keep_the_names_right(backend: str) -
     assert_identical(gradients(model), gradients(plain))
 
 
-def test_a_skip_leaves_missing_gradients_missing() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(_adamw(model), model)
-    loss_at(model, 0).backward()
-    poison(model)
-    model[2].weight.grad = None
-    own = gradients(model)
-    guarded.step()
-    assert guarded.guard.last.skipped
-    assert all(now is then for now, then in zip(gradients(model), own, strict=True))
-
-
 def test_no_gradients_at_all() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(_adamw(model), model, max_norm=1.0)
+    model, guarded = guarded_model(_adamw, max_norm=1.0)
     before = snapshot(model, guarded)
     guarded.step()
     last = guarded.guard.last
@@ -349,8 +246,8 @@ def test_frozen_parameters() -> None:
     plain = make_model()
     plain[0].weight.requires_grad_(False)
     model = copy.deepcopy(plain)
-    optimizer = _adamw(plain)
-    guarded = fastguard.wrap(_adamw(model), model)
+    optimizer = _adamw(plain.parameters())
+    guarded = fastguard.wrap(_adamw(model.parameters()), model)
     train(plain, optimizer, range(3))
     train(model, guarded, range(3))
     assert "0.weight" not in guarded.guard.last.tensors.names
@@ -363,10 +260,7 @@ def test_frozen_parameters() -> None:
 
 
 def test_gradients_gathered_over_batches_are_judged_once_at_the_step() -> None:
-    plain = make_model(dtype=torch.float64)
-    model = copy.deepcopy(plain)
-    optimizer = _adamw(plain)
-    guarded = fastguard.wrap(_adamw(model), model, max_norm=0.05)
+    plain, optimizer, model, guarded = twins(_adamw, dtype=torch.float64, max_norm=0.05)
     for step in range(3):
         for m in (plain, model):
             m.zero_grad()
@@ -379,3 +273,65 @@ def test_gradients_gathered_over_batches_are_judged_once_at_the_step() -> None:
     assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=1e-12, atol=1e-14)
     guarded.guard.flush()
     assert guarded.guard.history.num_steps == 3
+
+
+def test_trap_1_without_skipping_the_poison_is_not_spread() -> None:
+    """torch's clipping makes every gradient NaN; the guard leaves the others as they are."""
+    model, optimizer = guarded_model(max_norm=0.01, skip_nonfinite=False)
+    loss_at(model, 0).backward()
+    poison(model)
+    optimizer.step()
+    assert [bool(p.isfinite().all()) for p in model.parameters()] == [False, True, True, True]
+    assert optimizer.guard.last.clip_coef == 1.0
+
+
+class Convolution(nn.Module):
+    """Its weight's gradient is channels_last: not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(4, 3, 3, 3, dtype=torch.float64).contiguous())
+
+    def set_gradient(self, step: int) -> None:
+        generator = torch.Generator().manual_seed(step)
+        gradient = torch.randn(4, 3, 3, 3, generator=generator, dtype=torch.float64)
+        self.weight.grad = gradient.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("max_norm", [1e6, 0.5])
+def test_trap_1_gradients_that_are_not_contiguous(fused: bool, max_norm: float, backend: str) -> None:
+    """Whatever the optimizer makes of their strides, it makes of them with the guard too."""
+    plain = Convolution()
+    model = copy.deepcopy(plain)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, fused=fused)
+    guarded = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+    fastguard.wrap(guarded, model, max_norm=max_norm, backend=backend)
+    for step in range(3):
+        plain.set_gradient(step)
+        model.set_gradient(step)
+        assert not model.weight.grad.is_contiguous()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
+        optimizer.step()
+        guarded.step()
+        assert model.weight.grad.stride() == plain.weight.grad.stride()
+    assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=1e-12, atol=1e-14)
+
+
+def test_a_group_whose_parameters_are_a_tuple_is_guarded_as_torch_steps_it() -> None:
+    plain, model = make_model(), make_model()
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=0.01)
+    other = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for step in range(4):
+        for one, steps in ((model, optimizer), (plain, other)):
+            steps.param_groups[0]["params"] = tuple(steps.param_groups[0]["params"])
+            steps.zero_grad()
+            loss_at(one, step).backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+        optimizer.step()
+        other.step()
+    optimizer.guard.flush()
+    assert optimizer.guard.history.num_clipped == 4
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0.0)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot
+from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, twins
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
@@ -55,10 +54,7 @@ def _compiled(optimizer: Any, backend: Any = "eager") -> Callable[[], Any]:
 
 @every_optimizer
 def test_trap_2_12_records_are_right_and_nothing_recompiles(make: Any) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = make(plain.parameters())
-    guarded = fastguard.wrap(make(model.parameters()), model, max_norm=1e6)
+    plain, optimizer, model, guarded = twins(make, max_norm=1e6)
     counter, unguarded_counter = CompileCounter(), CompileCounter()
     step = _compiled(guarded, counter)
     _steps(model, guarded, step, range(3))
@@ -78,10 +74,7 @@ def test_trap_2_12_records_are_right_and_nothing_recompiles(make: Any) -> None:
 @pytest.mark.slow
 @every_optimizer
 def test_a_compiled_step_is_clipped_and_skipped(make: Any) -> None:
-    plain = make_model(dtype=torch.float64)
-    model = copy.deepcopy(plain)
-    optimizer = make(plain.parameters())
-    guarded = fastguard.wrap(make(model.parameters()), model, max_norm=0.05)
+    plain, optimizer, model, guarded = twins(make, dtype=torch.float64, max_norm=0.05)
     update = _compiled(optimizer)
 
     def clip_and_update() -> None:
@@ -115,26 +108,3 @@ def test_skips_in_a_row_recompile_once_at_most() -> None:
     assert counter.frame_count <= good + 1  # one more graph: that of a step without gradients
     _steps(model, guarded, step, range(8, 12))
     assert counter.frame_count <= good + 1
-
-
-def test_wrapping_what_is_compiled_already() -> None:
-    """Hooks are read when the step runs, so a compiled step may be guarded later."""
-    model = make_model()
-    optimizer = OPTIMIZERS["SGD"](model.parameters())
-    step = _compiled(optimizer)
-    _steps(model, optimizer, step, range(2))
-    fastguard.wrap(optimizer, model)
-    _steps(model, optimizer, step, range(2, 4))
-    before = snapshot(model, optimizer)
-    _steps(model, optimizer, step, range(4, 5), bad=4)
-    assert_identical(snapshot(model, optimizer), before)
-    optimizer.guard.flush()
-    assert optimizer.guard.history.step == [0, 1, 2]
-
-
-@pytest.mark.slow
-def test_with_a_compiled_model() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), torch.compile(model, backend="eager"))
-    _steps(model, guarded, guarded.step, range(1))
-    assert guarded.guard.last.tensors.names == ("0.weight", "0.bias", "2.weight", "2.bias")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import assert_identical, make_model, snapshot, take_step, train
+from guard_helpers import assert_identical, guarded_model, make_model, snapshot, take_step, train, twins
 from optimizer_cases import CASES, Case
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp
@@ -21,8 +21,8 @@ import fastguard
 from fastguard.records.values import MisfitError
 
 
-def _adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.05)
+def _adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.05)
 
 
 def _through_pickle(value: Any) -> Any:
@@ -46,8 +46,7 @@ every_way = pytest.mark.parametrize("copied", WAYS.values(), ids=WAYS)
 
 @every_way
 def test_trap_2_9_a_copy_is_unguarded_and_says_how_to_guard_it(copied: Callable[[Any], Any]) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(_adamw(model), model, max_norm=1e-3)
+    model, guarded = guarded_model(_adamw, max_norm=1e-3)
     take_step(model, guarded, 0)
     model_copy, twin = copied((model, guarded))  # together, so that they share their parameters
     for ask in (fastguard.Guard.of, lambda optimizer: optimizer.guard):
@@ -56,7 +55,7 @@ def test_trap_2_9_a_copy_is_unguarded_and_says_how_to_guard_it(copied: Callable[
     assert not hasattr(twin, "guard")
 
     plain = copy.deepcopy(model)
-    optimizer = _adamw(plain)
+    optimizer = _adamw(plain.parameters())
     optimizer.load_state_dict(copy.deepcopy(guarded.state_dict()))
     train(plain, optimizer, [1, 2])
     train(model_copy, twin, [1, 2])  # neither clipped nor recorded
@@ -70,13 +69,6 @@ def test_trap_2_9_a_copy_is_unguarded_and_says_how_to_guard_it(copied: Callable[
     assert guarded.guard.last.step == 0  # the original's guard saw nothing of it
     take_step(model, guarded, 1)
     assert guarded.guard.last.step == 1 and twin.guard.last.step == 0
-
-
-def test_an_optimizer_that_was_never_guarded_says_so_too() -> None:
-    with pytest.raises(fastguard.NotGuardedError, match="SGD is not guarded"):
-        fastguard.Guard.of(torch.optim.SGD(make_model().parameters(), lr=0.1))
-    with pytest.raises(fastguard.NotGuardedError, match="NoneType is not guarded"):
-        fastguard.Guard.of(None)
 
 
 @pytest.mark.thinned(n=4)
@@ -113,10 +105,7 @@ DCP_CASES = [case for case in CASES if case.model == "mlp" and not case.closure 
 
 @pytest.mark.parametrize("case", DCP_CASES, ids=lambda case: case.id)
 def test_trap_2_8_the_step_that_makes_state_is_no_training_step(case: Case) -> None:
-    plain = make_model(case.model)
-    model = copy.deepcopy(plain)
-    optimizer = case.make(plain.parameters())
-    guarded = fastguard.wrap(case.make(model.parameters()), model, max_norm=1e-3)
+    plain, optimizer, model, guarded = twins(case.make, kind=case.model, max_norm=1e-3)
     assert_identical(_dcp_state(model, guarded), _dcp_state(plain, optimizer))
     assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
     assert guarded.guard.last is None
@@ -128,53 +117,10 @@ def _dcp_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     return copy.deepcopy(dcp.get_optimizer_state_dict(model, optimizer))
 
 
-def test_a_tensor_rate_does_not_hide_that_step() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), foreach=False), model)
-    dcp.get_optimizer_state_dict(model, guarded)
-    assert guarded.guard.last is None
-    assert guarded.param_groups[0]["lr"].item() == pytest.approx(0.1)
-
-
-def test_a_checkpoint_in_the_middle_changes_nothing() -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = _adamw(plain)
-    guarded = fastguard.wrap(_adamw(model), model)
-    for step in range(4):
-        take_step(plain, optimizer, step)
-        take_step(model, guarded, step)
-        model_state, optimizer_state = dcp.get_state_dict(model, guarded)
-        expected_model_state, expected = dcp.get_state_dict(plain, optimizer)
-        assert_identical(dict(model_state), dict(expected_model_state))
-        assert_identical(optimizer_state, expected)
-    guarded.guard.flush()
-    assert guarded.guard.history.step == [0, 1, 2, 3]
-
-
-def test_resuming_through_dcp() -> None:
-    plain = make_model()
-    optimizer = _adamw(plain)
-    train(plain, optimizer, range(3))
-    model_state, state = copy.deepcopy(dcp.get_state_dict(plain, optimizer))
-
-    model = make_model(seed=1)
-    guarded = fastguard.wrap(_adamw(model), model)
-    dcp.set_state_dict(model, guarded, model_state_dict=model_state, optim_state_dict=state)
-    assert guarded.guard.last is None
-    train(plain, optimizer, range(3, 5))
-    train(model, guarded, range(3, 5))
-    assert_identical(snapshot(model)["parameters"], snapshot(plain)["parameters"])
-    assert_identical(_dcp_state(model, guarded), _dcp_state(plain, optimizer))
-    guarded.guard.flush()
-    assert guarded.guard.history.step == [0, 1]
-
-
 @pytest.mark.parametrize("lr", [0.0, 0.1])
 def test_a_training_step_without_rate_or_without_gradient_is_recorded(lr: float) -> None:
     """Only both together, on a `step(closure=None)` and without state, are what checkpointing does."""
-    model = make_model()
-    guarded = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=lr), model)
+    model, guarded = guarded_model(lambda p: torch.optim.SGD(p, lr=lr))
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     guarded.step()
@@ -199,11 +145,11 @@ def test_a_run_that_was_saved_and_resumed_is_the_run_that_was_not(stored: str) -
     whole = make_model()
     model = copy.deepcopy(whole)
     sink, first, second = (fastguard.MemorySink() for _ in range(3))
-    guarded = fastguard.wrap(_adamw(whole), whole, max_norm=0.1, max_consecutive_skips=3, sinks=[sink])
+    guarded = fastguard.wrap(_adamw(whole.parameters()), whole, max_norm=0.1, max_consecutive_skips=3, sinks=[sink])
     _records(whole, guarded, range(10), bad=(1, 4, 5))
     guarded.guard.flush()
 
-    half = fastguard.wrap(_adamw(model), model, max_norm=0.1, max_consecutive_skips=3, sinks=[first])
+    half = fastguard.wrap(_adamw(model.parameters()), model, max_norm=0.1, max_consecutive_skips=3, sinks=[first])
     _records(model, half, range(5), bad=(1, 4))
     state = half.guard.state_dict()
     # Plain data: a load that allows nothing else takes it, and so does JSON.
@@ -219,7 +165,7 @@ def test_a_run_that_was_saved_and_resumed_is_the_run_that_was_not(stored: str) -
 
     other = make_model(seed=5)
     other.load_state_dict(checkpoint[0])
-    resumed = _adamw(other)
+    resumed = _adamw(other.parameters())
     resumed.load_state_dict(checkpoint[1])
     fastguard.wrap(resumed, other, max_norm=0.1, max_consecutive_skips=3, sinks=[second])
     resumed.guard.load_state_dict(state)
@@ -230,6 +176,7 @@ def test_a_run_that_was_saved_and_resumed_is_the_run_that_was_not(stored: str) -
     assert [*first.records, *second.records] == list(sink.records)
     assert _without_times(resumed.guard.state_dict()) == _without_times(guarded.guard.state_dict())
     assert resumed.guard.history.longest_skip_run == 2  # steps 4 and 5: the run went on across the restart
+    resumed.guard.load_state_dict({k: v for k, v in state.items() if k != "evidence"})  # of before there was any
 
 
 def _without_times(state: dict[str, Any]) -> dict[str, Any]:
@@ -240,18 +187,6 @@ def _without_times(state: dict[str, Any]) -> dict[str, Any]:
         for entry in entries:
             entry.pop()  # seconds, the last of an Entry
     return state
-
-
-def test_the_run_of_skips_goes_on_across_a_restart() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(_adamw(model), model, max_consecutive_skips=3)
-    _records(model, guarded, range(2), bad=(0, 1))
-    state = guarded.guard.state_dict()
-    guarded.guard.detach()
-    fastguard.wrap(guarded, model, max_consecutive_skips=3).guard.load_state_dict(state)
-    with pytest.raises(fastguard.NonFiniteGradientsError) as caught:
-        _records(model, guarded, range(2, 3), bad=(2,))
-    assert caught.value.steps == [0, 1, 2]
 
 
 @every_way
@@ -270,25 +205,3 @@ def test_the_run_of_skips_goes_on_across_a_restart() -> None:
 def test_errors_cross_processes(error: Exception, copied: Callable[[Any], Any]) -> None:
     found = copied(error)
     assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s: s.pop("history"), r"without \['history'\]"),
-        (lambda s: s.update(version=2), "of version 2"),
-        (lambda s: s["history"].update(version=99), "version"),
-    ],
-)
-def test_a_state_from_elsewhere_is_refused_and_changes_nothing(change: Callable[[Any], Any], message: str) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(_adamw(model), model)
-    _records(model, guarded, range(3))
-    guarded.guard.flush()
-    before = guarded.guard.state_dict()
-    state = copy.deepcopy(before)
-    state["step"] = 100
-    change(state)
-    with pytest.raises(ValueError, match=message):
-        guarded.guard.load_state_dict(state)
-    assert guarded.guard.state_dict() == before

@@ -1,20 +1,21 @@
-"""Gradients that do not arrive, in the ways in which loops lose them: what the rules say within ten steps."""
+"""Gradients that do not arrive, parameters that somebody overwrites, and how gradients turn from step to step."""
 
 from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from guard_helpers import loss_at, make_model
+from guard_helpers import guarded_model, loss_at, make_model, notes_of, poison, take_step
 from torch import nn
 
 import fastguard
-from fastguard.records import TrainingHistory
-from fastguard.sinks import JsonlSink
+from fastguard.observers.sketches import sample
+from fastguard.records import ModelNotes
 
 Loop = Callable[[nn.Module, Any], Iterator[torch.Tensor]]
 
@@ -138,20 +139,6 @@ def test_no_gradient_is_critical_within_ten_steps_and_says_why(
     assert any("no-gradient" in record.getMessage() for record in caplog.records)
 
 
-def test_a_stale_optimizer_without_a_model_gets_no_backward_pass() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters()))
-    for _ in usual(make_model(seed=1), optimizer):
-        pass
-    assert found(optimizer)["no-gradient"].evidence["pattern"] == "no-backward"
-
-
-def test_before_ten_steps_there_is_no_evidence() -> None:
-    optimizer = guarded(make_model())
-    optimizer.step()
-    assert optimizer.guard.report().status == "no-evidence"
-
-
 def test_some_that_step_in_the_backward_pass_are_named() -> None:
     model = make_model()
     optimizer = guarded(model)
@@ -161,29 +148,6 @@ def test_some_that_step_in_the_backward_pass_are_named() -> None:
     assert (finding.severity, finding.layers) == ("warning", ("0.weight", "0.bias"))
     assert "missing-gradients" not in found(optimizer)
     assert optimizer.guard.report().causes[0].rule == "trained-elsewhere"
-
-
-def test_it_is_in_the_log(tmp_path: Any) -> None:
-    model = make_model()
-    optimizer = guarded(model, sinks=[JsonlSink(tmp_path / "run.jsonl")])
-    for _ in in_backward(model, optimizer):
-        pass
-    optimizer.guard.close()
-    notes = TrainingHistory.from_jsonl(tmp_path / "run.jsonl").model
-    assert (notes.num_seen, len(notes.never_seen), set(notes.moved_between)) == (0, 4, set(notes.names))
-    assert notes.num_reached_unseen == 9
-
-
-def test_averages_of_weights_that_are_in_the_optimizer_are_a_remark() -> None:
-    online, target = make_model(), make_model(seed=1)
-    model = nn.ModuleList([online, target])
-    optimizer = guarded(model)
-    for _ in usual(online, optimizer):
-        with torch.no_grad():
-            for p, q in zip(target.parameters(), online.parameters()):
-                p.lerp_(q, 0.1)
-    assert found(optimizer)["unseen-updates"].severity == "info"
-    assert optimizer.guard.report().status == "healthy"
 
 
 def test_what_another_guard_sees_is_not_missing() -> None:
@@ -220,15 +184,6 @@ def route(model: Routed, optimizer: Any, at: Callable[[int], int], steps: range)
         optimizer.guard.observe(loss=loss)
 
 
-def test_an_expert_that_was_chosen_once_is_not_one_that_never_was() -> None:
-    model = Routed(4)
-    optimizer = guarded(model)
-    route(model, optimizer, lambda step: 3 if step == 7 else step % 3, range(60))  # step 7 is in no sample
-    notes = optimizer.guard.report() and optimizer.guard.history.model
-    assert (notes.num_seen, notes.never_seen) == (16, ())
-    assert not found(optimizer).keys() & {"missing-gradients", "idle-experts"}
-
-
 def test_one_that_never_is_chosen_is_told_after_a_while_and_not_again_once_it_is() -> None:
     model = Routed(4)
     optimizer = guarded(model)
@@ -237,64 +192,13 @@ def test_one_that_never_is_chosen_is_told_after_a_while_and_not_again_once_it_is
     route(model, optimizer, lambda step: step % 3, range(35, 80))
     assert found(optimizer)["idle-experts"].layers[0].startswith("experts.3.")
     assert "missing-gradients" not in found(optimizer)
-    route(model, optimizer, lambda step: step % 4, range(80, 90))
+    route(model, optimizer, lambda step: 3 if step == 87 else step % 3, range(80, 90))  # a step that is in no sample
     assert "idle-experts" not in found(optimizer)
+    assert (optimizer.guard.history.model.num_seen, optimizer.guard.history.model.never_seen) == (16, ())
     route(model, optimizer, lambda step: step % 3, range(90, 300))
     optimizer.guard.report()
     route(model, optimizer, lambda step: step % 3, range(300, 410))
     assert found(optimizer)["idle-experts"].layers[0].startswith("experts.3.")  # not for a hundred steps
-
-
-def test_a_resumed_run_knows_what_had_gradients_before() -> None:
-    model = Routed(4)
-    optimizer = guarded(model)
-    route(model, optimizer, lambda step: step % 3, range(50))
-    optimizer.guard.report()
-    again = Routed(4)
-    resumed = guarded(again)
-    resumed.guard.load_state_dict(copy.deepcopy(optimizer.guard.state_dict()))
-    route(again, resumed, lambda step: 0, range(50, 60))
-    resumed.guard.report()
-    assert {name.split(".")[1] for name in resumed.guard.history.model.never_seen} == {"3"}
-
-
-@pytest.mark.parametrize("which", ["now and then", "scaler", "closure"])
-def test_the_long_way_counts_too(which: str) -> None:
-    model = nn.ModuleDict({"a": make_model(), "b": make_model(seed=1)})
-    optimizer = guarded(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    for number in range(12):
-
-        def closure(number: int = number) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_at(model["b"] if number == 6 else model["a"], number)
-            (scaler.scale(loss) if which == "scaler" else loss).backward()
-            return loss
-
-        if which == "closure":
-            optimizer.step(closure)
-        else:
-            closure()
-            if which == "now and then" and number % 2:
-                optimizer.guard._run.is_short = False
-            if which == "scaler":
-                scaler.step(optimizer)
-                scaler.update()
-            else:
-                optimizer.step()
-    optimizer.guard.report()
-    assert optimizer.guard.history.model.never_seen == () and optimizer.guard.history.model.num_seen == 8
-
-
-def test_no_hook_outlives_the_watch() -> None:
-    model = make_model()
-    optimizer = guarded(model)
-    last = list(model.parameters())[-1]
-    for number in range(80):
-        optimizer.zero_grad()
-        model[0](torch.full((2, 6), float(number))).sum().backward()  # type: ignore[index]
-        optimizer.step()
-    assert not (last._post_accumulate_grad_hooks or {})
 
 
 def _clipped(clip: Callable[[nn.Module], Any], steps: int = 70, dtype: torch.dtype = torch.float32) -> Any:
@@ -326,18 +230,6 @@ def test_clipping_by_value_is_noticed_soon() -> None:
     assert found(optimizer)["already-clipped"].evidence["largest"] == pytest.approx(0.05)
 
 
-def test_a_constant_gradient_of_the_last_bias_is_no_clipping_by_value() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.Sigmoid(), nn.Linear(8, 1))
-    optimizer = guarded(model, torch.optim.SGD)
-    for number in range(60):
-        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(number))
-        optimizer.zero_grad()
-        (model(x) - 50.0 - x.sum(1, keepdim=True)).abs().mean().backward()
-        optimizer.step()
-    assert optimizer.guard.history.totals_since(0)[-1].largest == 1.0
-    assert "already-clipped" not in found(optimizer)
-
-
 @pytest.mark.parametrize("kind", ["labels", "rewards", "rewards, observed"])
 def test_batches_without_a_signal_are_told_as_what_they_are(kind: str) -> None:
     model = make_model()
@@ -361,11 +253,202 @@ def test_batches_without_a_signal_are_told_as_what_they_are(kind: str) -> None:
     assert optimizer.guard.report().status == "healthy"
 
 
-def test_rewards_that_have_not_come_yet_are_not_critical() -> None:
+def watched_model(model: nn.Module, make: Any = None, **settings: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01) if make is None else make(model.parameters())
+    return fastguard.wrap(optimizer, model, **settings)
+
+
+def run(model: nn.Module, optimizer: Any, num_steps: int, between: Callable[[int], None]) -> ModelNotes:
+    for number in range(num_steps):
+        take_step(model, optimizer, number)
+        between(number)
+    return notes_of(optimizer)
+
+
+def nothing(number: int) -> None:
+    pass
+
+
+# --- overwritten ---
+
+
+def changes(model: nn.Module) -> dict[str, Callable[[int], Any]]:
+    other = make_model(seed=3)
+    first = model[0].weight
+
+    def replace(number: int) -> None:
+        first.data = first.data * 1.1
+
+    @torch.no_grad()
+    def copy_(number: int) -> None:
+        first.copy_(other[0].weight)
+
+    return {
+        "data.mul_": lambda number: first.data.mul_(0.99),
+        "copy_": copy_,
+        "data": replace,
+        "NaN": lambda number: number == 3 and first.data.fill_(math.nan),
+        "clipping": lambda number: first.data.clamp_(-0.01, 0.01),
+    }
+
+
+@pytest.mark.parametrize("change", changes(make_model()))
+def test_a_changed_parameter_is_named(change: str) -> None:
     model = make_model()
-    optimizer = guarded(model, torch.optim.SGD, objective="reward")
-    for number in range(30):
+    notes = run(model, watched_model(model, skip_nonfinite=False), 16, changes(model)[change])
+    assert notes.overwritten == ("0.weight",)
+    assert notes.num_compared == 3 and notes.num_overwritten in (1, 3)
+
+
+def _innocent(kind: str) -> tuple[nn.Module, Callable[[int], Any]]:
+    """A model, and what happens to it between steps that is nobody's overwriting."""
+    model, average = make_model(), make_model(seed=3)
+    anchors = [torch.randn_like(p) for p in model.parameters()]
+    if kind == "reparametrised":
+        model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+        model[2] = nn.utils.parametrizations.spectral_norm(model[2])
+        model[4].weight = model[3].weight
+
+    @torch.no_grad()
+    def between(number: int) -> None:
+        if kind == "swapped and put back":
+            own = copy.deepcopy(model.state_dict())
+            model.load_state_dict(average.state_dict())
+            model.load_state_dict(own)
+        elif kind == "averaged as schedule-free does":  # which goes back within rounding
+            for p, z in zip(model.parameters(), anchors, strict=True):
+                p.lerp_(z, 1 - 1 / 0.9)
+                p.lerp_(z, 0.1)
+        elif kind == "reparametrised":
+            model(torch.ones(2, 6))
+
+    return model, between
+
+
+@pytest.mark.parametrize(
+    "kind", ["nothing", "swapped and put back", "averaged as schedule-free does", "reparametrised"]
+)
+def test_what_is_no_overwriting(kind: str) -> None:
+    model, between = _innocent(kind)
+    optimizer = watched_model(model)
+    if kind == "nothing":
+        model.load_state_dict(make_model(seed=9).state_dict())  # before the first step: a start
+    notes = run(model, optimizer, 40, between)
+    assert (notes.overwritten, notes.num_overwritten, notes.num_compared) == ((), 0, 6)
+
+
+def test_another_guards_optimizer_may_hold_the_same_parameters() -> None:
+    model = make_model()
+    optimizer, other = watched_model(model), watched_model(model[0])
+    notes = run(model, optimizer, 24, lambda number: take_step(model, other, number))
+    assert notes.overwritten == () and notes.num_compared
+    stranger = torch.optim.SGD(model[2].parameters(), lr=0.1)  # which nobody guards
+    notes = run(model, optimizer, 40, lambda number: take_step(model, stranger, number))
+    assert set(notes.overwritten) == {"2.weight", "2.bias"}
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=2), torch.optim.AdamW])
+def test_closures(make: Any) -> None:
+    model = make_model()
+    optimizer = watched_model(model, make)
+    for number in range(24):
+        take_step(model, optimizer, number, closure=True)
+        if number == 7:
+            model[2].bias.data.add_(1.0)
+    assert notes_of(optimizer).overwritten == ("2.bias",)
+    assert [step for step, _ in optimizer.guard.history.grad_cosines] == list(range(1, 21))
+
+
+# --- cosines ---
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_norm": 0.01}])
+def test_cosines_are_those_of_the_gradients(settings: Any) -> None:
+    model, optimizer = guarded_model(**settings)
+    expected, before = [], None
+    for number in range(21):
         optimizer.zero_grad()
-        (0.0 * loss_at(model, number)).backward()
+        loss_at(model, number).backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()]).double()
+        if before is not None:
+            expected.append(float(torch.cosine_similarity(gradient, before, dim=0)))
+        before = gradient
         optimizer.step()
-    assert found(optimizer)["no-gradient"].severity == "warning"
+    optimizer.guard.flush()
+    found = optimizer.guard.history.grad_cosines
+    assert [step for step, _ in found] == list(range(1, 21))
+    assert [cosine for _, cosine in found] == pytest.approx(expected, abs=1e-5)
+
+
+def test_steps_without_a_usable_gradient_have_no_cosine() -> None:
+    model, optimizer = guarded_model()
+    for number in range(12):
+        optimizer.zero_grad()
+        loss_at(model, number).backward()
+        if number == 3:
+            poison(model)
+        elif number == 6:
+            for p in model.parameters():
+                p.grad.zero_()
+        elif number == 9:
+            model[0].weight.grad = None
+        optimizer.step()
+    optimizer.guard.flush()
+    steps = [step for step, _ in optimizer.guard.history.grad_cosines]
+    assert steps == [1, 2, 5, 8, 10, 11]  # at 10, of what there was at 9
+
+
+@pytest.mark.parametrize("kind", ["sparse", "bfloat16", "float8"])
+def test_what_cannot_be_sketched_is_left_out(kind: str) -> None:
+    model = make_model("embedding" if kind == "sparse" else "mlp")
+    if kind == "bfloat16":
+        model = model.to(torch.bfloat16)
+    if kind == "float8":
+        model[2].base = nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn), requires_grad=False)
+    optimizer = watched_model(model)
+    for number in range(24):
+        take_step(model, optimizer, number)
+    notes = notes_of(optimizer)
+    assert not len(optimizer.guard._run.failures) and notes.overwritten == ()
+    assert len(optimizer.guard.history.grad_cosines) == (0 if kind == "sparse" else 20)
+
+
+def test_memory_that_was_freed_is_not_read() -> None:
+    """As sharded training frees it: what is looked at beside the gradients must not end the process."""
+    model = nn.Linear(64, 64)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model)
+    flat = torch.randn(64 * 64 + 64)
+    model.weight.grad, model.bias.grad = flat[: 64 * 64].view(64, 64), flat[64 * 64 :]
+    for _ in range(5):
+        optimizer.step()
+    flat.untyped_storage().resize_(0)
+    for _ in range(3):
+        with pytest.raises(fastguard.UnsupportedTensorError, match="freed or cut short"):
+            optimizer.step()
+    model.weight.grad = model.bias.grad = None
+    model.weight.data.untyped_storage().resize_(0)
+    optimizer.step()
+    optimizer.step()
+    assert not notes_of(optimizer).overwritten
+
+
+# --- samples ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_samples_are_evenly_over_memory_and_exact(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(numel).to(dtype) for numel in (1, 3, 1023, 1024, 1025, 5000)]
+    tensors.append(torch.tensor([math.nan, math.inf, -math.inf, -0.0, 6e-8, 1e-7, 6e4]).to(dtype))
+    tensors.append(torch.randn(2, 3, 5, 5).to(dtype).to(memory_format=torch.channels_last))
+    for number in (4, 1024):
+        found = sample(tensors, number)
+        counts = [min(number, x.numel()) for x in tensors]
+        parts = [torch.as_strided(x, (n,), (x.numel() // n,)).double() for x, n in zip(tensors, counts)]
+        assert found is not None
+        assert str([*memoryview(found).cast("d")]) == str(torch.cat(parts).tolist())
+
+
+@pytest.mark.parametrize("odd", [torch.ones(4, 4)[:, :2], torch.ones(0), torch.ones(3, dtype=torch.int64)])
+def test_what_is_not_plain_is_not_sampled(odd: torch.Tensor) -> None:
+    assert sample([torch.ones(3), odd], 4) is None

@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, take_step, true_norm
+from guard_helpers import (
+    assert_close,
+    assert_identical,
+    guarded_model,
+    loss_at,
+    make_model,
+    poison,
+    snapshot,
+    take_step,
+    true_norm,
+    twins,
+)
 from optimizer_cases import BY_ID, SKIPPING, Case
 from torch import nn
 
@@ -51,20 +62,6 @@ SOME = [
     "NAdam-foreach=False",
 ]
 some_cases = pytest.mark.parametrize("case", [BY_ID[i] for i in SOME], ids=SOME)
-# Some optimizers in all ways, and each in one; all in all ways are slow.
-cases_and_ways = pytest.mark.parametrize(
-    ("case", "way"),
-    [
-        pytest.param(
-            case,
-            way,
-            id=f"{case.id}-{name}",
-            marks=[] if case.id in SOME or (i - j) % len(WAYS) == 0 else pytest.mark.slow,
-        )
-        for i, case in enumerate(DENSE)
-        for j, (name, way) in enumerate(WAYS.items())
-    ],
-)
 
 
 def _scaler(way: Way) -> torch.amp.GradScaler:
@@ -101,12 +98,10 @@ def _train(
 
 
 @pytest.mark.thinned(n=2)
-@cases_and_ways
+@every_way
+@some_cases
 def test_guarded_training_is_bit_identical(case: Case, way: Way) -> None:
-    plain = make_model(case.model)
-    model = copy.deepcopy(plain)
-    optimizer = case.make(plain.parameters())
-    guarded = fastguard.wrap(case.make(model.parameters()), model, max_norm=1e6)
+    plain, optimizer, model, guarded = twins(case.make, kind=case.model, max_norm=1e6)
     names = set(vars(guarded))
     expected = _train(plain, optimizer, way)
     assert _train(model, guarded, way) == expected
@@ -150,10 +145,7 @@ def test_the_scalers_skip(case: Case, unscales: bool, value: float, bad_step: in
 @every_way
 @some_cases
 def test_clipping_is_that_of_unscale_and_clip_grad_norm(case: Case, way: Way, backend: str) -> None:
-    plain = make_model(case.model)
-    model = copy.deepcopy(plain)
-    optimizer = case.make(plain.parameters())
-    guarded = fastguard.wrap(case.make(model.parameters()), model, max_norm=MAX_NORM, backend=backend)
+    plain, optimizer, model, guarded = twins(case.make, kind=case.model, max_norm=MAX_NORM, backend=backend)
     expected = _train(plain, optimizer, way._replace(unscales=True), max_norm=MAX_NORM)
     assert _train(model, guarded, way) == expected
     guarded.guard.flush()
@@ -162,25 +154,11 @@ def test_clipping_is_that_of_unscale_and_clip_grad_norm(case: Case, way: Way, ba
     assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.thinned(n=3)
-@every_way
-@some_cases
-def test_clipping_and_skipping_together(case: Case, way: Way) -> None:
-    plain = make_model(case.model)
-    model = copy.deepcopy(plain)
-    optimizer = case.make(plain.parameters())
-    guarded = fastguard.wrap(case.make(model.parameters()), model, max_norm=MAX_NORM)
-    _train(plain, optimizer, way._replace(unscales=True), max_norm=MAX_NORM, leave_out=(0, 4))
-    _train(model, guarded, way, bad={0: math.inf, 4: math.nan})
-    assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=2e-5, atol=1e-6)
-
-
 @pytest.mark.thinned(n=4)
 @every_way
 @some_cases
 def test_norms_are_of_unscaled_gradients(case: Case, way: Way, backend: str) -> None:
-    model = make_model(case.model)
-    guarded = fastguard.wrap(case.make(model.parameters()), model, backend=backend)
+    model, guarded = guarded_model(case.make, kind=case.model, backend=backend)
     scaler = _scaler(way)
     loss_at(model, 0).backward()
     expected = [true_norm([p.grad]) for p in model.parameters()]
@@ -200,36 +178,16 @@ def test_norms_are_of_unscaled_gradients(case: Case, way: Way, backend: str) -> 
     )
 
 
-@some_cases
-def test_gradients_are_left_as_an_unguarded_step_leaves_them(case: Case) -> None:
-    plain = make_model(case.model)
-    model = copy.deepcopy(plain)
-    optimizer, guarded = case.make(plain.parameters()), fastguard.wrap(case.make(model.parameters()), model)
-    for m, o in ((plain, optimizer), (model, guarded)):
-        scaler = _scaler(Way())
-        scaler.scale(loss_at(m, 0)).backward()
-        scaler.step(o)
-    assert_identical([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
-
-
 @pytest.mark.parametrize("fused", [False, True])
 def test_trap_1_flags_summed_over_devices(fused: bool) -> None:
     """found_inf is the number of devices that saw one; fused kernels understand 1.0 alone."""
-    model = make_model()
-    guarded = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused), model)
+    model, guarded = guarded_model(lambda p: torch.optim.AdamW(p, lr=0.1, fused=fused))
     loss_at(model, 0).backward()
     before = snapshot(model, guarded)
     guarded.grad_scale, guarded.found_inf = None, torch.tensor(2.0)
     guarded.step()
     assert guarded.guard.last.skipped
     assert_identical(snapshot(model, guarded), before)
-
-
-def test_trap_1_a_skipped_first_step_leaves_no_momentum_buffer() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True), model)
-    _one_step(model, guarded, torch.amp.GradScaler("cpu"), bad=math.inf)
-    assert not any("momentum_buffer" in state for state in guarded.state.values())
 
 
 def _one_step(model: nn.Module, optimizer: Any, scaler: torch.amp.GradScaler, bad: float | None = None) -> None:
@@ -241,43 +199,21 @@ def _one_step(model: nn.Module, optimizer: Any, scaler: torch.amp.GradScaler, ba
     scaler.update()
 
 
-def test_trap_2_4_unscaling_and_stepping_know_one_another() -> None:
-    """A scaler goes by the optimizer's id: with a wrapper it would unscale twice."""
-    model = make_model()
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    guarded = fastguard.wrap(inner, model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scaler.scale(loss_at(model, 0)).backward()
-    norm = true_norm([p.grad for p in model.parameters()]) / 1024.0
-    scaler.unscale_(inner)
-    scaler.step(guarded)
-    assert guarded.guard.last.norm == pytest.approx(norm, rel=1e-6)
-
-
 @some_cases
 def test_trap_2_5_the_scaler_finds_what_it_wants_to_delete(case: Case) -> None:
-    model = make_model(case.model)
-    guarded = fastguard.wrap(case.make(model.parameters()), model)
+    model, guarded = guarded_model(case.make, kind=case.model)
     scaler = torch.amp.GradScaler("cpu")
     for bad in (None, math.inf, None):
         _one_step(model, guarded, scaler, bad)
         assert not {"grad_scale", "found_inf"} & set(vars(guarded))
-    take_unscaled(model, guarded)
+    take_step(model, guarded, 1)  # without the scaler
     guarded.guard.flush()
     assert [e.loss_scale for e in guarded.guard.history.recent] == [2.0**16, 2.0**16, 2.0**15, None]
 
 
-def take_unscaled(model: nn.Module, optimizer: Any) -> None:
-    optimizer.zero_grad()
-    loss_at(model, 1).backward()
-    optimizer.step()
-
-
 @pytest.mark.parametrize("skip_nonfinite", [True, False])
 def test_trap_2_6_steps_that_the_scaler_skips_are_seen(skip_nonfinite: bool) -> None:
-    model = make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    guarded = fastguard.wrap(optimizer, model, skip_nonfinite=skip_nonfinite)
+    model, guarded = guarded_model(lambda p: torch.optim.AdamW(p, lr=0.1), skip_nonfinite=skip_nonfinite)
     scaler = torch.amp.GradScaler("cpu")
     before = snapshot(model, guarded)
     _one_step(model, guarded, scaler, bad=math.inf)
@@ -350,8 +286,7 @@ class TakesScaler(torch.optim.SGD):
 
 def test_a_step_that_takes_the_scaler_itself_is_left_alone_with_a_way_out(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody else knows how its gradients are scaled."""
-    model = make_model()
-    guarded = fastguard.wrap(TakesScaler(model.parameters(), lr=0.1), model, max_norm=1e-3)
+    model, guarded = guarded_model(lambda p: TakesScaler(p, lr=0.1), max_norm=1e-3)
     assert [r.getMessage() for r in caplog.records if "scaler.unscale_(optimizer)" in r.getMessage()]
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     scaler.scale(loss_at(model, 0)).backward()
@@ -386,27 +321,16 @@ class OwnScaling(torch.optim.Optimizer):
 
 @every_way
 def test_an_optimizer_with_a_scaling_of_its_own(way: Way) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer, guarded = OwnScaling(plain.parameters()), fastguard.wrap(OwnScaling(model.parameters()), model)
+    plain, optimizer, model, guarded = twins(OwnScaling)
     optimizer.expects_scaler = guarded.expects_scaler = way.enabled
     bad = {0: math.inf, 3: math.nan} if way.enabled else {}
     assert _train(model, guarded, way, bad=bad) == _train(plain, optimizer, way, bad=bad)
     assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
 
 
-def test_the_flag_is_put_back_by_detach() -> None:
-    for fused in (False, True):
-        optimizer = torch.optim.AdamW(make_model().parameters(), fused=fused)
-        before = dict(vars(optimizer))
-        fastguard.wrap(optimizer).guard.detach()
-        assert vars(optimizer) == before
-
-
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scaled_step_without_any_gradient(fused: bool) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused), model)
+    model, guarded = guarded_model(lambda p: torch.optim.AdamW(p, lr=0.1, fused=fused))
     before = snapshot(model, guarded)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.tensor(1.0))  # the scaler is in use, but nothing has a gradient

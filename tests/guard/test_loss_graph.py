@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ import fastguard
 from fastguard.diagnosis import RULES
 from fastguard.diagnosis.needs import descent
 from fastguard.observers.loss_gradient import MAX_NODES, NUM_OPS, facts_of_loss
-from fastguard.step import model_facts
 
 from made_runs import falling_losses, run
 
@@ -35,76 +33,45 @@ def ops(loss: Any) -> tuple[str, ...]:
     return found[:-1] if found[-1] == "TBackward0" else found  # of the first layer's weight: nothing else has a graph
 
 
-@pytest.mark.parametrize(
-    ("loss", "expected"),
-    [
-        (lambda x: F.cross_entropy(x, CLASSES), ("NllLossBackward0", "LogSoftmaxBackward0", LINEAR)),
-        (
-            lambda x: F.cross_entropy(x.softmax(-1), CLASSES),
-            ("NllLossBackward0", "LogSoftmaxBackward0", "SoftmaxBackward0", LINEAR),
-        ),
-        (lambda x: F.nll_loss(x.log_softmax(-1), CLASSES), ("NllLossBackward0", "LogSoftmaxBackward0", LINEAR)),
-        (lambda x: F.nll_loss(x, CLASSES), ("NllLossBackward0", LINEAR)),
-        (
-            lambda x: F.binary_cross_entropy_with_logits(x.sigmoid(), UNIT),
-            ("BinaryCrossEntropyWithLogitsBackward0", "SigmoidBackward0", LINEAR),
-        ),
-        (
-            lambda x: F.binary_cross_entropy(x.sigmoid(), UNIT),
-            ("BinaryCrossEntropyBackward0", "SigmoidBackward0", LINEAR),
-        ),
-        (lambda x: F.mse_loss(x.relu(), UNIT), ("MseLossBackward0", "ReluBackward0", LINEAR)),
-        (lambda x: F.l1_loss(x, UNIT), ("MeanBackward0", "AbsBackward0", "SubBackward0", LINEAR)),
-        (lambda x: F.smooth_l1_loss(x.tanh(), UNIT), ("SmoothL1LossBackward0", "TanhBackward0", LINEAR)),
-        (lambda x: (x - UNIT).square().mean(), ("MeanBackward0", "PowBackward0", "SubBackward0", LINEAR)),
-        (lambda x: -x.mean(), ("NegBackward0", "MeanBackward0", LINEAR)),
-        (
-            lambda x: F.cross_entropy(x, CLASSES) + 0.1 * x.square().mean(),
-            ("AddBackward0", "NllLossBackward0", "LogSoftmaxBackward0", LINEAR),
-        ),
-    ],
-)
+OPERATIONS: list[tuple[Callable[[torch.Tensor], torch.Tensor], str]] = [
+    (lambda x: F.cross_entropy(x, CLASSES), "NllLoss LogSoftmax"),
+    (lambda x: F.cross_entropy(x.softmax(-1), CLASSES), "NllLoss LogSoftmax Softmax"),
+    (lambda x: F.nll_loss(x, CLASSES), "NllLoss"),
+    (lambda x: F.binary_cross_entropy_with_logits(x.sigmoid(), UNIT), "BinaryCrossEntropyWithLogits Sigmoid"),
+    (lambda x: F.binary_cross_entropy(x.sigmoid(), UNIT), "BinaryCrossEntropy Sigmoid"),
+    (lambda x: F.mse_loss(x.relu(), UNIT), "MseLoss Relu"),
+    (lambda x: F.l1_loss(x, UNIT), "Mean Abs Sub"),
+    (lambda x: F.smooth_l1_loss(x.tanh(), UNIT), "SmoothL1Loss Tanh"),
+    (lambda x: (x - UNIT).square().mean(), "Mean Pow Sub"),
+    (lambda x: -x.mean(), "Neg Mean"),
+    (lambda x: F.cross_entropy(x, CLASSES) + 0.1 * x.square().mean(), "Add NllLoss LogSoftmax"),
+]
+
+
+@pytest.mark.parametrize(("loss", "expected"), OPERATIONS)
 @pytest.mark.parametrize("is_late", [False, True], ids=["before backward", "after backward"])
-def test_operations(loss: Callable[[torch.Tensor], torch.Tensor], expected: tuple[str, ...], is_late: bool) -> None:
+def test_operations(loss: Callable[[torch.Tensor], torch.Tensor], expected: str, is_late: bool) -> None:
     made = loss(output())
     if is_late:
         made.backward()
-    assert ops(made) == expected
+    assert ops(made) == tuple(f"{name}Backward0" for name in f"{expected} Addmm".split())
 
 
-def test_a_function_of_ones_own_has_its_own_name() -> None:
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return 2 * x
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return 2 * gradient
-
-    assert ops(Doubled.apply(output()).sum()) == ("SumBackward0", "DoubledBackward", LINEAR)
+def test_not_more_than_sixteen_and_of_a_huge_graph_a_part() -> None:
+    own, far = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
+    loss = far * 1.0
+    for _ in range(MAX_NODES + 100):
+        loss = loss + 1.0
+    facts = facts_of_loss(loss * own, {id(own)})
+    assert len(facts["loss_ops"]) == NUM_OPS and facts["num_foreign_parameters"] == 0  # beyond what is read
+    assert facts_of_loss(far * own + 1.0, {id(own)})["num_foreign_parameters"] == 1
 
 
-def test_not_more_than_sixteen() -> None:
-    x = output().sum()
-    for _ in range(100):
-        x = x.exp()
-    assert ops(x) == ("ExpBackward0",) * NUM_OPS
-
-
-@pytest.mark.parametrize("loss", [1.5, 2, None, torch.ones(()), output().sum().detach(), "1.5"])
+@pytest.mark.parametrize(
+    "loss", [1.5, None, torch.ones(()), output().sum().detach(), "1.5", nn.Parameter(torch.ones(()))]
+)
 def test_what_has_no_graph_says_nothing(loss: Any) -> None:
     assert facts_of_loss(loss, {1}) == {}
-
-
-def test_a_parameter_itself() -> None:
-    weight = nn.Parameter(torch.ones(()))
-    assert facts_of_loss(weight, None) == {}
-    assert facts_of_loss(weight * 1, set()) == {
-        "loss_ops": ("MulBackward0",),
-        "is_smooth": True,
-        "num_foreign_parameters": 1,
-    }
 
 
 class TestForeignParameters:
@@ -128,27 +95,6 @@ class TestForeignParameters:
         assert self.count(x.sum(), shared) == 2  # those of `output`
         assert self.count(x.sum()) == 4
 
-    def test_frozen_parameters_and_leaves_that_are_none_do_not_count(self) -> None:
-        teacher = nn.Linear(4, 4).requires_grad_(False)
-        leaf = torch.ones(5, 4, requires_grad=True)
-        model = nn.Linear(4, 4)
-        assert self.count((model(leaf) - teacher(leaf)).square().mean(), model) == 0
-
-    def test_a_huge_graph_is_read_in_part(self) -> None:
-        own, far = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
-        loss = far * 1.0
-        for _ in range(100_000):
-            loss = loss + 1.0
-        loss = loss * own
-        started = time.process_time()
-        facts = facts_of_loss(loss, {id(own)})
-        assert time.process_time() - started < 0.1  # 5 ms; 100 ms if all of it were read
-        assert facts["num_foreign_parameters"] == 0  # it lies beyond what is read
-        near = far * own
-        for _ in range(MAX_NODES // 2):
-            near = near + 1.0
-        assert facts_of_loss(near, {id(own)})["num_foreign_parameters"] == 1
-
 
 class TestObserve:
     def guarded(self, model: nn.Module, named: nn.Module | None = None) -> Any:
@@ -157,17 +103,6 @@ class TestObserve:
     def notes(self, optimizer: Any) -> Any:
         optimizer.guard.report()
         return optimizer.guard.history.model
-
-    def test_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked = []
-        real = model_facts.facts_of_loss
-        monkeypatch.setattr(model_facts, "facts_of_loss", lambda *given: asked.append(given) or real(*given))
-        model = make_model()
-        optimizer = self.guarded(model, model)
-        for step in range(3):
-            take_step(model, optimizer, step)
-            optimizer.guard.observe(loss=model(torch.ones(2, 6)).sum())
-        assert len(asked) == 1
 
     def test_softmax_under_cross_entropy_is_found(self) -> None:
         model = nn.Sequential(nn.Linear(6, 4), nn.Softmax(-1))
@@ -183,13 +118,6 @@ class TestObserve:
         found = RULES["output-against-loss"](optimizer.guard.history)
         assert found is not None and found.evidence["activation"] == "softmax"
 
-    def test_a_number_tells_nothing(self) -> None:
-        model = make_model()
-        optimizer = self.guarded(model, model)
-        take_step(model, optimizer, 0)
-        optimizer.guard.observe(loss=1.5)
-        assert (self.notes(optimizer).loss_ops, self.notes(optimizer).num_foreign_parameters) == ((), None)
-
     def test_without_a_model_nobody_is_foreign(self) -> None:
         model, other = make_model(), nn.Linear(4, 1)
         optimizer = self.guarded(model)
@@ -197,52 +125,6 @@ class TestObserve:
         optimizer.guard.observe(loss=other(model(torch.ones(2, 6))).sum())
         assert self.notes(optimizer).loss_ops[:4] == ("SumBackward0", LINEAR, LINEAR, "TanhBackward0")
         assert self.notes(optimizer).num_foreign_parameters is None
-
-    def test_a_head_that_only_the_optimizer_knows_is_no_stranger(self) -> None:
-        model, head, other = make_model(), nn.Linear(4, 4), nn.Linear(4, 1)
-        optimizer = fastguard.wrap(torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1), model)
-        take_step(model, optimizer, 0)
-        optimizer.guard.observe(loss=other(head(model(torch.ones(2, 6)))).sum())
-        assert self.notes(optimizer).num_foreign_parameters == 2
-
-    def test_in_a_closure(self) -> None:
-        model = make_model()
-        optimizer = self.guarded(model, model)
-
-        def evaluate() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(torch.ones(2, 6)), torch.zeros(2, 4))
-            loss.backward()
-            return loss
-
-        optimizer.guard.observe(loss=optimizer.step(evaluate))
-        assert self.notes(optimizer).loss_ops[:2] == ("MseLossBackward0", LINEAR)
-
-    def test_a_graph_that_breaks_disturbs_nobody(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        def fail(*given: Any) -> None:
-            raise RuntimeError("no such node")
-
-        monkeypatch.setattr(model_facts, "facts_of_loss", fail)
-        model = make_model()
-        optimizer = self.guarded(model, model)
-        take_step(model, optimizer, 0)
-        optimizer.guard.observe(loss=model(torch.ones(2, 6)).sum())
-        optimizer.guard.observe(loss=1.0)
-        assert "The rules do not know what loss it is." in caplog.text and caplog.text.count("no such node") == 1
-
-    def test_of_a_compiled_model(self) -> None:
-        model, other = make_model(), nn.Linear(4, 4)
-        compiled = torch.compile(model, backend="aot_eager")
-        optimizer = self.guarded(model, compiled)
-        loss = F.cross_entropy(other(compiled(torch.ones(5, 6))), CLASSES)
-        loss.backward()
-        optimizer.step()
-        optimizer.guard.observe(loss=loss)
-        notes = self.notes(optimizer)
-        assert notes.loss_ops == ("NllLossBackward0", "LogSoftmaxBackward0", LINEAR, "CompiledFunctionBackward")
-        assert notes.num_foreign_parameters == 2
 
     @pytest.mark.parametrize("is_maker_first", [True, False])
     def test_who_is_in_the_loss_of_another_is_in_a_game_too(self, is_maker_first: bool) -> None:

@@ -1,4 +1,4 @@
-"""What the rules learn of model and optimizers beside the gradients, and that they are asked while a run goes on."""
+"""What the rules learn of model and optimizers beside the gradients, and of gradients that are never cleared."""
 
 from __future__ import annotations
 
@@ -6,39 +6,28 @@ import copy
 import gc
 import logging
 import math
-import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from guard_helpers import make_model, notes_of, take_step
+from guard_helpers import guarded_model, loss_at, make_model, notes_of, take_step
+from torch import nn
 
 import fastguard
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
 def test_how_the_weights_began() -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 50), torch.nn.LayerNorm(50))
     torch.nn.init.normal_(model[1].weight, std=0.25)
+    model.append(torch.nn.utils.weight_norm(torch.nn.Conv1d(8, 16, 3)))
     notes = notes_of(fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model))
-    assert notes.names == ("0.weight", "1.weight", "1.bias", "2.weight", "2.bias")
-    assert notes.initialization.keys() == {"1.weight"}  # embeddings are looked up, biases and norms are no matrices
+    assert notes.names[:5] == ("0.weight", "1.weight", "1.bias", "2.weight", "2.bias")
+    assert notes.initialization.keys() == {"1.weight", "3.weight_v"}  # lookups, sizes, biases, norms are no matrices
     actual, expected = notes.initialization["1.weight"]
     assert actual == pytest.approx(float(model[1].weight.detach().double().std(correction=0)), rel=1e-6)
     assert expected == math.sqrt(2 / 8)
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm")
-def test_sizes_of_rows_are_no_matrices() -> None:
-    model = torch.nn.Sequential(torch.nn.utils.weight_norm(torch.nn.Conv1d(8, 16, 3)))
-    notes = notes_of(fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model))
-    assert notes.initialization.keys() == {"0.weight_v"}
-
-
-def test_what_cannot_be_read_is_left_out() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LazyLinear(3), torch.nn.Linear(4, 4, device="meta"))
-    notes = notes_of(fastguard.wrap(torch.optim.SGD(model[0].parameters(), lr=0.1), model))
-    assert notes.initialization.keys() == {"0.weight"}
-    assert set(notes.not_in_optimizer) == {"1.weight", "1.bias", "2.weight", "2.bias"}
 
 
 def test_frozen_missing_and_standing_still() -> None:
@@ -57,11 +46,6 @@ def test_frozen_missing_and_standing_still() -> None:
     params[0].requires_grad_(True)
     notes = notes_of(optimizer)
     assert (notes.without_gradient, notes.zero_lr, notes.not_in_optimizer) == ((), (), ())
-
-
-def test_a_learning_rate_that_is_zero_for_all_is_a_schedules() -> None:
-    model = make_model()
-    assert notes_of(fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model)).zero_lr == ()
 
 
 @pytest.mark.parametrize(
@@ -95,8 +79,7 @@ def test_schedulers_and_dropout() -> None:
 
 @pytest.mark.parametrize("passes", [1, 3])
 def test_backward_passes_of_a_step_are_counted_for_four_steps(passes: int) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model, optimizer = guarded_model()
     first = next(model.parameters())
     assert notes_of(optimizer).backward_per_step is None
     for _ in range(4):
@@ -112,24 +95,6 @@ def test_backward_passes_of_a_step_are_counted_for_four_steps(passes: int) -> No
         optimizer.step()
     assert not first._post_accumulate_grad_hooks and not first._backward_hooks
     assert notes_of(optimizer).backward_per_step == passes
-
-
-def test_no_trace_is_left() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    assert copy.deepcopy(next(model.parameters()))._post_accumulate_grad_hooks is None
-    optimizer.guard.detach()
-    assert not next(model.parameters())._post_accumulate_grad_hooks
-    guard = weakref.ref(fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model).guard)
-    gc.collect()
-    assert guard() is None
-    model(torch.ones(2, 6)).sum().backward()  # the hook of a guard that is gone does nothing
-
-
-def test_without_a_model_nothing_is_said_of_it() -> None:
-    notes = notes_of(fastguard.wrap(torch.optim.SGD(make_model().parameters(), lr=0.1)))
-    assert (notes.names, notes.not_in_optimizer, notes.initialization) == ((), (), {})
-    assert notes.has_scheduler is False
 
 
 def frozen_run(check_every: int | None, num_steps: int, caplog: Any) -> tuple[Any, list[str]]:
@@ -149,35 +114,6 @@ def test_a_finding_is_told_once(check_every: int | None, num_steps: int, told: i
     optimizer, messages = frozen_run(check_every, num_steps, caplog)
     assert len(messages) == told
     assert any(f.rule == "untrained-parameters" for f in optimizer.guard.report().findings)
-
-
-def test_a_resumed_run_does_not_tell_it_again(caplog: Any) -> None:
-    optimizer, _ = frozen_run(5, 6, caplog)
-    state = optimizer.guard.state_dict()
-    optimizer.guard.detach()
-    caplog.clear()
-    model = make_model()
-    list(model.parameters())[2].requires_grad_(False)
-    again = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model, check_every=5)
-    again.guard.load_state_dict(state)
-    with caplog.at_level(logging.WARNING, "fastguard"):
-        for step in range(12):
-            take_step(model, again, step)
-    assert not [r for r in caplog.records if "untrained-parameters" in r.getMessage()]
-
-
-@pytest.mark.parametrize("value", [-1, 1.5, True, "often"])
-def test_a_strange_interval_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"`check_every` must be an integer >= 0, got"):
-        fastguard.wrap(torch.optim.SGD(make_model().parameters(), lr=0.1), check_every=value)
-
-
-def test_a_learning_rate_that_the_host_would_have_to_wait_for_is_not_asked() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), model)
-    optimizer.param_groups[0]["lr"] = torch.tensor(0.0, device="meta")  # float() of it would raise
-    facts = optimizer.guard._facts.facts.now([optimizer])
-    assert (facts["decay_per_step"], facts["zero_lr"]) == (0.0, [])
 
 
 def test_kinds_of_modules_and_dtypes() -> None:
@@ -211,18 +147,8 @@ def test_settings_of_the_optimizers() -> None:
     assert (first["lr"], second["betas"]) == (0.01, [0.5, 0.9])
 
 
-def test_settings_that_are_no_numbers_are_left_out() -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer.param_groups[0].update(lr=torch.tensor(0.5, device="meta"), eps=None, betas="none", alpha=torch.tensor(2))
-    (settings,) = notes_of(fastguard.wrap(optimizer, model)).optimizer_settings
-    assert "lr" not in settings and "eps" not in settings and "betas" not in settings
-    assert (settings["kind"], settings["momentum"], settings["alpha"]) == ("SGD", 0.9, 2.0)
-
-
 def test_scaler_and_clip_limit() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=0.5)
+    model, optimizer = guarded_model(max_norm=0.5)
     assert (notes_of(optimizer).has_scaler, notes_of(optimizer).clip_limit) == (None, 0.5)
     take_step(model, optimizer, 0)
     assert notes_of(optimizer).has_scaler is False
@@ -236,8 +162,7 @@ def test_scaler_and_clip_limit() -> None:
 
 @pytest.mark.parametrize("objective", ["minimise", "game", "reward"])
 def test_the_objective_is_told(objective: str) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters()), model, objective=objective)
+    _, optimizer = guarded_model(torch.optim.SGD, objective=objective)
     assert notes_of(optimizer).objective == objective
     state = optimizer.guard.state_dict()
     resumed = fastguard.wrap(torch.optim.SGD(make_model().parameters()), objective=None)
@@ -248,8 +173,117 @@ def test_the_objective_is_told(objective: str) -> None:
     assert notes_of(other).objective == "minimise"
 
 
-@pytest.mark.parametrize("objective", ["", "maximise", 1, True, ["game"]])
-def test_a_strange_objective_is_refused(objective: Any) -> None:
-    message = r"`objective` must be None or one of \['minimise', 'game', 'reward'\], got"
-    with pytest.raises(ValueError, match=message):
-        fastguard.wrap(torch.optim.SGD(make_model().parameters()), objective=objective)
+def test_what_cannot_be_read_is_left_out() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LazyLinear(3), torch.nn.Linear(4, 4, device="meta"))
+    notes = notes_of(fastguard.wrap(torch.optim.SGD(model[0].parameters(), lr=0.1), model))
+    assert notes.initialization.keys() == {"0.weight"}
+    assert set(notes.not_in_optimizer) == {"1.weight", "1.bias", "2.weight", "2.bias"}
+
+
+Clearing = Callable[[Any], None]
+
+
+def left_of(guard: Any) -> tuple[int | None, int | None]:
+    guard.report()
+    notes = guard.history.model
+    return notes.num_left_gradients, notes.num_watched_backwards
+
+
+def guarded(model: nn.Module, make: Any = torch.optim.SGD, **settings: Any) -> Any:
+    return fastguard.wrap(make(model.parameters(), lr=1e-3), model, **settings)
+
+
+def run(
+    model: nn.Module, optimizer: Any, before: Clearing, after: Clearing, num_steps: int, num_passes: int = 1
+) -> None:
+    for number in range(num_steps):
+        before(optimizer)
+        for _ in range(num_passes):
+            loss_at(model, number).backward()
+        optimizer.step()
+        after(optimizer)
+
+
+def nothing(optimizer: Any) -> None:
+    pass
+
+
+def zero(optimizer: Any) -> None:
+    optimizer.zero_grad(set_to_none=False)
+
+
+def by_hand(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                p.grad = torch.zeros_like(p.grad)
+
+
+set_to_none = torch.optim.Optimizer.zero_grad
+CLEARINGS = [set_to_none, zero, by_hand]
+
+
+@pytest.mark.parametrize("clear", CLEARINGS)
+@pytest.mark.parametrize("where", ["before", "after", "within"])
+@pytest.mark.parametrize("num_passes", [1, 3])
+def test_cleared(clear: Clearing, where: str, num_passes: int) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if where == "within":
+        optimizer.register_step_post_hook(lambda one, args, kwargs: clear(one))  # called ahead of the guard's own
+    fastguard.wrap(optimizer, model)
+    run(model, optimizer, *(clear if where == at else nothing for at in ("before", "after")), 25, num_passes)
+    assert left_of(optimizer.guard) == (0, 20)
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_norm": 1e-3}, {"skip_nonfinite": False}])
+@pytest.mark.parametrize(("every", "expected"), [(100, 20), (4, 15)])
+def test_never_cleared_and_every_fourth_time(settings: Any, every: int, expected: int) -> None:
+    model, optimizer = guarded_model(**settings)
+    for number in range(21):
+        run(model, optimizer, nothing, zero if number % every == every - 1 else nothing, 1)
+    assert left_of(optimizer.guard) == (expected, 20)
+
+
+def test_without_a_backward_pass_it_is_given_up() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
+    for _ in range(70):
+        p.grad = torch.ones(3)
+        optimizer.step()
+    assert left_of(optimizer.guard) == (None, None)
+    assert not p._backward_hooks
+
+
+def test_the_hooks_go_after_twenty_steps_and_with_the_guard() -> None:
+    model, optimizer = guarded_model()
+    params = list(model.parameters())
+    assert params[0]._backward_hooks and params[-1]._backward_hooks and not params[1]._backward_hooks
+    twin = copy.deepcopy(model)
+    assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in twin.parameters())
+    run(model, optimizer, set_to_none, nothing, 21)
+    assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in params)
+    other = make_model()
+    guarded(other)
+    gc.collect()
+    assert not any(p._backward_hooks for p in other.parameters())
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_cleared_ahead_of_the_step(set_to_none: bool) -> None:
+    model, optimizer = guarded_model()
+    for number in range(12):
+        loss_at(model, number).backward()
+        if number != 7:
+            optimizer.zero_grad(set_to_none)
+        optimizer.step()
+    optimizer.guard.report()
+    assert optimizer.guard.history.model.num_cleared_gradients == 11
+
+
+def test_a_learning_rate_that_the_host_would_have_to_wait_for_is_not_asked() -> None:
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), model)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.0, device="meta")  # float() of it would raise
+    facts = optimizer.guard._facts.facts.now([optimizer])
+    assert (facts["decay_per_step"], facts["zero_lr"]) == (0.0, [])

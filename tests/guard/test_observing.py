@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import loss_at, make_model, take_step
+from guard_helpers import guarded_model, loss_at, make_model, take_step
 from torch import nn
 
 import fastguard
@@ -75,17 +75,11 @@ ORDERS = [after_the_step, before_the_step, before_backward]
 
 
 @pytest.mark.thinned(n=3)
-@pytest.mark.parametrize("num_parts", [1, 2, 5])
+@pytest.mark.parametrize(("num_parts", "first"), [(1, 1), (2, 2), (5, 5), (4, 1)])
 @pytest.mark.parametrize("tell", [as_tensor, as_number])
 @pytest.mark.parametrize("order", ORDERS)
-def test_each_step_gets_the_mean_of_its_own(order: Any, tell: Any, num_parts: int) -> None:
-    recorded, means = run(order, tell, num_parts, num_parts, make_model())
-    assert recorded == pytest.approx(means, rel=1e-12)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_loop_that_steps_at_the_first_micro_batch(order: Any) -> None:
-    recorded, means = run(order, as_tensor, 4, 1, make_model())
+def test_each_step_gets_the_mean_of_its_own(order: Any, tell: Any, num_parts: int, first: int) -> None:
+    recorded, means = run(order, tell, num_parts, first, make_model())
     assert recorded == pytest.approx(means, rel=1e-12)
 
 
@@ -112,70 +106,24 @@ def test_late_in_a_run_too() -> None:
     assert memory.series("loss")[131:] == pytest.approx(means[1:], rel=1e-12)
 
 
-def test_a_loop_that_observes_after_each_step_pays_nothing_at_the_others_end() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    told = []
-    for step in range(120):
-        loss = loss_at(model, step)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        optimizer.guard.observe(loss=loss)
-        told.append(optimizer.guard._run.marked == step)
-    assert told[:8] == [True] * 8 and not any(told[8:])
-
-
-def test_games_observe_each_players_loss_by_its_own_guard() -> None:
-    """Forward passes of the other player come between a step and its loss."""
-    one, other = make_model(), make_model(seed=1)
-    optimizers = [fastguard.wrap(torch.optim.SGD(m.parameters(), lr=0.1), m) for m in (one, other)]
-    for step in range(30):
-        losses = []
-        for model, optimizer in zip((one, other), optimizers, strict=True):
-            optimizer.zero_grad()
-            loss = loss_at(model, step)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss)
-        for tell in (as_tensor, as_number):
-            for optimizer, loss in zip(optimizers, losses, strict=True):
-                if (tell is as_number) == bool(step % 2):
-                    tell(optimizer.guard, loss)
-                    assert optimizer.guard.last.loss == float(loss.detach())
-
-
 def test_what_a_closure_returned_gives_way_to_what_is_observed() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model, optimizer = guarded_model()
     for step in range(3):
         loss = take_step(model, optimizer, step, closure=True)
         assert optimizer.guard.last.loss == float(loss.detach())
-        optimizer.guard.observe(loss=4.0)
-        optimizer.guard.observe(loss=8.0)
-        assert optimizer.guard.last.loss == 6.0
+        optimizer.guard.observe(loss=4.0, val_loss=2.0)
+        optimizer.guard.observe(loss=8.0, val_loss=5.0)
+        assert (optimizer.guard.last.loss, optimizer.guard.last.val_loss) == (6.0, 5.0)  # a mean, and the newest
 
 
 def test_validation_before_the_first_step() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model, optimizer = guarded_model()
     optimizer.guard.observe(val_loss=torch.tensor(3.5))
     assert optimizer.guard.last is None
     take_step(model, optimizer, 0)
     assert (optimizer.guard.last.val_loss, optimizer.guard.last.loss) == (3.5, None)
     take_step(model, optimizer, 1)
     assert optimizer.guard.last.val_loss is None
-
-
-def test_within_the_backward_pass_too() -> None:
-    model = make_model()
-    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
-    guard = fastguard.wrap_backward(model, optimizers)
-    for step in range(6):
-        loss = loss_at(model, step)
-        guard.observe(loss=loss)
-        loss.backward()
-        assert (guard.last.step, guard.last.loss) == (step, float(loss.detach()))
 
 
 def test_a_loss_does_not_keep_its_graph() -> None:
@@ -186,21 +134,6 @@ def test_a_loss_does_not_keep_its_graph() -> None:
     guard.observe(loss=loss)
     del loss
     assert ref() is None
-
-
-def test_a_loss_that_is_divided_after_the_step_is_of_the_step_that_it_led_to() -> None:
-    model, memory = make_model(), fastguard.MemorySink()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, sinks=[memory])
-    losses = []
-    for number in range(NUM_STEPS):
-        optimizer.zero_grad()
-        loss = loss_at(model, number)
-        loss.backward()
-        optimizer.step()
-        optimizer.guard.observe(loss=(loss / 4 + 1.0) * 2)
-        losses.append((float(loss.detach()) / 4 + 1.0) * 2)
-    optimizer.guard.close()
-    assert [record.loss for record in memory.records] == pytest.approx(losses)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64])

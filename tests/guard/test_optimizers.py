@@ -17,6 +17,7 @@ from guard_helpers import (
     take_step,
     train,
     true_norm,
+    twins,
 )
 from optimizer_cases import CASES, SKIPPING, Case
 
@@ -33,10 +34,7 @@ every_skipping_case = pytest.mark.parametrize("case", SKIPPING, ids=lambda case:
 @pytest.mark.thinned(n=3)
 @every_case
 def test_guarded_training_is_bit_identical(case: Case, backend: str) -> None:
-    plain = make_model(case.model)
-    model = copy.deepcopy(plain)
-    optimizer = case.make(plain.parameters())
-    guarded = fastguard.wrap(case.make(model.parameters()), model, backend=backend)
+    plain, optimizer, model, guarded = twins(case.make, kind=case.model, backend=backend)
     for step in range(NUM_STEPS):
         expected = take_step(plain, optimizer, step, closure=case.closure)
         got = take_step(model, guarded, step, closure=case.closure)
@@ -52,10 +50,9 @@ def test_guarded_training_is_bit_identical(case: Case, backend: str) -> None:
 @every_case
 def test_clipping_is_torchs(case: Case, backend: str) -> None:
     # In float64, so that the rounding of torch's own norm does not count.
-    plain = make_model(case.model, torch.float64)
-    model = copy.deepcopy(plain)
-    optimizer = case.make(plain.parameters())
-    guarded = fastguard.wrap(case.make(model.parameters()), model, max_norm=MAX_NORM, backend=backend)
+    plain, optimizer, model, guarded = twins(
+        case.make, kind=case.model, dtype=torch.float64, max_norm=MAX_NORM, backend=backend
+    )
     for step in range(NUM_STEPS):
         norms: list[float] = []
 
@@ -77,10 +74,7 @@ def test_clipping_is_torchs(case: Case, backend: str) -> None:
 @every_skipping_case
 @pytest.mark.parametrize(("bad_step", "value"), [(0, math.nan), (3, -math.inf)])
 def test_a_skipped_step_never_was(case: Case, bad_step: int, value: float, backend: str) -> None:
-    plain = make_model(case.model)
-    model = copy.deepcopy(plain)
-    optimizer = case.make(plain.parameters())
-    guarded = fastguard.wrap(case.make(model.parameters()), model, max_norm=1e6, backend=backend)
+    plain, optimizer, model, guarded = twins(case.make, kind=case.model, max_norm=1e6, backend=backend)
     for step in range(NUM_STEPS):
         if step != bad_step:
             take_step(plain, optimizer, step)
@@ -99,10 +93,7 @@ def test_a_skipped_step_never_was(case: Case, bad_step: int, value: float, backe
 
 @every_skipping_case
 def test_a_step_skipped_in_a_closure_never_was(case: Case) -> None:
-    plain = make_model(case.model)
-    model = copy.deepcopy(plain)
-    optimizer = case.make(plain.parameters())
-    guarded = fastguard.wrap(case.make(model.parameters()), model)
+    plain, optimizer, model, guarded = twins(case.make, kind=case.model)
     train(plain, optimizer, [0, 1, 3], closure=True)
     train(model, guarded, [0, 1], closure=True)
     before = snapshot(model, guarded)
@@ -128,38 +119,3 @@ def test_lbfgs_is_not_skipped_and_says_so(line_search_fn: str | None) -> None:
     assert not guarded.guard.last.skipped
     assert not guarded.guard.last.is_finite
     assert guarded.guard.last.nonfinite[0] == "0.weight"
-
-
-def test_lbfgs_makes_one_record_a_step_and_keeps_a_bad_evaluation() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5), model)
-    evaluations: list[float] = []
-
-    def closure() -> torch.Tensor:
-        guarded.zero_grad()
-        loss = model(torch.ones(2, 6)).square().mean()
-        loss.backward()
-        if len(evaluations) == 2:
-            model[0].bias.grad[1] = math.nan
-        evaluations.append(loss.item())
-        return loss
-
-    guarded.step(closure)
-    assert len(evaluations) > 2
-    assert guarded.guard.last.step == 0
-    assert guarded.guard.last.nonfinite == ["0.bias"]
-    guarded.guard.flush()
-    assert guarded.guard.history.num_steps == 1
-
-
-def test_skip_can_be_turned_off() -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
-    guarded = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1), model, max_norm=1.0, skip_nonfinite=False)
-    for step, bad in enumerate([None, math.nan, None]):
-        take_step(plain, optimizer, step, bad=bad)
-        take_step(model, guarded, step, bad=bad)
-    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
-    guarded.guard.flush()
-    assert guarded.guard.history.num_nonfinite_applied >= 1

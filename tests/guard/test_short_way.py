@@ -1,10 +1,14 @@
-"""A step that goes the short way, one call, is the same step as one that goes the long way."""
+"""A step that goes the short way, one call, is the one of the long way, and its line in a log that of its record."""
 
 from __future__ import annotations
 
 import copy
+import json
 import math
+import random
+import signal
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +18,12 @@ from torch import nn
 
 import fastguard
 from fastguard.kernels import backends, cpu
-from fastguard.records.slot import NUM_SLOTS
+from fastguard.records import strict_json
+from fastguard.records.samples import WeightStats
+from fastguard.records.slot import LOSS_SCALE
+from fastguard.sinks import flatten
 from fastguard.step.hooks import Hooks
+from fastguard.step.ring import JudgedStep, Ring
 
 pytestmark = pytest.mark.skipif(not backends()["cpu"].available, reason=str(backends()["cpu"].reason))
 
@@ -96,33 +104,6 @@ def test_a_closure_of_none_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ways
 
 
-def test_the_history_is_the_same_without_a_sink_and_with_one() -> None:
-    """With a sink each step is delivered at the next; without, many at once."""
-    model = make_model()
-    twin = copy.deepcopy(model)
-    seen: list[Any] = []
-    batched, each = _guarded(model, max_norm=0.1), _guarded(twin, max_norm=0.1, sinks=[seen.append])
-    for step in range(3 * NUM_SLOTS + 5):
-        for m, optimizer in ((model, batched), (twin, each)):
-            take_step(m, optimizer, step, bad=math.nan if step == 50 else None)
-            optimizer.guard.observe(loss=0.5 / (step + 1), val_loss=1.0 if step % 10 == 0 else None)
-    for optimizer in (batched, each):
-        optimizer.guard.report()  # tells facts of the model anew; else they are of when the clock had the rules asked
-        optimizer.guard.history.note_model(run_id="one")  # which only a guard with sinks has
-    one, other = (optimizer.guard.history.state_dict() for optimizer in (batched, each))
-
-    def without_time(state: Any) -> Any:
-        text = repr(state)
-        for optimizer in (batched, each):
-            for entry in optimizer.guard.history.recent:
-                text = text.replace(repr(entry.overhead_s), "t")
-            text = text.replace(repr(optimizer.guard.history.overhead_total_s), "t")
-        return text
-
-    assert without_time(one) == without_time(other)
-    assert batched.guard.history.num_steps == len(seen) == 3 * NUM_SLOTS + 4
-
-
 LOOKS = {
     "history": lambda guard: guard.history,
     "report": lambda guard: guard.report(),
@@ -167,67 +148,6 @@ def test_a_bad_step_that_is_looked_at_is_not_forgotten(
         assert line["nonfinite"] == ["0.bias"] and len(line["tensors"]) == 4
 
 
-def test_records_that_are_held_stay_as_they_are() -> None:
-    model = make_model()
-    optimizer = _guarded(model)
-    records, expected = [], []
-    for step in range(100):
-        take_step(model, optimizer, step)
-        records.append(optimizer.guard.last)
-        expected.append([float(p.grad.double().norm()) for p in model.parameters()])
-    assert [r.step for r in records] == list(range(100))
-    for record, norms in zip(records, expected, strict=True):
-        assert record.tensors.norm == pytest.approx(norms, rel=1e-6)
-
-
-def test_the_newest_record_is_made_once_and_knows_a_loss_that_came_late() -> None:
-    model = make_model()
-    optimizer = _guarded(model)
-    for step in range(4):
-        take_step(model, optimizer, step)
-    record = optimizer.guard.last
-    assert optimizer.guard.last is record and record.loss is None
-    optimizer.guard.observe(loss=torch.tensor(2.0), val_loss=3)
-    assert (optimizer.guard.last.loss, optimizer.guard.last.val_loss) == (2.0, 3.0)
-    assert record.loss is None
-
-
-def test_parameters_that_are_added_get_their_names() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(6, 4), "b": nn.Linear(6, 4)})
-    optimizer = fastguard.wrap(torch.optim.SGD(model["a"].parameters(), lr=0.1), model)
-    x = torch.ones(2, 6)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        (model["a"](x) + model["b"](x)).sum().backward()
-        optimizer.step()
-
-    step(), step()
-    assert optimizer.guard._run.is_short and optimizer.guard.last.tensors.names == ("a.weight", "a.bias")
-    optimizer.add_param_group({"params": list(model["b"].parameters())})
-    step()
-    assert optimizer.guard._run.is_short
-    assert optimizer.guard.last.tensors.names == ("a.weight", "a.bias", "b.weight", "b.bias")
-
-
-@pytest.mark.parametrize("max_norm", [None, 0.1])
-def test_sparse_gradients_take_the_short_way_but_for_clipping(max_norm: float | None) -> None:
-    """Duplicates are scaled where they stand, which is left to the long way, and costs no second try."""
-    model = nn.Embedding(7, 4, sparse=True)
-    optimizer = fastguard.wrap(torch.optim.SparseAdam(model.parameters()), model, max_norm=max_norm)
-    tries: list[int] = []
-    hooks = optimizer.guard._hooks[0]
-    take = hooks._take_step
-    hooks._take_step = lambda *arguments: (tries.append(take(*arguments)), tries[-1])[1]
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.tensor([1, 1, 3])).sum().backward()
-        optimizer.step()
-    odd = 1
-    assert [bool(outcome & odd) for outcome in tries] == ([False] * 4 if max_norm is None else [True])
-    assert optimizer.guard.last.step == 4 and optimizer.guard.last.norm == pytest.approx(math.sqrt(4 * 4 + 4))
-
-
 def test_a_step_that_turns_out_odd_loses_none_before_it() -> None:
     """Its gradients were being measured over the table of the one before, which nobody had looked at yet."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))
@@ -264,68 +184,6 @@ def test_a_step_that_cannot_be_measured_at_all_leaves_no_wrong_record() -> None:
     assert optimizer.guard.history.num_steps == 30
 
 
-def test_a_step_that_raised_on_the_long_way_is_followed_by_a_whole_one() -> None:
-    class Breaks(torch.optim.SGD):
-        broken = False
-
-        def step(self, closure: Any = None) -> Any:
-            if closure is not None:
-                closure()
-            if self.broken:
-                raise ArithmeticError("broken")
-            with torch.no_grad():
-                for p in self.param_groups[0]["params"]:
-                    if p.grad is not None:
-                        p -= 0.1 * p.grad
-
-    model = make_model()
-    optimizer = fastguard.wrap(Breaks(model.parameters(), lr=0.1), model)
-    for step in range(3):
-        take_step(model, optimizer, step)
-    optimizer.broken = True
-    with pytest.raises(ArithmeticError):
-        take_step(model, optimizer, 3, closure=True)
-    optimizer.broken = False
-    take_step(model, optimizer, 4)
-    assert all(p.grad is not None for p in model.parameters())
-    assert optimizer.guard.last.step == 4 and not optimizer.guard.last.skipped
-
-
-@pytest.mark.parametrize("lr", [1, torch.tensor(0.25), 0.5])
-def test_learning_rates_of_any_kind(lr: Any) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=lr), model)
-    for step in range(3):
-        take_step(model, optimizer, step)
-    assert optimizer.guard._run.is_short and optimizer.guard.last.lr == float(lr)
-
-
-def test_a_step_that_calls_its_parents_goes_the_long_way() -> None:
-    class Twice(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            return super().step(closure)
-
-    model = make_model()
-    optimizer = fastguard.wrap(Twice(model.parameters(), lr=0.1), model)
-    torch.optim.SGD(make_model().parameters(), lr=0.1)  # from now on SGD.step runs the hooks too
-    for step in range(3):
-        take_step(model, optimizer, step)
-    assert not optimizer.guard._run.is_short and optimizer.guard.last.step == 2
-
-
-def test_a_policy_that_derives_from_nothing_survives_a_checkpoint() -> None:
-    class Bare:
-        def limits(self) -> tuple[float, float]:
-            return 0.0, 0.25
-
-    bare = Bare()
-    model = make_model()
-    optimizer = _guarded(model, clip=bare)
-    take_step(model, optimizer, 0)
-    assert optimizer.guard.clip is bare and optimizer.guard.last.clipped_norm == pytest.approx(0.25)
-    optimizer.guard.load_state_dict(optimizer.guard.state_dict())
-
-
 @pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
 @pytest.mark.parametrize("accumulated", [False, True])
 def test_a_fused_optimizer_on_the_cpu_may_divide(cls: Any, accumulated: bool) -> None:
@@ -350,17 +208,6 @@ def test_a_fused_optimizer_on_the_cpu_may_divide(cls: Any, accumulated: bool) ->
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=1e-9)  # written back, as torch's clipping does
 
 
-def test_an_optimizer_that_is_not_fused_is_scaled_all_the_same() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(
-        torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=0.05, clip_through="grad_scale"
-    )
-    for step in range(3):
-        take_step(model, optimizer, step)
-        norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
-        assert norm == pytest.approx(0.05, rel=1e-4)
-
-
 def test_the_coefficient_is_that_of_the_formula_to_the_bit() -> None:
     headers, found = bytearray(128), [bytearray(), *[None] * 5]
     for seed in range(200):
@@ -376,23 +223,6 @@ def test_the_coefficient_is_that_of_the_formula_to_the_bit() -> None:
         assert bool(outcome & 8) is (coefficient != 1.0) and rest[2] == seed
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ([], bytearray(128), 1, [None] * 6, 0, 1, 1.0, True, True),  # the index is past the headers
-        ([], bytearray(128), -1, [None] * 6, 0, 1, 1.0, True, True),
-        ([], bytes(128), 0, [None] * 6, 0, 1, 1.0, True, True),
-        ([], bytearray(128), 0, [None] * 5, 0, 1, 1.0, True, True),
-        ([], bytearray(128), 0, (None,) * 6, 0, 1, 1.0, True, True),
-        ([], bytearray(128), 0, [None] * 6, 0, 1, "x", True, True),
-        ([],),
-    ],
-)
-def test_wrong_arguments_of_the_call_are_refused(arguments: tuple[Any, ...]) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        cpu.take_step(*arguments)
-
-
 @pytest.mark.parametrize("groups", [(), [()], [{}], [{"params": ()}], [{"params": None}], None, [{"params": [3]}]])
 def test_groups_of_another_kind_are_odd(groups: Any) -> None:
     headers, found = bytearray(128), [bytearray(), *[None] * 5]
@@ -403,8 +233,139 @@ def test_groups_of_another_kind_are_odd(groups: Any) -> None:
     assert bytes(headers) == bytes(128)
 
 
-def test_dynamo_leaves_the_hooks_alone() -> None:
-    fastguard.wrap(torch.optim.SGD(make_model().parameters(), lr=0.1))  # the first guard says so
-    assert getattr(Hooks._before, "_torchdynamo_disable", False) or not hasattr(
-        torch._C._dynamo.eval_frame, "set_code_exec_strategy"
+def test_of_a_record_that_was_dropped_nothing_is_kept_for_ever() -> None:
+    optimizer = _guarded(make_model())
+    weights = lambda name: (WeightStats(name, 4, 1.0, 0.5, 0.7),)  # noqa: E731
+    ring = optimizer.guard._run.ring
+    ring.attach(0, weights=weights("d"))
+    ring.attach(1, weights=weights("e"))
+    ring.arrive(JudgedStep(3, bytearray(), None, (), 1.0))
+    assert optimizer.guard.last.weights == weights("e")
+    optimizer.guard.flush()
+    assert not ring.samples
+
+
+def test_a_policy_that_derives_from_nothing_survives_a_checkpoint() -> None:
+    class Bare:
+        def limits(self) -> tuple[float, float]:
+            return 0.0, 0.25
+
+    bare = Bare()
+    model = make_model()
+    optimizer = _guarded(model, clip=bare)
+    take_step(model, optimizer, 0)
+    assert optimizer.guard.clip is bare and optimizer.guard.last.clipped_norm == pytest.approx(0.25)
+    optimizer.guard.load_state_dict(optimizer.guard.state_dict())
+
+
+def _logged(model: Any, sinks: Any, **settings: Any) -> Any:
+    return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, sinks=sinks, **settings)
+
+
+TENSORS = {
+    "ordinary": [torch.randn(7, 3), torch.randn(5)],
+    "zeros": [torch.zeros(4)],
+    "none": [],
+    "empty": [torch.zeros(0)],
+    "tiny": [torch.full((3,), 1e-30)],
+    "huge": [torch.full((3,), 3e38)],
+    "round": [torch.full((100,), 1000.0), torch.ones(1)],
+}
+
+
+@pytest.mark.parametrize("tensors", TENSORS.values(), ids=TENSORS)
+@pytest.mark.parametrize("loss", [None, 0.1, 2.0, 1e-5, 1e16, math.nan, math.inf, -math.inf])
+def test_the_text_is_that_of_json(tensors: Any, loss: float | None) -> None:
+    ring = Ring()
+    stats = fastguard.tensor_stats(tensors)
+    table = bytearray(stats.table)
+    judged = JudgedStep(12, table, None, (), stats.total_norm(), 0.25, loss_scale=1024.0 if loss == 2.0 else None)
+    ring.arrive(judged)
+    for name, value in (("loss", loss), ("val_loss", None if loss is None else 3.0), ("lr", 1e-3)):
+        ring.note(name, value)
+    flat = flatten(ring.latest())
+    flat.pop("nonfinite", None)
+    expected = strict_json.dumps({"step": flat.pop("step"), "time": 1.5, **flat}).encode() + b"\n"
+    assert cpu.json_line(ring.headers, ring.newest, table, 1.5) == expected
+    assert ring.words[LOSS_SCALE] == (1024.0 if loss == 2.0 else 1.0)
+
+
+def test_numbers_are_written_as_python_writes_them() -> None:
+    """Any bits, powers of ten on either side of where an exponent is written, integers, halves."""
+    generator = random.Random(7)
+    values = [struct.unpack("d", generator.randbytes(8))[0] for _ in range(3000)]
+    values += [sign * 10.0**k for k in range(-324, 309) for sign in (1, -1)] + [
+        0.0,
+        -0.0,
+        5e-324,
+        1.7976931348623157e308,
+    ]
+    values += (
+        [float(k) for k in range(-50, 50)] + [k + 0.5 for k in range(50)] + [123456789012345680.0, 9999999999999998.0]
     )
+    values += [generator.uniform(-1, 1) * 10.0 ** generator.randint(-6, 18) for _ in range(3000)]
+    ring = Ring()
+    ring.arrive(JudgedStep(0, bytearray(), None, (), 1.0))
+    for value in values:
+        ring.note("loss", value)
+        text = cpu.json_line(ring.headers, ring.newest, bytearray(), 0.0).decode()
+        assert json.loads(text)["loss"] == strict_json.loads(strict_json.dumps(value))
+        assert f'"loss":{strict_json.dumps(value)},' in text
+
+
+def test_a_log_is_the_same_whether_steps_go_as_lines_or_as_records(tmp_path: Path) -> None:
+    class Recording(fastguard.JsonlSink):
+        """With a `write` of its own, which has to be called."""
+
+        def write(self, record: fastguard.StepStats) -> None:
+            super().write(record)
+
+    logs = []
+    for kind in (fastguard.JsonlSink, Recording):
+        model = make_model()
+        path = tmp_path / f"{kind.__name__}.jsonl"
+        optimizer = _logged(model, [kind(path, tensors_every=7)], max_norm=0.3, weights=10)
+        assert optimizer.guard._ledger.writes_lines is (kind is fastguard.JsonlSink)
+        for step in range(60):
+            take_step(model, optimizer, step, bad=math.nan if step in (20, 21) else None)
+            optimizer.guard.observe(loss=1.0 / (step + 1), val_loss=2.0 if step % 9 == 0 else None)
+            if step == 33:
+                assert optimizer.guard.last.step == optimizer.guard.report().numbers["num_steps"] - 1
+            if step == 40:
+                optimizer.guard.flush()
+        optimizer.guard.close()
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            line.pop("time")
+        logs.append(lines)
+    first, second = ([line for line in log if "step" in line] for log in logs)
+    assert [line["step"] for line in first] == list(range(60))
+    assert first == second
+    # Facts about the model are noted when the rules look ahead, which is one step earlier where records are delivered.
+    notes, same = ({**dict(item for line in log for item in line.get("model", {}).items())} for log in logs)
+    assert notes.pop("run_id") != same.pop("run_id")
+    assert notes == same and notes["num_seen"] == 4
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_line_costs_that_line_alone(tmp_path: Path) -> None:
+    """A limit on the size of files cuts the write off, as a full disk does."""
+    resource = pytest.importorskip("resource", reason="no limits on this system")
+    path, model = tmp_path / "run.jsonl", make_model()
+    optimizer = _logged(model, [fastguard.JsonlSink(path, tensors_every=0)])
+    for step in range(5):
+        take_step(model, optimizer, step)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, hard))
+    try:
+        with pytest.warns(RuntimeWarning, match="could not write a record: OSError"):
+            take_step(model, optimizer, 5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    for step in range(6, 12):
+        take_step(model, optimizer, step)
+    optimizer.guard.close()
+    log = fastguard.sinks.read_jsonl(path)
+    assert [line["step"] for line in log if "step" in line] == [step for step in range(12) if step != 4]
+    assert len(log.skipped_lines) == 1 and optimizer.guard._ledger.lost() == {f"JsonlSink({str(path)!r})": 1}

@@ -6,7 +6,6 @@ Real interrupts come at calls and at loops only; a trace function raises at ever
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import sys
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from foreign_optimizers import TensorInGroup, WantsGradients, everything
-from guard_helpers import assert_identical, gradients, loss_at, make_model, poison, take_step
+from guard_helpers import assert_identical, gradients, guarded_model, loss_at, poison
 
 import fastguard
 
@@ -99,8 +98,7 @@ def _prepared(way: Way) -> tuple[Any, Any, Any]:
     # An exception that is put between the end of a `with` block and its `__exit__`, where no signal handler ever runs,
     # leaves the no_grad of an earlier case on.
     torch.set_grad_enabled(True)
-    model = make_model()
-    guarded = fastguard.wrap(way.make(model.parameters()), model, max_norm=way.max_norm, clip_through=way.clip_through)
+    model, guarded = guarded_model(way.make, max_norm=way.max_norm, clip_through=way.clip_through)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=way.scaler)
     for step in range(_WARM_UP):
         _step(way, model, guarded, scaler, step)
@@ -218,31 +216,3 @@ def _is_identical(got: Any, expected: Any) -> bool:
     except AssertionError:
         return False
     return True
-
-
-def test_after_an_interrupted_step_a_parameter_without_a_gradient_stays_without() -> None:
-    model = make_model()
-    guarded = fastguard.wrap(WantsGradients(model.parameters()), model)
-    take_step(model, guarded, 0)
-
-    def closure() -> torch.Tensor:
-        loss_at(model, 0).backward()
-        poison(model)
-        return torch.zeros(())
-
-    def interrupt(*_: Any) -> None:
-        raise _Interrupt
-
-    guarded.update = interrupt  # type: ignore[attr-defined, method-assign]
-    with pytest.raises(_Interrupt):
-        guarded.step(closure)
-    del guarded.update
-    guarded.param_groups[0]["lr"] = 0.001  # lowered, since the step went wrong
-    plain = copy.deepcopy(model)
-    optimizer = WantsGradients(plain.parameters())
-    optimizer.load_state_dict(copy.deepcopy(guarded.state_dict()))
-    guarded.zero_grad()
-    take_step(model, guarded, 1)
-    take_step(plain, optimizer, 1)
-    assert not guarded.guard.last.skipped and guarded.param_groups[0]["lr"] == 0.001  # type: ignore[attr-defined]
-    assert_identical(everything(model, guarded)["parameters"], everything(plain, optimizer)["parameters"])

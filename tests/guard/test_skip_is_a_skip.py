@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from typing import Any
 
+import foreign_optimizers as foreign
 import pytest
 import torch
-from foreign_optimizers import (
-    WITH_CLOSURE,
-    WITHOUT_CLOSURE,
-    Climbs,
-    DividesByNorm,
-    MovesFirst,
-    Slow,
-    SlowWithoutInit,
-    SwapsData,
-    TensorInGroup,
-    WantsGradients,
-    ZerosForMissing,
-    everything,
+from foreign_optimizers import everything
+from guard_helpers import (
+    assert_identical,
+    gradients,
+    guarded_model,
+    loss_at,
+    make_model,
+    poison,
+    take_step,
+    train,
+    twins,
 )
-from guard_helpers import assert_identical, gradients, loss_at, make_model, poison, take_step, train
 
 import fastguard
 from fastguard.step import backup, skip
 
 BAD = (0, 4, 5)  # the first step, and two in a row
-EITHER_WAY = [(cls, False) for cls in WITHOUT_CLOSURE] + [(cls, True) for cls in WITH_CLOSURE]
+EITHER_WAY = [(cls, False) for cls in foreign.WITHOUT_CLOSURE] + [(cls, True) for cls in foreign.WITH_CLOSURE]
 each_way = pytest.mark.parametrize(
     ("cls", "closure"), EITHER_WAY, ids=[f"{cls.__name__}{'-closure' * closure}" for cls, closure in EITHER_WAY]
 )
@@ -37,9 +34,7 @@ each_way = pytest.mark.parametrize(
 
 @each_way
 def test_everything_is_as_it_was(cls: Any, closure: bool) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer, guarded = cls(plain.parameters()), fastguard.wrap(cls(model.parameters()), model)
+    plain, optimizer, model, guarded = twins(cls)
     for step in range(8):
         if step not in BAD:
             take_step(plain, optimizer, step, closure=closure)
@@ -53,10 +48,9 @@ def test_everything_is_as_it_was(cls: Any, closure: bool) -> None:
     assert_identical(everything(model, guarded), everything(plain, optimizer))
 
 
-@pytest.mark.parametrize("cls", [TensorInGroup, WantsGradients, Slow])
+@pytest.mark.parametrize("cls", [foreign.TensorInGroup, foreign.WantsGradients, foreign.Slow])
 def test_under_a_scaler_too(cls: Any) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(cls(model.parameters()), model)
+    model, guarded = guarded_model(cls)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for step in range(4):
         guarded.zero_grad()
@@ -71,7 +65,9 @@ def test_under_a_scaler_too(cls: Any) -> None:
     assert scaler.get_scale() == 4.0
 
 
-@pytest.mark.parametrize("cls", [TensorInGroup, WantsGradients, ZerosForMissing, SwapsData])
+@pytest.mark.parametrize(
+    "cls", [foreign.TensorInGroup, foreign.WantsGradients, foreign.ZerosForMissing, foreign.SwapsData]
+)
 def test_where_torchs_wrapper_does_not_call_the_step(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in compiled steps, which call their hooks from code of their own."""
     monkeypatch.setattr(skip, "HOOKED_STEP", compile("", "nowhere", "exec"))
@@ -93,8 +89,7 @@ def test_the_step_of_a_skip_is_never_called() -> None:
             calls.append("called")
             return super().step(closure)
 
-    model = make_model()
-    guarded = fastguard.wrap(Tells(model.parameters(), lr=0.1), model)
+    model, guarded = guarded_model(lambda p: Tells(p, lr=0.1))
     other = Tells(make_model().parameters(), lr=0.1)
     hook = guarded.register_step_post_hook(lambda *_: calls.append("post"))
     original = Tells.step.__closure__  # type: ignore[attr-defined]
@@ -110,7 +105,7 @@ def test_the_step_of_a_skip_is_never_called() -> None:
 
 def test_a_call_that_never_came_leaves_a_way_through() -> None:
     model, twin = make_model(), make_model()
-    guarded, other = (WantsGradients(m.parameters()) for m in (model, twin))
+    guarded, other = (foreign.WantsGradients(m.parameters()) for m in (model, twin))
     fastguard.wrap(guarded, model)
 
     def refuses(*_: Any) -> None:
@@ -133,8 +128,7 @@ def test_a_call_that_never_came_leaves_a_way_through() -> None:
 def test_a_step_with_a_closure_that_raises_for_want_of_gradients_is_undone_and_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(DividesByNorm(model.parameters()), model)
+    model, guarded = guarded_model(foreign.DividesByNorm)
     before = everything(model, guarded)
     for step in range(2):
         take_step(model, guarded, step, closure=True, bad=math.nan)
@@ -145,38 +139,16 @@ def test_a_step_with_a_closure_that_raises_for_want_of_gradients_is_undone_and_t
     assert not guarded.guard.last.skipped
 
 
-@pytest.mark.parametrize("evaluation", [0, 1])
-def test_the_closures_own_errors_come_out(evaluation: int) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(Climbs(model.parameters()), model)
-    calls: list[int] = []
-
-    def closure() -> torch.Tensor:
-        calls.append(0)
-        if len(calls) == evaluation + 1:
-            raise LookupError("no more data")
-        guarded.zero_grad()
-        loss = loss_at(model, 0)
-        loss.backward()
-        poison(model)
-        return loss
-
-    with pytest.raises(LookupError, match="no more data"):
-        guarded.step(closure)
-    assert all(bool(p.isfinite().all()) for p in model.parameters())
-
-
 def test_an_optimizer_that_moves_late_is_told_of_and_kept_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
-    class MovesLater(MovesFirst):
+    class MovesLater(foreign.MovesFirst):
         def step(self, closure: Any) -> Any:  # type: ignore[override]
             if len(started) < 6:
                 started.append(0)
-                return super(MovesFirst, self).step(closure)
+                return super(foreign.MovesFirst, self).step(closure)
             return super().step(closure)
 
     started: list[int] = []
-    model = make_model()
-    guarded = fastguard.wrap(MovesLater(model.parameters()), model)
+    model, guarded = guarded_model(MovesLater)
     for step in range(6):
         take_step(model, guarded, step, closure=True)
     take_step(model, guarded, 6, closure=True, bad=math.nan)  # nobody has kept what it moved here first
@@ -186,37 +158,17 @@ def test_an_optimizer_that_moves_late_is_told_of_and_kept_from_then_on(caplog: p
     assert_identical(everything(model, guarded), before)
 
 
-def test_only_what_moves_is_copied_ahead_of_a_closure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def count(cls: Any, num_steps: int) -> list[int]:
-        model, counts = make_model(), []
-        guarded = fastguard.wrap(cls(model.parameters()), model)
-        for step in range(num_steps):
-            copied.clear()
-            take_step(model, guarded, step, closure=True)
-            counts.append(len(copied))
-        return counts
-
-    copied: list[Any] = []
-    copy_one = backup._KeptTensor.copy
-    monkeypatch.setattr(backup._KeptTensor, "copy", lambda kept: (copied.append(kept), copy_one(kept)))
-    assert count(WantsGradients, 6)[3:] == [0, 0, 0]
-    assert count(torch.optim.Adam, 3) == [0, 0, 0]
-    assert set(count(MovesFirst, 6)[3:]) == {8}  # four parameters, and as many "z"
-
-
 def test_where_a_copy_does_not_fit_the_gradients_are_taken_away(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(kept: Any) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    model = make_model()
-    guarded = fastguard.wrap(torch.optim.Adam(model.parameters(), lr=0.1), model)
-    foreign = make_model()
-    other = fastguard.wrap(ZerosForMissing(foreign.parameters()), foreign)
-    train(foreign, other, range(5), closure=True)
+    model, guarded = guarded_model(lambda p: torch.optim.Adam(p, lr=0.1))
+    another, other = guarded_model(foreign.ZerosForMissing)
+    train(another, other, range(5), closure=True)
     monkeypatch.setattr(backup._KeptTensor, "copy", full)
-    for m, o in ((model, guarded), (foreign, other)):
+    for m, o in ((model, guarded), (another, other)):
         take_step(m, o, 5, closure=True, bad=math.nan)
         assert o.guard.last.skipped and all(bool(p.isfinite().all()) for p in m.parameters())
         assert all(g is not None for g in gradients(m))
@@ -226,7 +178,7 @@ def test_where_a_copy_does_not_fit_the_gradients_are_taken_away(
 
 def test_a_parameter_in_two_groups_gets_its_gradient_back() -> None:
     model = make_model()
-    optimizer = WantsGradients(model.parameters())
+    optimizer = foreign.WantsGradients(model.parameters())
     optimizer.param_groups.append({**optimizer.param_groups[0], "params": [model[0].weight]})
     fastguard.wrap(optimizer, model)
     given: list[Any] = []
@@ -247,7 +199,7 @@ def test_a_parameter_in_two_groups_gets_its_gradient_back() -> None:
 
 def test_an_optimizer_that_holds_another_is_guarded_from_outside() -> None:
     model = make_model()
-    optimizer = Slow(model.parameters())
+    optimizer = foreign.Slow(model.parameters())
     assert fastguard.wrap(optimizer, model, max_norm=1e-3) is optimizer
     assert "_guard" in vars(optimizer) and "_guard" not in vars(optimizer.optimizer)
     take_step(model, optimizer, 0)
@@ -261,49 +213,18 @@ def test_an_optimizer_that_holds_another_is_guarded_from_outside() -> None:
     assert "_guard" not in vars(optimizer)
 
 
-def test_an_optimizer_whose_step_cannot_be_hooked_is_refused() -> None:
+def test_optimizers_whose_steps_cannot_be_hooked_are_refused() -> None:
     model = make_model()
-    optimizer = SlowWithoutInit(model.parameters())
+    optimizer = foreign.SlowWithoutInit(model.parameters())
     with pytest.raises(TypeError, match=r"SlowWithoutInit, which never calls Optimizer\.__init__.*super"):
         fastguard.wrap(optimizer, model)
     fastguard.wrap(optimizer.optimizer, model)  # the way out
     take_step(model, optimizer, 0)
     assert optimizer.guard.last.step == 0  # type: ignore[attr-defined]
-
-
-def test_a_step_within_the_backward_pass_is_refused() -> None:
-    class Releases(WantsGradients):
-        def __init__(self, params: Any, **entries: Any) -> None:
-            super().__init__(params, gradient_release=True, **entries)
-
-    optimizer = Releases(make_model().parameters())
-    with pytest.raises(TypeError, match=r"got Releases with gradient_release=True.*[Ll]eave"):
-        fastguard.wrap(optimizer)
-    assert "_guard" not in vars(optimizer)
-
-
-# --- an optimizer that finds its own learning rate ---
-
-
-@pytest.mark.parametrize("closure", [False, True])
-def test_a_learning_rate_of_none(closure: bool) -> None:
-    model = make_model()
-    optimizer = WantsGradients(model.parameters(), weight_decay=0.1, decoupled_weight_decay=True)
-    optimizer.param_groups[0]["lr"] = None
-
-    def fixed(self: Any, group: Any, p: Any) -> None:
-        p.add_(p.grad, alpha=-0.05)
-
-    optimizer.update = fixed.__get__(optimizer)  # type: ignore[method-assign]
-    fastguard.wrap(optimizer, model)
-    train(model, optimizer, range(3), closure=closure)
-    assert optimizer.guard.last.lr is None
-    assert optimizer.guard.report().to_dict()["status"]
-    model.zero_grad()
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    optimizer.step(closure=None)  # what torch.distributed.checkpoint does, but with a learning rate
-    assert optimizer.guard.last.step == 3
+    releases = foreign.WantsGradients(make_model().parameters(), gradient_release=True)
+    with pytest.raises(TypeError, match=r"got WantsGradients with gradient_release=True.*[Ll]eave"):
+        fastguard.wrap(releases)
+    assert "_guard" not in vars(releases)
 
 
 # --- optimizers under one guard whose gradients come later than the decision ---
@@ -320,55 +241,43 @@ def _in_backward(number: float | None, **settings: Any) -> tuple[list[torch.Tens
     return params, optimizers[0].guard
 
 
-@pytest.mark.parametrize("number", [math.nan, 0.5])
-def test_gradients_that_come_after_the_decision_are_noticed(number: float, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("number", [math.nan, 0.5, None])
+def test_gradients_that_come_after_the_decision_are_noticed(
+    number: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
     params, guard = _in_backward(number, max_norm=10.0)
     told = [r.getMessage() for r in caplog.records if "were not there when the first optimizer" in r.getMessage()]
-    assert len(told) == 1 and "a guard of its own" in told[0]
-    assert bool(params[1].isfinite().all()) and guard.last.skipped is math.isnan(number)
-    assert bool((params[1] == 1.0).all()) is math.isnan(number)
-
-
-def test_late_gradients_that_are_to_be_applied_whatever_they_are_are() -> None:
-    params, guard = _in_backward(math.nan, skip_nonfinite=False)
-    assert bool(params[1][0].isnan()) and not guard.last.skipped
-
-
-def test_gradients_that_stay_away_are_nothing_to_notice(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "fastguard")
-    _in_backward(None)
-    assert not caplog.records
-
-
-def test_late_bad_gradients_count_towards_the_limit() -> None:
-    with pytest.raises(fastguard.NonFiniteGradientsError):
-        _in_backward(math.nan, max_consecutive_skips=1)
+    assert len(told) == (number is not None) and all("a guard of its own" in text for text in told)
+    is_bad = number is not None and math.isnan(number)
+    assert bool(params[1].isfinite().all()) and guard.last.skipped is is_bad
+    assert bool((params[1] == 1.0).all()) is (number != 0.5)
+    if is_bad:
+        applied, other = _in_backward(number, skip_nonfinite=False)
+        assert bool(applied[1][0].isnan()) and not other.last.skipped
+        with pytest.raises(fastguard.NonFiniteGradientsError):
+            _in_backward(number, max_consecutive_skips=1)
 
 
 # --- where an optimizer keeps its guard ---
 
 
-def test_the_guard_is_no_public_attribute() -> None:
+def test_the_guard_is_no_public_attribute_and_leaves_the_optimizers_own() -> None:
     """torch expects that a copy has all public attributes of the original."""
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = {name for name in vars(optimizer) if not name.startswith("_")}
-    fastguard.wrap(optimizer, model)
-    public = {name for name in vars(optimizer) if not name.startswith("_")}
-    assert public == before == {name for name in vars(copy.deepcopy(optimizer)) if not name.startswith("_")}
-    assert isinstance(optimizer.guard, fastguard.Guard)  # type: ignore[attr-defined]
 
-
-def test_an_attribute_of_that_name_stays_the_optimizers_own() -> None:
     class Owned(torch.optim.SGD):
         pass
 
     model = make_model()
-    optimizer = Owned(model.parameters(), lr=0.1)
-    optimizer.guard = "mine"  # type: ignore[attr-defined]
-    fastguard.wrap(optimizer, model)
-    assert optimizer.guard == "mine"  # type: ignore[attr-defined]
-    take_step(model, optimizer, 0)
-    assert fastguard.Guard.of(optimizer).last.step == 0
-    fastguard.Guard.of(optimizer).detach()
-    assert optimizer.guard == "mine"  # type: ignore[attr-defined]
+    for cls in (torch.optim.SGD, Owned):
+        optimizer = cls(model.parameters(), lr=0.1)
+        if cls is Owned:
+            optimizer.guard = "mine"  # type: ignore[attr-defined]
+        before = {name for name in vars(optimizer) if not name.startswith("_")}
+        fastguard.wrap(optimizer, model)
+        assert {name for name in vars(optimizer) if not name.startswith("_")} == before
+        assert {name for name in vars(copy.deepcopy(optimizer)) if not name.startswith("_")} == before - {"guard"}
+        assert isinstance(optimizer.guard, str if cls is Owned else fastguard.Guard)  # type: ignore[attr-defined]
+        take_step(model, optimizer, 0)
+        assert fastguard.Guard.of(optimizer).last.step == 0
+        fastguard.Guard.of(optimizer).detach()
+        assert getattr(optimizer, "guard", "mine") == "mine"

@@ -9,14 +9,12 @@ import json
 import math
 import pickle
 import sys
-import weakref
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from guard_helpers import assert_identical, loss_at, make_model, poison, snapshot
+from guard_helpers import assert_identical, guarded_model, loss_at, make_model, poison, snapshot
 from torch import nn
 
 import fastguard
@@ -100,8 +98,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [line for line in lines if "step" in line]
 
 
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("max_norm", [None, 0.5])
+@pytest.mark.parametrize(("early", "max_norm"), [(False, 0.5), (True, None)])
 def test_cpp_and_python_do_the_same(
     early: bool, max_norm: float | None, tmp_path: Path, in_python: pytest.MonkeyPatch
 ) -> None:
@@ -131,47 +128,13 @@ def test_cpp_and_python_do_the_same(
     assert found.history.num_skipped == expected.history.num_skipped == len(NAN_STEPS)
 
 
-def test_a_detached_guard_leaves_no_hook() -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = fastguard.wrap(optimizer, model).guard
-    kinds = [type(hook) for hook in optimizer._optimizer_step_pre_hooks.values()]
-    assert kinds == [cpu.extension.StepPreHook] and type(model._forward_hooks) is not OrderedDict
-    guard.detach()
-    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
-    assert type(model._forward_hooks) is OrderedDict and not model._forward_hooks
-
-
-def test_an_error_within_a_step_is_raised_and_the_next_step_is_taken() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
-    run = optimizer.guard._run
-
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        loss_at(model, number).backward()
-        optimizer.step()
-
-    for number in range(100):
-        step(number)
-    limit = type(run.clip).limit
-    try:
-        type(run.clip).limit = property(_raise)
-        with pytest.raises(_StopError):
-            step(100)
-    finally:
-        type(run.clip).limit = limit
-    step(101)
-    assert run.step == 101 and optimizer.guard.last.step == 100
-
-
 def _hand_set(num_steps: int, optimizer: Any, loss: torch.Tensor) -> None:
     for _ in range(num_steps):
         optimizer.step()
         optimizer.guard.observe(loss)
 
 
-def test_ten_thousand_steps_leak_nothing(tmp_path: Path) -> None:
+def test_thousands_of_steps_leak_nothing(tmp_path: Path) -> None:
     model = make_model()
     optimizer = fastguard.wrap(
         torch.optim.SGD(model.parameters(), lr=1e-9), model, max_norm=1e9, sinks=[JsonlSink(tmp_path / "log")]
@@ -179,7 +142,7 @@ def test_ten_thousand_steps_leak_nothing(tmp_path: Path) -> None:
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     guard, loss = optimizer.guard, torch.tensor(0.5)
-    _hand_set(3000, optimizer, loss)
+    _hand_set(1500, optimizer, loss)
     run = guard._run
     held = [guard, run, run.ring, run.ring.headers, run.ring.found, run.clock, guard._ledger, run.clip, loss, optimizer]
     held += [guard._hooks[0], *model.parameters(), *(p.grad for p in model.parameters())]
@@ -189,7 +152,7 @@ def test_ten_thousand_steps_leak_nothing(tmp_path: Path) -> None:
         return [sys.getrefcount(one) for one in held]
 
     before, num_none, num_blocks = counts(), sys.getrefcount(None), sys.getallocatedblocks()
-    _hand_set(10_000, optimizer, loss)
+    _hand_set(5000, optimizer, loss)
     assert counts() == before
     assert abs(sys.getrefcount(None) - num_none) < 1000
     assert sys.getallocatedblocks() - num_blocks < 5000
@@ -199,8 +162,7 @@ class TestObserve:
     def test_it_is_a_method_like_any_other(self) -> None:
         assert list(inspect.signature(Guard.observe).parameters) == ["self", "loss", "val_loss", "metrics"]
         assert Guard.observe.__name__ == "observe" and "Adds a loss" in inspect.getdoc(Guard.observe)
-        model = make_model()
-        optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        model, optimizer = guarded_model()
         loss_at(model, 0).backward()
         optimizer.step()
         observe = optimizer.guard.observe  # bound
@@ -229,35 +191,3 @@ def test_hooks_refuse_what_is_not_theirs() -> None:
     hook(1, (2,), {})  # no state that it knows: Python takes it
     hook(1)
     assert calls == [(1, (2,), {}), (1,)]
-
-
-class TestQuietHooks:
-    def _quiet(self) -> tuple[nn.Module, Any, list[int]]:
-        model, asked = make_model(), []
-        hooks = cpu.extension.QuietHooks()
-        hooks[0] = print
-        hooks.schedule = cpu.extension.ScheduleState(cpu.extension.Clock(), model)
-        hooks.is_awaited = lambda: bool(asked.append(1)) or True
-        return model, hooks, asked
-
-    def test_an_error_passes_through(self) -> None:
-        model, hooks, _ = self._quiet()
-        clock = cpu.extension.Clock()
-        clock.may_wait = True
-        hooks.schedule = cpu.extension.ScheduleState(clock, model)
-        hooks.is_awaited = _raise
-        with pytest.raises(_StopError):
-            bool(hooks)
-        del model.training
-        with pytest.raises(AttributeError):
-            bool(hooks)
-
-    def test_a_copy_is_plain_and_the_cycle_is_collected(self) -> None:
-        _, hooks, _ = self._quiet()
-        twin = copy.deepcopy(hooks)
-        assert type(twin) is OrderedDict and twin == OrderedDict(hooks)
-        hooks["self"] = hooks.is_awaited = hooks
-        ref = weakref.ref(hooks)
-        del hooks
-        gc.collect()
-        assert ref() is None

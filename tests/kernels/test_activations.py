@@ -73,7 +73,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.thinned(interpreted=3)
+@pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_shapes(backend: str, dtype: torch.dtype) -> None:
     for shape in SMALL_SHAPES if is_slow(backend) else SHAPES[:: 1 if backend == "cpu" else 3]:
@@ -98,7 +98,7 @@ SPATIAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.thinned(n=3, interpreted=7)
+@pytest.mark.thinned(n=3, interpreted=15)
 @pytest.mark.parametrize("layout", SPATIAL)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layouts(backend: str, dtype: torch.dtype, layout: str) -> None:
@@ -106,7 +106,7 @@ def test_layouts(backend: str, dtype: torch.dtype, layout: str) -> None:
     check(tensor, backend, range(max(1, tensor.dim())), layout)
 
 
-@pytest.mark.thinned(n=3, interpreted=20)
+@pytest.mark.thinned(n=3, interpreted=40)
 @pytest.mark.parametrize("value", NASTY)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nasty_values(backend: str, dtype: torch.dtype, value: str) -> None:
@@ -257,12 +257,6 @@ def test_kinds_of_tensors(backend: str) -> None:
         assert activation_stats(torch.ones(4), backend=backend).mean == 1.0
 
 
-def test_arrays() -> None:
-    assert activation_stats(np.arange(6.0)[::-1]).max_val == 5.0
-    array = np.arange(20, dtype=np.float32).reshape(4, 5)[::-1]
-    assert channel_stats(array, 0).mean_abs == [17.0, 12.0, 7.0, 2.0]
-
-
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "integers": (lambda: torch.arange(3), r"`x` must be .*got torch\.int64\. Convert it.*at {}\(x\)"),
     "bools": (lambda: torch.zeros(3, dtype=torch.bool), "got torch.bool"),
@@ -315,24 +309,9 @@ def test_any_float32(backend: str, values: np.ndarray, high: float, near: float)
 
 
 @pytest.mark.full_size
-@given(values=hnp.arrays(np.uint32, st.integers(4096, 4200)))
-def test_any_float32_bits_in_a_full_block(backend: str, values: np.ndarray) -> None:
-    check(torch.as_tensor(values.view(np.float32)), backend)
-
-
-@pytest.mark.full_size
 @given(values=_float32, data=st.data())
 def test_splitting_and_merging_is_the_whole(backend: str, values: np.ndarray, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
     rows = [run_activation(torch.as_tensor(part), LIMITS, None, backend)[0] for part in np.split(values, cuts)]
     assert_stats(ActivationStats.from_row(merge_activation_rows(rows)), expected(torch.as_tensor(values)))
     assert merge_activation_rows([]) == EMPTY_ACTIVATION_ROW
-
-
-@pytest.mark.full_size
-@given(values=hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-(2.0**50), 2.0**50, width=32)))
-@pytest.mark.parametrize("power", [-20, 13])
-def test_scaling_by_a_power_of_two_scales_everything(backend: str, values: np.ndarray, power: int) -> None:
-    tensor = torch.as_tensor(values).double()
-    a, b = activation_stats(tensor, backend=backend), activation_stats(tensor * 2.0**power, backend=backend)
-    assert [b.mean, b.std, b.min_val, b.max_val] == [x * 2.0**power for x in (a.mean, a.std, a.min_val, a.max_val)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
@@ -93,29 +92,3 @@ def test_one_that_cannot_run_says_why_of_all(monkeypatch: pytest.MonkeyPatch) ->
         kernels.tensor_stats([torch.ones(1)], backend="absent")
     with pytest.raises(ValueError, match=re.escape(f"must be one of [auto, {', '.join(BACKENDS)}], got 'abacus'")):
         kernels.tensor_stats([torch.ones(1)], backend="abacus")
-
-
-def test_names_are_those_of_the_registry() -> None:
-    for name, backend in BACKENDS.items():
-        assert backend.name == name
-        assert backend.has("tensor_stats") and backend.has("scale_")
-
-
-def test_the_reference_does_all() -> None:
-    operations = [name for name in vars(Backend) if name[0] != "_" and callable(getattr(Backend, name))]
-    everything = [name for name in operations if name not in ("unavailable", "problem_on", "has")]
-    assert len(everything) == 7
-    assert all(REFERENCE.has(name) for name in everything)
-
-
-def test_one_that_scales_only_plain_lists_at_once_still_scales_none_or_all(backend: str) -> None:
-    """The short way for plain lists gives up before it has written anything."""
-    first, odd = torch.ones(3), torch.ones(1).expand(4)
-    with pytest.raises(fastguard.UnsupportedTensorError) as caught:
-        kernels.run_scale([first, odd], 0.5, backend)
-    assert caught.value.index == 1
-    assert first.tolist() == [1.0] * 3
-    mixed = [torch.ones(2), torch.eye(2).to_sparse(), torch.tensor([math.inf, 1j])]
-    kernels.run_scale(mixed, 0.5, backend)
-    assert mixed[0].tolist() == [0.5, 0.5]
-    assert mixed[1].to_dense().tolist() == [[0.5, 0.0], [0.0, 0.5]]

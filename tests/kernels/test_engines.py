@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from fastguard.kernels import fold_rows, reference
-from fastguard.kernels.registry import BACKENDS
+from fastguard.kernels import reference
 from fastguard.kernels.slots import Slot, StepOptions, copy_slot, make_slots
 from fastguard.kernels.triton import Workspace
-from fastguard.records import COLUMNS, TensorStats
-from fastguard.records import fold_rows as fold_in_python
+from fastguard.records import TensorStats
 from fastguard.records.slot import CLIP_COEF, FACTOR, HEADER_BYTES, LOSS_SCALE, NORM, NORM_SQ, NOTES, STEP
 from fastguard.step import engines
 from fastguard.step.engines import TorchEngine
@@ -97,7 +95,7 @@ def test_the_coefficient_is_torch_s_formula(any_engine: Any, max_norm: float) ->
     assert found.clip_coef == found.factor == close(min(1.0, max_norm / (found.norm + 1e-6)))
 
 
-@pytest.mark.thinned(interpreted=10)
+@pytest.mark.thinned(interpreted=18)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", [0, 2, 3])
 @pytest.mark.parametrize("skip", [True, False])
@@ -171,12 +169,6 @@ def test_scaling_by_the_factor_of_a_slot(any_engine: Any, is_skipped: bool) -> N
     any_engine.scale(any_engine.plan(tensors), found.slot)
     for got, want in zip(tensors, wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=4e-3 if got.itemsize == 2 else 1e-6, atol=0.0, equal_nan=True)
-
-
-def test_the_fold_is_that_of_the_rows() -> None:
-    rows, _ = BACKENDS["reference"].tensor_stats([*mixed(), torch.tensor([math.nan, 1e-30, math.inf])])
-    assert fold_rows(rows) == fold_in_python(TensorStats(rows))
-    assert fold_rows(bytearray()) == (0.0,) * len(COLUMNS)
 
 
 # --- what only the kernels promise ---

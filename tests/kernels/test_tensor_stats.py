@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from typing import Any
 
+import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fastguard
-from fastguard import GradientStats, UnsupportedTensorError, backends, tensor_stats
+from fastguard import GradientStats, UnsupportedTensorError, tensor_stats
+from fastguard.records.columns import TABLE
 
 import tolerances
 from cases import COMPLEX, DTYPES, LAYOUTS, NASTY, SIZES, image, nasty
@@ -60,16 +63,6 @@ def test_nasty_values_alone(backend: str, dtype: torch.dtype) -> None:
         assert_row(row, tensor, what)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_blocks_of_which_nothing_or_next_to_nothing_is_finite(backend: str, dtype: torch.dtype) -> None:
-    lost = torch.full((3 * 4096 + 5,), math.nan, dtype=dtype)
-    lost[::3], lost[1::5] = math.inf, -math.inf
-    some, first = lost.clone(), torch.randn(2 * 4096).to(dtype)
-    some[4096 + 17], some[-1], first[0] = -2.0, 0.0, math.nan
-    for row, tensor in zip(tensor_stats([lost, some, first], backend=backend), (lost, some, first), strict=True):
-        assert_row(row, tensor, "not finite")
-
-
 @pytest.mark.long_interpreted
 def test_every_float16_and_bfloat16_bit_pattern(backend: str) -> None:
     patterns = torch.arange(1 << 16).to(torch.int32).to(torch.int16)
@@ -86,31 +79,6 @@ def test_every_float16_and_bfloat16_bit_pattern(backend: str) -> None:
 def test_no_overflow_and_no_underflow_across_the_fast_range(backend: str, scale: float) -> None:
     tensor = (torch.rand(3 * 4096 + 5, dtype=torch.float64) * scale).float()
     assert_row(tensor_stats([tensor], backend=backend)[0], tensor, f"scale {scale}")
-
-
-def test_tiny_values_beside_a_large_one_in_the_same_block(backend: str) -> None:
-    tensor = torch.full((4096,), 1e-16)
-    tensor[77] = 1e-12
-    assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
-
-
-@pytest.mark.thinned(interpreted=6)
-@pytest.mark.long_interpreted
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("ratio", [0.0, 1.0, 9.0, 11.0, 100.0, 1000.0])
-def test_std_where_the_mean_dominates(backend: str, ratio: float, dtype: torch.dtype) -> None:
-    tensor = (torch.randn(50_000, dtype=torch.float64) + ratio).to(dtype)
-    row = tensor_stats([tensor], backend=backend)[0]
-    values = tensor.double().cpu().numpy()
-    assert row.std == pytest.approx(values.std(), rel=tolerances.STD)
-    assert row.mean == pytest.approx(values.mean(), rel=1e-6, abs=1e-6)
-
-
-@pytest.mark.thinned(interpreted=9)
-@pytest.mark.parametrize("size", [1, 100, 4096, 70_000])
-def test_std_of_a_constant_is_nothing(backend: str, size: int) -> None:
-    row = tensor_stats([torch.full((size,), 0.1)], backend=backend)[0]
-    assert row.std <= 1e-8 * 0.1 * math.sqrt(size) + 1e-9
 
 
 @pytest.mark.slow
@@ -135,29 +103,11 @@ def test_norm_of_124_million_float32_values(backend: str, threads: Any) -> None:
     assert tensor_stats([tensor], backend=backend)[0].norm == pytest.approx(exact, rel=tolerances.NORM, abs=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("value", [0.1, 1 / 3, 1.0000001, 0.99999994])
-def test_systematic_rounding_stays_within_the_contract(backend: str, value: float) -> None:
-    tensor = torch.full((1 << 20,), value)
-    tensor[::2] *= -1  # no dominating mean, so the fast loop keeps it; every addition rounds the same way
-    assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
-
-
 @pytest.mark.long_interpreted
 def test_float64_is_summed_in_float64(backend: str) -> None:
     tensor = torch.randn(100_001, dtype=torch.float64)
     row = tensor_stats([tensor], backend=backend)[0]
     assert row.norm == pytest.approx(math.sqrt(expected(tensor).sum_sq), rel=tolerances.NORM_EXACT, abs=0)
-
-
-def test_mixed_dtypes_in_one_list(backend: str) -> None:
-    tensors = [torch.randn(1000 + i).to(dtype) for i, dtype in enumerate(DTYPES * 3)]
-    stats = tensor_stats(tensors, backend=backend)
-    for row, tensor in zip(stats, tensors, strict=True):
-        assert_row(row, tensor)
-    total = torch.cat([t.double() for t in tensors])
-    assert stats.total().norm == pytest.approx(float(total.norm()), rel=tolerances.NORM)
-    assert stats.total().total_elements == total.numel()
 
 
 def test_sparse_tensors_are_read_as_their_coalesced_values(backend: str) -> None:
@@ -169,18 +119,6 @@ def test_sparse_tensors_are_read_as_their_coalesced_values(backend: str) -> None
         warnings.simplefilter("ignore")  # torch says once a process that these layouts are in beta
         compressed = torch.tensor([[0.0, 2.0], [3.0, 0.0]]).to_sparse_csr()
     assert tensor_stats([compressed], backend=backend)[0].norm == math.sqrt(13)
-
-
-def test_lazy_conjugates_and_negatives(backend: str) -> None:
-    z = torch.randn(5000, dtype=torch.complex64)
-    for tensor in (z.conj(), z.conj().imag, z[:1].conj().imag, torch.resolve_neg(z.conj().imag), z.conj()[::2]):
-        assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
-
-
-def test_complex_counts_real_and_imaginary_parts(backend: str) -> None:
-    row = tensor_stats([torch.tensor([3 + 4j, 0j, complex(float("nan"), 1)])], backend=backend)[0]
-    assert (row.numel, row.num_zeros, row.num_nans, row.abs_max) == (6, 2, 1, 4.0)
-    assert tensor_stats([torch.tensor([3 + 4j])], backend=backend)[0].norm == 5.0
 
 
 def test_float8_is_read_exactly(backend: str) -> None:
@@ -267,13 +205,6 @@ def test_arguments(backend: str) -> None:
         tensor_stats(3, backend=backend)  # type: ignore[arg-type]
 
 
-def test_an_unknown_backend_lists_the_known_ones() -> None:
-    with pytest.raises(
-        ValueError, match=re.escape(f"`backend` must be one of [auto, {', '.join(backends())}], got 'gpu'")
-    ):
-        tensor_stats([torch.zeros(1)], backend="gpu")
-
-
 def test_from_gradients_takes_arrays_of_any_kind() -> None:
     arrays = [np.array([3.0, 4.0]), np.zeros((2, 2), dtype=np.float32), torch.tensor([12.0]), np.float64(0.0)]
     stats = GradientStats.from_gradients(arrays)
@@ -284,3 +215,27 @@ def test_from_gradients_takes_arrays_of_any_kind() -> None:
     assert GradientStats.from_gradients([backwards]).max_val == 4.0
     with pytest.raises(UnsupportedTensorError, match="int64"):
         GradientStats.from_gradients([np.arange(3)])
+
+
+_float32 = hnp.arrays(
+    np.float32, st.integers(0, 300), elements=st.floats(width=32, allow_nan=True, allow_infinity=True)
+)
+_finite = hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-(2.0**50), 2.0**50, width=32))
+
+
+@pytest.mark.long_interpreted
+@given(values=_float32)
+def test_any_float32(backend: str, values: np.ndarray) -> None:
+    tensor = torch.as_tensor(values)
+    assert_row(tensor_stats([tensor], backend=backend)[0], tensor)
+
+
+@pytest.mark.long_interpreted
+@given(values=_finite, power=st.integers(-20, 20))
+def test_scaling_by_a_power_of_two_scales_the_row(backend: str, values: np.ndarray, power: int) -> None:
+    factor = 2.0**power
+    tensor = torch.as_tensor(values)
+    scaled = tensor.double() * factor
+    row, other = tensor_stats([tensor.double(), scaled], backend=backend)
+    for column, before, after in zip(TABLE, row, other, strict=True):
+        assert after == before * factor**column.power, column.name

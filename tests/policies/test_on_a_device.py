@@ -11,24 +11,13 @@ import pytest
 import torch
 from device_helpers import watched
 from guard_helpers import assert_close, loss_at, make_model, poison, snapshot
+from test_policies import POLICIES
 
 import fastguard
-from fastguard import clip as policies
 from fastguard.kernels.triton import Workspace
 from fastguard.step import engines
 from fastguard.step.engines import TorchEngine
 
-POLICIES: dict[str, Callable[[], Any]] = {
-    "AGC": lambda: policies.AGC(0.1),
-    "AdaGC": lambda: policies.AdaGC(warmup=2),
-    "GlobalNorm": lambda: policies.GlobalNorm(1.0),
-    "PerGroup": lambda: policies.PerGroup({"*.weight": policies.Spikes(max_norm=0.5), "*": 0.1}),
-    "Percentile": lambda: policies.Percentile(50, min_steps=2),
-    "SkipSpikes": lambda: policies.SkipSpikes(0.5, 8, min_steps=2, loss=False),
-    "Spikes": lambda: policies.Spikes(max_norm=0.8),
-    "Value": lambda: policies.Value(0.05),
-    "ZClip": lambda: policies.ZClip(0.5, warmup=2),
-}
 STEPS, BAD = 8, 4
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from guard_helpers import assert_identical, make_model, poison, snapshot, take_step, train
+from guard_helpers import assert_identical, guarded_model, loss_at, make_model, snapshot, take_step, train, twins
 from torch import nn
 
 import fastguard
 from fastguard import ClipPolicy, PerGroup, SkipSpikes, Spikes
+from fastguard.diagnosis import RULES, diagnose
+from fastguard.records import TrainingHistory
 
 
 class Says(ClipPolicy):
@@ -105,7 +110,7 @@ def test_too_many_in_a_row_say_whose_they_are() -> None:
 
 WRONG = [
     (1.0, math.nan), (math.nan, 1.0), (-1.0, 1.0), (1.0, -1.0), (1.0, math.inf), (1.0,), None, "ab",
-    (None, None), ([1.0], [1.0]), ValueError("no idea"), (10**400, 1.0),
+    (None, None), ([1.0], [1.0]), ValueError("no idea"), (10**400, 1.0), ("0.5", 1.0), (True, 1.0), (1j, 1.0),
 ]  # fmt: skip
 
 
@@ -125,6 +130,36 @@ def test_what_is_no_limits_clips_nothing(answer: Any, scope: str, caplog: pytest
     assert_identical(snapshot(model, optimizer), snapshot(plain, rival))
     assert optimizer.guard._run.failures.known("clip policy Says").times == 4
     assert sum("clip policy Says failed" in r.getMessage() for r in caplog.records) == 1
+
+
+RIGHT = [0.5, Fraction(1, 2), Decimal("0.5"), np.float32(0.5), np.float64(0.5), torch.tensor(0.5), np.array(0.5)]
+
+
+@pytest.mark.parametrize("answer", RIGHT, ids=repr)
+def test_a_policy_may_say_any_real_number(answer: Any) -> None:
+    model, optimizer = guarded_model(clip=Says((answer, answer)))
+    train(model, optimizer, range(2))
+    last = optimizer.guard.last
+    assert (last.trigger, type(last.trigger), last.clipped_norm) == (0.5, float, pytest.approx(0.5))
+    assert not len(optimizer.guard._run.failures)
+
+
+@pytest.mark.parametrize("limit", [math.nan, -1.0, "1", RuntimeError("none")], ids=repr)
+def test_a_policy_whose_limit_is_none(limit: Any) -> None:
+    class Limited(ClipPolicy):
+        @property
+        def limit(self) -> Any:
+            if isinstance(limit, Exception):
+                raise limit
+            return limit
+
+    plain, rival, model, optimizer = twins(torch.optim.SGD, clip=Limited())
+    train(model, optimizer, range(4))
+    train(plain, rival, range(4))
+    assert_identical(snapshot(model)["parameters"], snapshot(plain)["parameters"])
+    assert optimizer.guard._run.failures.known("clip policy Limited").times >= 3
+    (finding,) = (finding for finding in optimizer.guard.report().findings if finding.rule == "failed-parts")
+    assert "clip policy Limited" in finding.summary
 
 
 class Tensors(Says):
@@ -260,18 +295,37 @@ def test_each_tensor_may_have_a_policy_of_its_own() -> None:
     assert all(group.norm > 0.01 and group.trigger == 0.01 for group in optimizer.guard.last.groups)
 
 
-def test_late_gradients_are_no_part_of_it() -> None:
-    """Of the second optimizer under a guard, which gets a gradient after the first has stepped."""
+def _trained(clip: Any, steps: int = 70, *, before: float | None = None, **settings: Any) -> Any:
+    """A guarded run, whose gradients somebody clips to `before` ahead of the guard."""
     model = make_model()
-    weights, biases = [[p for n, p in model.named_parameters() if n.endswith(e)] for e in ("weight", "bias")]
-    both = [torch.optim.SGD(weights, lr=0.1), torch.optim.SGD(biases, lr=0.1)]
-    fastguard.wrap(both, model, clip=PerGroup(0.01, by="optimizer"))
-    for p in weights:
-        p.grad = torch.ones_like(p)
-    both[0].step()
-    for p in biases:
-        p.grad = torch.ones_like(p)
-    before = [p.detach().clone() for p in biases]
-    both[1].step()
-    assert all(torch.allclose(b - p, torch.full_like(p, 0.1)) for b, p in zip(before, biases, strict=True))
-    poison(model, math.nan, 0)
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=1e-3, **settings)
+    fastguard.wrap(optimizer, model, clip=clip, check_every=0)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_at(model, step).backward()
+        if before is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), before)
+        optimizer.step()
+    optimizer.guard.flush()
+    return optimizer.guard
+
+
+def _said(history: TrainingHistory, rule: str) -> Any:
+    return next(iter(diagnose(history, rules=[RULES[rule]])), None)
+
+
+@pytest.mark.parametrize("make", [lambda: fastguard.GlobalNorm(0.1), lambda: fastguard.Spikes(max_norm=0.1)])
+def test_already_clipped_is_not_the_guards_own_clipping(make: Any) -> None:
+    guard = _trained(make())
+    assert guard.history.num_clipped == 70 and _said(guard.history, "already-clipped") is None
+    twice = _trained(make(), before=0.5)
+    finding = _said(twice.history, "already-clipped")
+    assert finding is not None and repr(make()) in finding.summary and repr(make()) in finding.recommendation
+    assert "give the guard max_norm" not in finding.recommendation
+
+
+def test_clipping_at_every_step_is_what_some_are_for() -> None:
+    assert _said(_trained(fastguard.GlobalNorm(0.01)).history, "clip-rate-high") is not None
+    for policy in (fastguard.AGC(1e-4), fastguard.Value(1e-4)):
+        guard = _trained(policy)
+        assert guard.history.num_clipped == 70 and _said(guard.history, "clip-rate-high") is None

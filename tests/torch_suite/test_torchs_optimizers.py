@@ -19,6 +19,8 @@ from guard_helpers import assert_identical
 from torch import optim
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+import fastguard
+
 OPTIMIZERS: dict[str, Any] = {
     name: cls
     for name, cls in vars(optim).items()
@@ -249,43 +251,30 @@ def test_steps_that_are_differentiated() -> None:
     in_all_modes(run)
 
 
-def test_optimizers_of_ones_own() -> None:
-    """One that calls its parent's step, one whose step takes more and may raise; hooks that raise or change things."""
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "off"])
+def test_every_step_is_judged(mode: str) -> None:
+    inits = {cls: cls.__init__ for cls in (optim.Optimizer, *OPTIMIZERS.values())}
+    with guarding(MODES[mode]) as guards:
+        for cls in (optim.SGD, optim.AdamW, optim.Adafactor):
+            p = torch.nn.Parameter(torch.ones(2, 3))
+            optimizer = cls([p])
+            assert isinstance(optimizer.guard, fastguard.Guard) and guards[-1]() is optimizer.guard
+            for _ in range(2):
+                p.grad = torch.ones_like(p)
+                optimizer.step()
+            assert (optimizer.guard.last.step, len(optimizer.guard.last.tensors)) == (1, 1)
+    assert {cls: cls.__init__ for cls in inits} == inits and "__init_subclass__" not in vars(optim.Optimizer)
+    assert not hasattr(optim.SGD([p]), "guard")
 
-    class Nested(optim.AdamW):
-        def step(self, closure: Any = None) -> Any:
-            for group in self.param_groups:
-                group["counter"] = group.get("counter", 0) + 1
-            return super().step(closure)
 
-    class Wide(optim.Optimizer):
-        def __init__(self, params: Any) -> None:
-            super().__init__(params, {"lr": 0.1})
+def test_a_difference_is_found() -> None:
+    """Also one of a single bit in a hundred steps."""
 
-        @torch.no_grad()
-        def step(self, closure: Any = None, *, scale: float = 1.0) -> Any:
-            if scale < 0.0:
-                raise KeyError("step")
-            loss = None if closure is None else closure()
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.add_(p.grad, alpha=-scale * group["lr"])
-            return loss if loss is not None else scale
+    def differs() -> Any:
+        value = torch.ones(100)
+        if hasattr(optim.SGD([torch.nn.Parameter(torch.ones(3))]), "guard"):
+            value[57] = torch.nextafter(value[57], torch.tensor(2.0))
+        return [value]
 
-    def run() -> Any:
-        parameters = [torch.nn.Parameter(torch.randn(4, 3)), torch.nn.Parameter(torch.randn(5))]
-        nested, wide = Nested(parameters), Wide(parameters)
-        results: list[Any] = []
-        for step in range(6):
-            set_gradients(parameters)
-            results.append(nested.step())
-            results.append(attempt(wide.step, **({} if step % 2 else {"scale": 0.5 if step else -1.0})))
-            handle = wide.register_step_pre_hook(lambda *_: 1 / 0)
-            results.append(attempt(wide.step))
-            handle.remove()
-            handle = wide.register_step_pre_hook(lambda o, args, kwargs: ((args[0], lambda: torch.ones(())), {}))
-            results += [wide.step(), copied(parameters)]
-            handle.remove()
-        return copied([results, nested.state_dict(), wide.state_dict()])
-
-    in_all_modes(run)
+    with pytest.raises(AssertionError, match="is not tensor"):
+        in_all_modes(differs)

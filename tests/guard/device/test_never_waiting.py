@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from device_helpers import Watch, slow, watched
-from guard_helpers import loss_at, make_model, poison, take_step
+from guard_helpers import guarded_model, loss_at, make_model, poison, take_step
 from torch import nn
 
 import fastguard
@@ -42,33 +42,18 @@ def _train_watched(model: nn.Module, optimizer: Any, num_steps: int = 6, bad: in
 @pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
 @pytest.mark.parametrize("max_norm", [pytest.param(None, marks=pytest.mark.slow), 0.05])
 def test_fused_optimizers(make: Any, clip_through: str, max_norm: float | None, engine: str) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(make(model.parameters()), model, max_norm=max_norm, clip_through=clip_through)
+    model, optimizer = guarded_model(make, max_norm=max_norm, clip_through=clip_through)
     slow(optimizer)
     _train_watched(model, optimizer)
     optimizer.guard.flush()
     assert optimizer.guard.history.num_skipped == 1
 
 
-def test_two_that_share_a_guard(engine: str) -> None:
-    model = make_model()
-    first = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9, fused=True)
-    second = torch.optim.AdamW(model[2].parameters(), fused=True)
-    fastguard.wrap([first, second], model, max_norm=0.05)
-    for step in range(4):
-        loss_at(model, step).backward()
-        with watched() as watch:
-            first.step()
-            second.step()
-        assert step == 0 or not watch.waits, f"step {step}"
-
-
 @pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("unscales", [False, True])
 @pytest.mark.parametrize("max_norm", [None, 0.05])
 def test_under_a_scaler(unscales: bool, max_norm: float | None, engine: str) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model, max_norm=max_norm)
+    model, optimizer = guarded_model(lambda p: torch.optim.AdamW(p, fused=True), max_norm=max_norm)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for step in range(5):
         optimizer.zero_grad()
@@ -139,25 +124,6 @@ def test_two_launches_and_one_to_scale(max_norm: float | None, scaling: int, lau
         launches.clear()
         take_step(model, optimizer, step)
         assert launches == ["stats_kernel", "finalise_kernel", "scale_kernel"][: 2 + scaling]
-
-
-@pytest.mark.thinned(interpreted=4)
-@pytest.mark.parametrize("max_norm", [None, 0.05])
-def test_dividing_needs_no_launch_to_scale(max_norm: float | None, launches: list[str]) -> None:
-    model = make_model()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    fastguard.wrap(optimizer, model, max_norm=max_norm, backend="triton", clip_through="grad_scale")
-    launches.clear()  # of the look at how the weights began
-    take_step(model, optimizer, 0)
-    assert launches == ["stats_kernel", "finalise_kernel"]
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)  # under which the optimizer divides anyway
-    optimizer.guard.detach()
-    fastguard.wrap(optimizer, model, max_norm=max_norm, backend="triton")
-    launches.clear()
-    optimizer.zero_grad()
-    scaler.scale(loss_at(model, 1)).backward()
-    scaler.step(optimizer)
-    assert launches == ["stats_kernel", "finalise_kernel"]
 
 
 @pytest.mark.long_interpreted

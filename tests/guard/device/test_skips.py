@@ -1,4 +1,4 @@
-"""Skips that the host hears of later: counted, raised in a later step, and never taken."""
+"""Skips that the host hears of later, and what fused kernels do with a flag or with odd gradients."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from device_helpers import slow
+from device_helpers import slow, watched
 from foreign_optimizers import WantsGradients
-from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, take_step, train
+from guard_helpers import (
+    assert_close,
+    assert_identical,
+    guarded_model,
+    loss_at,
+    make_model,
+    poison,
+    snapshot,
+    take_step,
+    train,
+    twins,
+)
 from torch import nn
 
 import fastguard
@@ -27,7 +38,6 @@ OTHERS: dict[str, Any] = {
     "RMSprop": lambda params: torch.optim.RMSprop(params, lr=0.05),
     "foreign": WantsGradients,
 }
-every_fused = pytest.mark.parametrize("make", FUSED.values(), ids=FUSED)
 every_one = pytest.mark.parametrize("make", [*FUSED.values(), *OTHERS.values()], ids=[*FUSED, *OTHERS])
 
 
@@ -39,8 +49,7 @@ def _guarded(model: nn.Module, **settings: Any) -> Any:
 @every_one
 @pytest.mark.parametrize("max_norm", [None, 0.05])
 def test_a_skipped_step_changes_no_bit_although_nobody_has_heard_of_it(make: Any, max_norm: float | None) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(make(model.parameters()), model, max_norm=max_norm)
+    model, optimizer = guarded_model(make, max_norm=max_norm)
     slow(optimizer)
     train(model, optimizer, range(2))
     names = set(vars(optimizer))
@@ -57,9 +66,7 @@ def test_a_skipped_step_changes_no_bit_although_nobody_has_heard_of_it(make: Any
 @pytest.mark.thinned(interpreted=6)
 @every_one
 def test_training_goes_on_as_if_the_step_had_never_been(make: Any) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer, guarded = make(plain.parameters()), fastguard.wrap(make(model.parameters()), model)
+    plain, optimizer, model, guarded = twins(make)
     train(plain, optimizer, [1, 2, 4])
     for step in range(5):  # the very first one too
         take_step(model, guarded, step, bad=math.nan if step in (0, 3) else None)
@@ -70,10 +77,7 @@ def test_training_goes_on_as_if_the_step_had_never_been(make: Any) -> None:
 @every_one
 @pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
 def test_clipping_is_torchs_whichever_way(make: Any, clip_through: str) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = make(plain.parameters())
-    guarded = fastguard.wrap(make(model.parameters()), model, max_norm=0.05, clip_through=clip_through)
+    plain, optimizer, model, guarded = twins(make, max_norm=0.05, clip_through=clip_through)
     slow(guarded)
     for step in range(4):
         take_step(plain, optimizer, step, before_step=lambda: torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05))
@@ -84,17 +88,6 @@ def test_clipping_is_torchs_whichever_way(make: Any, clip_through: str) -> None:
     assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=2e-5, atol=1e-6)
     guarded.guard.flush()
     assert guarded.guard.history.num_clipped == 4
-
-
-@pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
-def test_unclipped_steps_keep_their_bits_whichever_way(clip_through: str) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer = FUSED["AdamW"](plain.parameters())
-    guarded = _guarded(model, max_norm=1e6, clip_through=clip_through)
-    train(plain, optimizer, range(3))
-    train(model, guarded, range(3))
-    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
 
 
 def test_too_many_skips_raise_in_a_later_step() -> None:
@@ -117,30 +110,6 @@ def test_too_many_skips_raise_in_a_later_step() -> None:
     assert not optimizer.guard.last.skipped
 
 
-def test_a_run_of_skips_that_is_found_by_waiting_raises_in_the_next_step() -> None:
-    model = make_model()
-    optimizer = _guarded(model, max_consecutive_skips=2)
-    slow(optimizer)
-    for step in range(2):
-        take_step(model, optimizer, step, bad=math.nan)
-    optimizer.guard.flush()  # neither this nor a report raises
-    assert optimizer.guard.report().numbers["num_skipped"] == 2
-    before = snapshot(model, optimizer)
-    with pytest.raises(fastguard.NonFiniteGradientsError, match="2 steps in a row"):
-        take_step(model, optimizer, 2)
-    assert_identical(snapshot(model, optimizer), before)
-
-
-def test_a_good_step_ends_the_run() -> None:
-    model = make_model()
-    optimizer = _guarded(model, max_consecutive_skips=2)
-    slow(optimizer)
-    for step in range(6):
-        take_step(model, optimizer, step, bad=math.nan if step % 2 else None)
-    optimizer.guard.flush()
-    take_step(model, optimizer, 6)
-
-
 def test_the_run_of_skips_goes_on_across_a_restart() -> None:
     model = make_model()
     optimizer = _guarded(model, max_consecutive_skips=3)
@@ -157,42 +126,6 @@ def test_the_run_of_skips_goes_on_across_a_restart() -> None:
     assert caught.value.steps == [0, 1, 2]
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_an_error_leaves_nothing_to_the_scalers_next_step(fused: bool) -> None:
-    model = make_model()
-    guarded = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused), model, max_consecutive_skips=1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-
-    def scaled_step(step: int, bad: float | None = None) -> None:
-        guarded.zero_grad()
-        scaler.scale(loss_at(model, step)).backward()
-        if bad is not None:
-            poison(model, bad)
-        scaler.step(guarded)
-        scaler.update()
-
-    scaled_step(0, math.inf)
-    with pytest.raises(fastguard.NonFiniteGradientsError):
-        scaled_step(1)
-    scaler.update()
-    assert "grad_scale" not in vars(guarded) and "found_inf" not in vars(guarded)
-    plain = copy.deepcopy(model)
-    scaled_step(2)
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1, fused=fused)
-    take_step(plain, optimizer, 2)
-    assert_close(snapshot(model)["parameters"], snapshot(plain)["parameters"], rtol=1e-6, atol=1e-7)
-
-
-def test_bad_steps_that_are_to_be_taken_are_taken() -> None:
-    model = make_model()
-    optimizer = _guarded(model, skip_nonfinite=False)
-    take_step(model, optimizer, 0, bad=math.nan)
-    assert "found_inf" not in vars(optimizer)
-    optimizer.guard.flush()
-    assert (optimizer.guard.last.skipped, optimizer.guard.history.num_nonfinite_applied) == (False, 1)
-    assert any(p.isnan().any() for p in model.parameters())
-
-
 def test_a_step_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     optimizer = _guarded(model)
@@ -201,3 +134,176 @@ def test_a_step_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="cannot be captured in a graph"):
         take_step(model, optimizer, 0)
     assert_identical(snapshot(model, optimizer), before)
+
+
+def _sgd(model: nn.Module, **settings: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, "fused": True, **settings})
+
+
+@pytest.mark.parametrize("make", [_sgd, lambda m: torch.optim.AdamW(m.parameters(), fused=True)], ids=["SGD", "AdamW"])
+def test_a_skipped_first_step_leaves_parameters_and_a_state_of_zeros(make: Any) -> None:
+    """torch's own fused SGD goes on from uninitialised memory there."""
+    model = make_model()
+    optimizer = fastguard.wrap(make(model), model)
+    before = snapshot(model)["parameters"]
+    take_step(model, optimizer, 0, bad=math.nan)
+    assert_identical(snapshot(model)["parameters"], before)
+    values = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    assert values and all(not v.any() for v in values)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_zeros_are_what_a_first_step_starts_from(nesterov: bool) -> None:
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer, guarded = _sgd(plain, nesterov=nesterov), fastguard.wrap(_sgd(model, nesterov=nesterov), model)
+    train(plain, optimizer, range(3))
+    train(model, guarded, range(3))
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+
+
+@pytest.mark.parametrize("bad_step", [0, 2])
+def test_with_dampening_the_host_decides_on_the_first_step(bad_step: int) -> None:
+    """A first step is not damped, the following ones are: zeros would not do. From then on nothing waits."""
+    plain = make_model()
+    model = copy.deepcopy(plain)
+    optimizer, guarded = _sgd(plain, dampening=0.5), fastguard.wrap(_sgd(model, dampening=0.5), model)
+    train(plain, optimizer, [step for step in range(5) if step != bad_step])
+    for step in range(5):
+        guarded.zero_grad()
+        loss_at(model, step).backward()
+        if step == bad_step:
+            poison(model)
+        with watched() as watch:
+            guarded.step()
+        assert bool(watch.waits) is (step == 0 or step == 1 == bad_step + 1), watch.waits
+    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
+
+
+def test_a_buffer_that_is_missing_later_is_made_too() -> None:
+    """A parameter that had no gradient before; and a state that was loaded without buffers."""
+    model = make_model()
+    guarded = fastguard.wrap(_sgd(model), model)
+    loss_at(model, 0).backward()
+    model[0].bias.grad = None
+    guarded.step()
+    assert "momentum_buffer" not in guarded.state[model[0].bias]
+    before = snapshot(model)["parameters"]
+    take_step(model, guarded, 1, bad=math.nan)
+    assert_identical(snapshot(model)["parameters"], before)
+    assert not guarded.state[model[0].bias]["momentum_buffer"].any()
+    state = guarded.state_dict()
+    guarded.load_state_dict({**state, "state": {}})
+    take_step(model, guarded, 2, bad=math.nan)
+    assert all(not s["momentum_buffer"].any() for s in guarded.state.values())
+    assert len(guarded.state) == 4
+
+
+class Convolution(nn.Module):
+    """Its gradient lies otherwise in memory than its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(4, 3, 3, 3, dtype=torch.float64).contiguous())
+        self.square = nn.Parameter(torch.randn(5, 5, dtype=torch.float64))
+
+    def set_gradient(self, step: int, otherwise: bool, bad: bool = False) -> None:
+        generator = torch.Generator().manual_seed(step)
+        weight = torch.randn(4, 3, 3, 3, generator=generator, dtype=torch.float64)
+        square = torch.randn(5, 5, generator=generator, dtype=torch.float64)
+        if bad:
+            weight[0, 0, 0, 0] = math.nan
+        self.weight.grad = weight.to(memory_format=torch.channels_last) if otherwise else weight
+        self.square.grad = square.t().contiguous().t() if otherwise else square
+
+
+@pytest.mark.thinned(interpreted=4)
+@pytest.mark.parametrize("max_norm", [1e6, 0.5])
+@pytest.mark.parametrize("fused", [torch.optim.SGD, torch.optim.Adam])
+def test_gradients_that_lie_otherwise_are_put_straight(max_norm: float, fused: Any) -> None:
+    plain = Convolution()
+    model = copy.deepcopy(plain)
+    optimizer = fused(plain.parameters(), lr=0.1, foreach=False)
+    guarded = fastguard.wrap(fused(model.parameters(), lr=0.1, fused=True), model, max_norm=max_norm)
+    slow(guarded)
+    for step in range(5):
+        bad = step == 2
+        model.set_gradient(step, otherwise=step != 3, bad=bad)
+        given, strides = model.weight.grad, model.weight.grad.stride()
+        before = snapshot(model, guarded)
+        guarded.step()
+        assert model.weight.grad is given and given.stride() == strides
+        if bad:
+            assert_identical(snapshot(model, guarded), before)
+            continue
+        plain.set_gradient(step, otherwise=False)
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
+        optimizer.step()
+        torch.testing.assert_close(model.weight.grad.contiguous(), plain.weight.grad, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(model.square.grad.contiguous(), plain.square.grad, rtol=1e-12, atol=1e-14)
+    assert_close(snapshot(model)["parameters"], snapshot(plain)["parameters"], rtol=1e-12, atol=1e-14)
+
+
+class Decaying(torch.optim.AdamW):
+    """Changes parameters outside of what it inherits: no flag holds that back."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.mul_(0.9)
+        return super().step(closure)
+
+
+class Renamed(torch.optim.AdamW):
+    """Adds nothing that matters."""
+
+
+@pytest.mark.parametrize(("cls", "waits"), [(Decaying, True), (Renamed, False), (torch.optim.AdamW, False)])
+def test_a_step_of_a_subclasss_own_is_not_trusted_with_a_flag(cls: Any, waits: bool) -> None:
+    model, guarded = guarded_model(lambda p: cls(p, lr=0.1, fused=True))
+    take_step(model, guarded, 0)
+    before = snapshot(model, guarded)
+    loss_at(model, 1).backward()
+    poison(model)
+    with watched() as watch:
+        guarded.step()
+    assert_identical(snapshot(model, guarded), before)
+    assert bool(watch.waits) is waits
+
+
+def test_groups_of_which_only_one_is_fused() -> None:
+    model = make_model()
+    groups = [
+        {"params": model[0].parameters(), "fused": True},
+        {"params": model[2].parameters(), "fused": False, "foreach": False},
+    ]
+    guarded = fastguard.wrap(torch.optim.AdamW(groups, lr=0.1), model, max_norm=0.05)
+    train(model, guarded, range(2))
+    before = snapshot(model, guarded)
+    take_step(model, guarded, 2, bad=math.nan)
+    assert_identical(snapshot(model, guarded), before)
+
+
+def test_what_a_step_that_raised_left_is_gone_in_the_next() -> None:
+    def raises(*_: Any) -> None:
+        if raising:
+            raise LookupError("in between")
+
+    model = make_model()
+    guarded = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    fastguard.wrap(guarded, model, max_norm=0.05, clip_through="grad_scale")
+    guarded.register_step_pre_hook(raises)
+    raising = True
+    with pytest.raises(LookupError):
+        take_step(model, guarded, 0)
+    assert "grad_scale" in vars(guarded)
+    raising = False
+    plain = copy.deepcopy(model)
+    take_step(model, guarded, 1)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1, fused=True)
+    take_step(plain, optimizer, 1, before_step=lambda: torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05))
+    assert "grad_scale" not in vars(guarded) and "found_inf" not in vars(guarded)
+    assert_close(snapshot(model)["parameters"], snapshot(plain)["parameters"], rtol=1e-5, atol=1e-6)

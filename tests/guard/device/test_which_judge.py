@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from device_helpers import slow
-from guard_helpers import loss_at, make_model, take_step, train
+from guard_helpers import guarded_model, make_model, take_step, train
 from torch import nn
 
 import fastguard
@@ -58,17 +58,8 @@ def test_without_triton_a_gpu_gets_plain_torch_and_one_line(
     assert [r.getMessage().split(".")[0] for r in caplog.records] == ["backend 'triton' cannot run: it is Tuesday"]
 
 
-def test_the_cpu_keeps_the_host() -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model)
-    take_step(model, optimizer, 0)
-    assert optimizer.guard._run.waits
-    assert (optimizer.guard.last.step, optimizer.guard.lag) == (0, 0)
-
-
 def test_an_optimizer_without_a_way_to_skip_keeps_the_host(engine: str) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.LBFGS(model.parameters(), max_iter=2), model)
+    model, optimizer = guarded_model(lambda p: torch.optim.LBFGS(p, max_iter=2))
     take_step(model, optimizer, 0, closure=True)
     assert optimizer.guard._run.waits
 
@@ -119,30 +110,8 @@ def test_a_model_that_moves_takes_its_records_along(monkeypatch: pytest.MonkeyPa
     assert [r.skipped for r in memory.records] == [False, False, False, True, False, False]
 
 
-def test_no_gradient_at_all(engine: str) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model, max_norm=1.0)
-    optimizer.step()
-    optimizer.guard.flush()
-    last = optimizer.guard.last
-    assert (last.norm, len(last.tensors), last.skipped, last.clip_coef) == (0.0, 0, False, 1.0)
-    loss_at(model, 0).backward()
-    optimizer.step()
-    optimizer.guard.flush()
-    assert optimizer.guard.last.norm > 0.0
-
-
-@pytest.mark.parametrize(("name", "value"), [("clip_through", "magic"), ("ranks", "some")])
-def test_unknown_settings_are_refused(name: str, value: str) -> None:
-    optimizer = torch.optim.SGD(make_model().parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=rf"`{name}` must be one of \['.*', '.*'\], got '{value}'"):
-        fastguard.wrap(optimizer, **{name: value})
-    assert "_guard" not in vars(optimizer)
-
-
 def test_a_step_that_could_not_be_measured_takes_no_slot(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model)
+    model, optimizer = guarded_model(lambda p: torch.optim.AdamW(p, fused=True))
     take_step(model, optimizer, 0)
     on_device = optimizer.guard._judge.on_device
     for p in model.parameters():
