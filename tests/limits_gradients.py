@@ -51,7 +51,6 @@ def limited(limit, count=200):
 
 LIMITS = {
     "non-finite-gradients": [
-        (with_bad_steps(100, {40: ["a"]}), "warning"),
         (with_bad_steps(100, {99: ["a"]}), "critical"),  # the last step
         (with_bad_steps(100, {step: ["a"] for step in (40, 41, 42)}), "critical"),  # three in a row
         (with_bad_steps(100, {step: ["a"] for step in range(0, 90, 15)}), "critical"),  # six of a hundred
@@ -65,43 +64,26 @@ LIMITS = {
     "skip-run": [
         (with_bad_steps(100, {10: ["a"], 11: ["a"], 13: ["a"]}), None),
         (with_bad_steps(54, {step: ["a"] for step in range(50, 54)}), "critical"),
-        (scaler_run(100, range(10)), None),
-        (scaler_run(100, range(11)), "warning"),
     ],
     "clip-rate-high": [
-        (clipped_run(49, 49), None),
-        (clipped_run(50, 50), "info"),
-        (clipped_run(100, 90), None),
         (clipped_run(500, 290), None),  # not of the newest
-        (clipped_run(100, 100, coef=0.9999995), None),
     ],
     "norm-spike": [
         (make_history(WILD), None),
-        (make_history([1.0] * 100 + [11.0]), True),
     ],
     "zero-gradients": [
         *((ending_in_zeros(num), said) for num, said in ((1, "info"), (2, "warning"), (3, "warning"), (4, "info"))),
         (all_zero_for(18), "info"),  # a loss that is met now and then
-        (all_zero_for(19), "warning"),
         (zero_at("0.bias"), None),  # what pulls one way and the other adds up to nothing
-        (zero_at("0.weight"), "info"),
         (zero_at("bias"), "info"),  # of no weight
     ],
     "already-clipped": [
-        *((make_turning_history([norm] * 10), "info") for norm in (1.0, 0.25, 5.0005)),
         *((make_turning_history([norm] * 10), None) for norm in (1.234, 0.0)),
-        (make_turning_history([*noisy_norms(9), *[1.0] * 9]), None),
         (make_history([3.0] * 40), None),  # the gradient does not change
-        (make_turning_history([3.0] * 40), "info"),
-        (make_history([3.0 + 1e-5 * step for step in range(40)]), None),
         (only_norms(0.0), None),
-        (only_norms(1e-7), "info"),
         *((limited(limit), "info") for limit in (1.0, 0.05, 1.6)),
-        *((limited(limit), None) for limit in (1.2345, 3.0)),
-        (limited(1.0, 20), "info"),
         (make_history([1.0 - 0.5**step for step in range(200)]), None),  # they come to rest at the largest
         (make_history([1.0 - 1e-6 * step for step in range(200)]), None),
         (make_history([1.0 if step % 2 else 0.5 for step in range(200)]), None),  # the same two batches
-        (make_history([1.0, *[0.5 + 0.001 * step for step in range(100)]]), None),
     ],
 }

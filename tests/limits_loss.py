@@ -71,10 +71,6 @@ def rising(num_steps, begin=1e-5, losses=None):
     return run(losses or flat_losses(num_steps), lrs=[begin * (step + 1) for step in range(num_steps)])
 
 
-def both_ways(losses, norms):
-    return run(losses, norms)
-
-
 def held(first, then, num=90):
     """Ten losses of one level, and those of another."""
     return [first] * 10 + [then] * num
@@ -84,11 +80,6 @@ def updates(ratio, losses=None, num_steps=140, **notes):
     return weights_run(lambda step, name: ratio, losses, num_steps=num_steps, **notes)
 
 
-def validations(**values):
-    return {int(step[1:]): value for step, value in values.items()}
-
-
-VALIDATED = range(19, 400, 20)
 BY_HEART = falling_losses(400, floor=0.005, noise=0.0, pace=15.0)
 RISING_TWICE = [n * 1.02**step for step, n in enumerate(noisy_norms(300))]
 TURNS = [(1.38 if s % 2 else 0.68) + random.Random(s).gauss(0.0, 0.01) for s in range(200)]
@@ -116,261 +107,155 @@ def lasting(level, **notes):
 
 LIMITS = {
     "learning-rate-jump": [
-        (rates((1e-3, 100), (4.9e-3, 20)), None),
-        (rates((1e-3, 100), (5.1e-3, 20)), "warning"),
         (rates((1e-3, 15), (1e-1, 100)), None),  # within the first twenty steps: part of the beginning
         (rates((1e-2, 50), (1e-4, 50), (1e-2, 50)), None),  # a warm restart
         (rates((0.0, 30), (1e-3, 50)), None),  # nothing to be a multiple of
         (rates((1e-5, 40), (5e-4, 40), (1e-3, 40), initial_lr=1e-3), None),  # a warm-up by the epoch
-        (rates((1e-5, 40), (5e-4, 40), (1e-3, 40), initial_lr=1e-4), "warning"),
         (rates((1e-2, 100), (1e-4, 550), (1e-2, 50)), None),  # from a level that has left the window
     ],
     "scheduler-not-stepping": [
         (rates((1e-5, 49), has_scheduler=True, initial_lr=1e-3), None),
-        (rates((1e-5, 50), has_scheduler=True, initial_lr=1e-3), "warning"),
-        (rates((1e-3, 500), has_scheduler=True, initial_lr=1e-3), None),
         (rates((1e-3, 1000), has_scheduler=True, initial_lr=1e-3), "info"),
-        (rates((1e-5, 2000), has_scheduler=False), None),
     ],
     "no-warm-up": [
         (run([2.3, 2.4, 2.3, *[4.0] * 116]), "info"),  # may come down yet
-        (run([2.3, 2.4, 2.3, *[4.0] * 117]), "warning"),
         (run([2.3, 2.4, 0.9, *[2.5] * 117]), None),  # one easy batch, not the weights that a run begins with
         (run([2.3, 2.4, 2.3, *[4.0] * 20, *falling_losses(80)]), "info"),  # came down again
         (run([0.7, 0.8, 0.9, *[1.1 + 0.5 * (-1) ** s for s in range(80)]]), None),  # samples differ by as much
-        (run([2.3, 2.4, 2.3, *[4.0] * 100], lrs=[1e-3 * min(1, (s + 1) / 50) for s in range(103)]), None),
         (run([1.0, 1.0, 1.0, *[4.0] * 120], loss_ops=ACTOR_CRITIC), "info"),
         (ended(run([0.2, 0.8, 1.1, *[1.5] * 17])), "info"),
-        (ended(run([0.2, 0.8, 1.1, *[1.5] * 57])), "warning"),
         (of_classes([0.01, 0.01, 0.01, *[0.05] * 120]), "info"),  # far below chance
-        *((run([abs(random.Random(seed).gauss(0.0, 1.0)) for _ in range(80)]), None) for seed in range(5)),
     ],
     "growing-norm": [
         (run(falling_losses(300, noise=0.01), RISING_TWICE), None),
         (run([2 + s / 50 for s in range(300)], RISING_TWICE), "warning"),
     ],
     "norm-spike": [
-        (run(falling_losses(300, pace=20.0), SPIKED), "info"),
         (run(flat_losses(300, noise=0.0), SPIKED), "info"),  # nothing gained, and nothing lost
-        (run(LOST, SPIKED), "warning"),
         (run([None] * 300, SPIKED), "warning"),  # nothing says that it does no harm
         (run([loss - 1.0 for loss in LOST], SPIKED), "info"),  # a game
-        (run(bend(falling_losses(300), [200], lambda v: 9.0), SPIKED), "warning"),
     ],
     "clip-rate-high": [
-        (clipped(0.5, FLAT, "SGD"), "info"),
-        (clipped(0.1, FLAT, "SGD"), "warning"),
-        (clipped(0.1, FLAT), "warning"),
         (clipped(0.1, FLAT, "Adam"), "info"),  # which divides by the size of the gradient
         (clipped(0.1, FALLING, "SGD"), "info"),  # it learns all the same
-        (clipped(1.1e-5, FLAT, "Adam"), "info"),
         (clipped(0.9e-5, FLAT, "Adam"), "warning"),  # whose eps outweighs what is left
-        (clipped(0.9e-5, FALLING, "Adam"), "info"),
     ],
     "unscaled-accumulation": [
-        (run(falling_losses(60), change=lambda step: {"clip_coef": 0.2}, backward_per_step=8), "warning"),
         (run(falling_losses(60), change=lambda step: {"clip_coef": 0.3}, backward_per_step=8), None),
         (run(falling_losses(60), change=lambda step: {"clip_coef": 0.1}, backward_per_step=2), None),
         (updates(0.04, backward_per_step=8), "warning"),
         (updates(0.03, backward_per_step=8), None),
-        (updates(0.04, backward_per_step=1), None),
     ],
     "loss-oscillation": [(run(falling_losses(400, noise=0.4)), None)],
     "loss-not-decreasing": [
         (run([*flat_losses(110), *[1.9] * 20]), None),  # it has just begun to fall
         (run(TURNS), None),  # two in turns
-        (of_classes(flat_losses(250, level=2.3)), "warning"),
-        (of_classes(flat_losses(250, level=2.22)), "warning"),
         (of_classes(flat_losses(250, level=0.4)), "info"),  # trained before
         (of_classes(flat_losses(250, level=2.6)), "warning"),  # worse than guessing
         (run(line(1e-4, 250)), "info"),  # it falls surely, if slowly
-        (run(line(0.0, 250)), "warning"),
         (run(held(2.4, 2.39, 189)), "info"),  # it is given time
-        (run(held(2.4, 2.39, 190)), "warning"),
-        (ended(run(held(2.4, 2.39, 189))), "warning"),
         (run(flat_losses(200), loss_ops=ACTOR_CRITIC), "info"),
         (run(flat_losses(200), loss_ops=VALUES), None),
     ],
     "underfitting": [
         (standing(2.3, 0.2), None),  # it has learnt
-        (standing(2.3, 1.9), "warning"),
         (standing(2.3, 1.7), None),  # a seventh
         *((standing(2.3, 1.9, loss_kind=kind), "warning") for kind in ("cross-entropy", "negative log-likelihood")),
-        (standing(2.3, 1.9, loss_ops=["MseLossBackward0", LINEAR]), "warning"),
         (standing(2.3, 1.9, loss_ops=["NegBackward0", "MeanBackward0", LINEAR]), None),  # a density has no floor
-        (run([*flat_losses(20), *flat_losses(180, level=3.0)]), "warning"),
         (run([*flat_losses(20), *flat_losses(180, level=3.5)]), None),  # it rose
         (run([3.4] * 10 + [3.2 - 0.001 * s + 0.05 * math.sin(7 * s) for s in range(300)]), None),  # it falls
-        (run(line(0.0025, 300, first=5.0)), None),
-        (of_classes([*falling_losses(40, start=0.45, pace=8.0, floor=0.4), *flat_losses(200, level=0.4)]), "info"),
-        (of_classes([*falling_losses(40, start=2.5, pace=8.0, floor=2.2), *flat_losses(200, level=2.2)]), "warning"),
         (run(held(2.4, 2.39, 139)), "info"),
-        (run(held(2.4, 2.39, 140)), "warning"),
-        (run(flat_losses(200), loss_ops=ACTOR_CRITIC), None),
     ],
     "loss-divergence": [
         (run(flat_losses(200, noise=0.2)), None),  # it had no progress to lose
-        (run(LATE, LATE_NORMS), True),
         (run(LATE, LATE_NORMS, loss_ops=ACTOR_CRITIC), None),
-        (run(LATE, LATE_NORMS, loss_ops=VALUES), None),
     ],
     "divergence-ahead": [
         (run(LATE, LATE_NORMS), True),
         (run(LATE, LATE_NORMS, loss_ops=ACTOR_CRITIC), None),
-        (run(LATE, LATE_NORMS, loss_ops=VALUES), None),
     ],
     "loss-explosion": [
         (run([0.4, 0.3, 0.3, 0.1, 0.1, *[0.0] * 60]), None),  # gone within its first ten
         (run([*[2.3] * 12, *[40.0] * 10]), "critical"),
-        (run([*flat_losses(60), *flat_losses(60, level=9.0)]), "critical"),
-        (run([*flat_losses(60), *flat_losses(60, level=9.0)], loss_ops=VALUES), None),
         (run([*flat_losses(60), *flat_losses(60, level=9.0)], loss_ops=ACTOR_CRITIC), "info"),
     ],
     "loss-spike": [
         *((run(bend(falling_losses(200), range(100, 100 + n), lambda v: 20.0)), "warning") for n in (1, 4)),
         *((run(bend(falling_losses(200), range(100, 100 + n), lambda v: 20.0)), None) for n in (5, 30)),
-        (run(bend(falling_losses(200, noise=0.01), [150], lambda v: v + 0.5)), None),
     ],
     "periodic-loss-spikes": [
-        (spiky(40, 62, 84), "warning"),
-        (spiky(40, 62, 106), "warning"),
         (spiky(40, 62, 95), None),
-        (spiky(40, 43, 46), None),
         (spiky(40, 62), None),
         (spiky(40, 90, steps_per_epoch=50), "warning"),
         (spiky(*range(60, 300, 44), losses=falling_losses(300, pace=15.0, start=8.0)), "info"),
-        (spiky(*range(60, 300, 44), losses=falling_losses(300, pace=15.0, start=8.0), steps_per_epoch=44), "warning"),
     ],
     "overfitting": [
-        (run(falling_losses(400), val_losses={s: 1.0 if s < 200 else 1.1 for s in VALIDATED}), None),
-        (run(falling_losses(400), val_losses={s: 1.0 if s < 200 else 1.5 for s in VALIDATED}), "warning"),
         (run(BY_HEART, val_losses=validated(400, level=0.9)), "warning"),
         (run(BY_HEART, val_losses=validated(400, level=0.5)), None),
-        (run(falling_losses(400, floor=0.05, pace=15.0), val_losses=validated(400, level=0.9)), None),
     ],
     "training-above-validation": [
         (run(flat_losses(200), val_losses=validated(200, level=1.5), dropout={"drop": 0.7}), "warning"),
         (run(flat_losses(200), val_losses=validated(200, level=1.5), dropout={"drop": 0.69}), "info"),
-        (run(flat_losses(200), val_losses=validated(200, level=1.5)), "warning"),
-        (run(falling_losses(200), val_losses={s: 0.3 + 2 * math.exp(-s / 60) for s in range(19, 200, 20)}), None),
     ],
     "negated-loss": [
-        (negated(), "warning"),
-        (negated(loss_ops=["NegBackward0", "MeanBackward0", "MseLossBackward0"]), "warning"),
         (negated(loss_ops=["NegBackward0", "NegBackward0", "MeanBackward0", "MulBackward0"]), "warning"),
         (negated(loss_ops=["NegBackward0", "MeanBackward0", "LogSigmoidBackward0"]), None),
-        (negated(loss_ops=["MeanBackward0", "NllLossBackward0"]), None),
-        *((negated(objective=objective), None) for objective in ("game", "reward")),
         (negated(num_foreign_parameters=4), None),  # a game, as far as evidence goes
         (negated(optimizer_settings=[{"kind": "SGD", "lr": 0.1, "maximize": True}]), None),
         (run(falling_losses(60), loss_ops=MINUS), None),
     ],
     "loss-without-floor": [
-        (runaway(), "warning"),
-        (runaway(rate=1.0), None),
-        (runaway(cosine=0.5), None),
         (runaway(tuple(3.0 - 0.1 * s for s in range(80))), None),  # no faster than before
         (runaway(tuple(900.0 - 0.02 * s**2 for s in range(80))), None),  # above zero
-        (runaway(objective="reward"), None),
-        (runaway(num_foreign_parameters=4), None),
         (run([-0.1 * s for s in range(50)], [2.0**s for s in range(50)]), None),  # too few
-        (run([-0.01 * 1.1**s for s in range(200)], noisy_norms(200)), None),
         (run([-(1.0 * s**3) for s in range(200)], [1.0 + s**2 for s in range(200)]), "warning"),  # in any direction
-        (run([-(1.0 * s**3) for s in range(200)], [1.0 + s / 4.0 for s in range(200)]), None),
     ],
     "loss-gone": [
-        (run([2.3] * 7 + [2.2e-3] * 60), "warning"),
-        (run([2.3] * 7 + [2.4e-3] * 60), None),
         (run([2.3] * 35 + [1e-5] * 60), None),  # it took its time
-        (run([1e-7] * 7 + [1e-12] * 60), None),
-        (run([2.3] * 7 + [1e-5] * 12), None),
         (run([2.3] * 7 + [1e-5] * 93, loss_ops=["MultiMarginLossBackward0", LINEAR]), "info"),
     ],
     "loss-still-falling": [
         (run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0)), None),  # it may go on
-        (ended(run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0))), "warning"),
-        (ended(run(falling_losses(240, pace=40.0, floor=0.0, noise=0.0))), None),
         (ended(run(falling_losses(60, pace=15.0, floor=0.0, noise=0.0))), None),  # much of a little
-        (ended(run(falling_losses(60, pace=80.0, floor=0.0, noise=0.0))), None),
         (ended(run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0), window=50)), None),  # its begin is not kept
         (ended(run([2.3 - 0.06 * step for step in range(25)], loss_ops=(CROSS[0], LINEAR))), "info"),  # a smoke run
-        (ended(run([2.3 - 0.06 * step for step in range(26)], loss_ops=(CROSS[0], LINEAR))), "warning"),
         (ended(run([2.3 - 0.01 * step for step in range(100)], loss_ops=(CROSS[0], LINEAR))), "warning"),
-        (ended(run([2.3 - 0.01 * step for step in range(100)], loss_ops=("MeanBackward0", LINEAR))), None),
         *((ended(run([2.3 + s / 50 for s in range(num)])), None) for num in (16, 40, 60)),
-        (ended(run(flat_losses(100), loss_ops=(CROSS[0], LINEAR))), None),
     ],
     "one-side-wins": [
         (lasting(4.5), None),
-        (lasting(4.9), "warning"),
-        (lasting(0.7), None),
-        (lasting(0.05), None),
         (lasting(0.01), "warning"),
-        (lasting(6.0, objective="minimise"), None),
-        (lasting(6.0, objective="", num_foreign_parameters=0), None),
-        (lasting(6.0, objective="", num_foreign_parameters=6), "warning"),
         (lasting(6.0, loss_ops=("MeanBackward0", LINEAR)), None),  # of Wasserstein: without a bound
-        (lasting(6.0, loss_ops=()), None),
         (game(flat_losses(199, level=0.01, noise=1e-4)), None),
     ],
     "steps-too-large": [
         (sized(lr=0.031, num_steps=80), "warning"),
-        (sized(lr=0.029, num_steps=80), None),
         (sized(lr=0.031, num_steps=79), None),
         (sized(lr=0.031, losses=falling_losses(80, pace=15.0)), None),
-        (sized(lr=0.031, losses=held(2.3, 2.1)), "warning"),
-        (sized(lr=0.031, losses=held(2.3, 2.0)), None),
         (sized(lr=0.11, losses=held(2.3, 1.7)), "warning"),  # by more than the weights each step
-        (sized(lr=0.11, losses=held(2.3, 1.5)), None),
     ],
     "steps-too-small": [
-        (ended(sized(lr=4.9e-5)), "warning"),
-        (ended(sized(lr=5.1e-5)), None),
-        (ended(sized(lr=4.9e-5, num_steps=40)), "warning"),
         (ended(sized(lr=4.9e-5, num_steps=39)), None),
-        (ended(sized(lr=4.9e-5, losses=falling_losses(60, pace=15.0))), None),
         (ended(sized(lr=3e-5, losses=falling_losses(60, pace=150.0))), "warning"),  # moved by 0.018 in all
         (ended(sized(lr=4e-5, losses=falling_losses(60, pace=150.0))), None),  # by 0.024
         (ended(sized(lr=3e-5, losses=falling_losses(60, pace=25.0))), None),  # and learnt more than half
         (sized(lr=3e-5, num_steps=99), None),
-        (sized(lr=3e-5, num_steps=100), "warning"),
         (sized(lr=8e-5, losses=line(2e-3)), "warning"),
-        (sized(lr=8e-5, losses=line(2e-3, 199)), None),
-        (sized(lr=1.1e-4, losses=line(2e-3)), None),
         (sized(lr=8e-5, losses=line(7e-3)), None),  # half of it is gone
-        (sized(lr=8e-5, losses=line(0.0)), None),
     ],
     "learning-rate-unusual": [
-        (sized("Adam", 0.04, num_steps=80), None),
-        (sized("Adam", 0.06, num_steps=80), "warning"),
-        (sized("Adam", 0.06, num_steps=79), None),
         (sized("AdamW", 9e-7, num_steps=80), "warning"),
-        (sized("SGD", 2.9, num_steps=80), None),
         (sized("SGD", 3.1, num_steps=80), "warning"),
-        (sized("Adadelta", 1.0, num_steps=80), None),
-        (sized("Adadelta", 1e-3, num_steps=80), "warning"),
         (sized("Muon", 50.0, num_steps=80), None),  # its usual range is not known
         (sized("Adadelta", 1e-3, losses=line(2e-3)), "warning"),  # it falls steadily, slowly
-        (sized("Adadelta", 1e-3, losses=line(2e-3, 199)), "info"),
-        (sized(lr=0.1, losses=falling_losses(100, pace=15.0)), "info"),
-        (sized(lr=0.1, losses=held(2.3, 2.0)), "info"),
-        (sized(lr=0.1, losses=held(2.3, 2.1)), "warning"),
         (sized(lr=0.1, losses=held(2.3, 1.6, 210)), "warning"),  # with steps of the size of the weights it is too high
-        (sized(lr=0.1, std=1.0, losses=held(2.3, 1.6, 210)), "info"),
         *((sized(lr=0.25, losses=falling_losses(80, pace=20.0), objective=o), "warning") for o in ("reward", "game")),
-        (sized(lr=0.15, losses=falling_losses(80, pace=20.0)), "info"),
         (sized(lr=0.15, num_steps=100, objective="reward"), "info"),
         (sized(lr=0.25, losses=FALLING, initialization={}), "info"),  # weights that are not known
         (sized(lr=5.0, losses=FALLING, target_mean=100.0, target_std=10.0, loss_ops=HUBER), "info"),
-        (
-            sized(lr=25.0, losses=FALLING, target_mean=100.0, target_std=1.0, loss_ops=HUBER),
-            "warning",
-        ),
         (run(flat_losses(100), lrs=[1e-9 * (s + 1) for s in range(100)], optimizer_settings=settings()), None),
     ],
     "learning-rate-gone": [
-        *((run(flat_losses(150), lrs=[1e-3] * 50 + [lr] * 100), said) for lr, said in ((9e-6, True), (1.1e-5, None))),
-        (run(flat_losses(89), lrs=[1e-3] * 50 + [1e-6] * 39), None),
         (run(flat_losses(260), lrs=[1e-3] * 200 + [1e-6] * 60), None),  # a decay near the end
         (run(flat_losses(100), lrs=[1e-6] * 100), None),  # it never was higher
         (run(flat_losses(200), lrs=[5e-4 * (1 + math.cos(math.pi * s / 200)) for s in range(200)]), None),  # a cosine
@@ -378,10 +263,6 @@ LIMITS = {
         (run([2.3] * 50 + [1.05] * 100, lrs=[1e-3] * 50 + [1e-6] * 100), None),  # half is learnt
     ],
     "learning-rate-still-rising": [
-        (rising(200), "warning"),
-        (rising(199), None),
-        (ended(rising(100, begin=1e-9)), "warning"),
-        (run(flat_losses(200), lrs=[1e-5 * min(s + 1, 190) for s in range(200)]), "warning"),
         (run(flat_losses(200), lrs=[1e-5 * min(s + 1, 180) for s in range(200)]), None),  # a warm-up that has ended
         (run(flat_losses(200), lrs=[1e-5 * (s + 1 - 2 * (s == 50)) for s in range(200)]), None),  # it fell once
         (run(flat_losses(200), lrs=[1e-5 * s for s in range(200)]), None),
@@ -389,11 +270,8 @@ LIMITS = {
         (run([1.0] * 100 + [10.0 * 1.05**s for s in range(150)], lrs=[1e-3 * 1.03**s for s in range(250)]), "critical"),
     ],
     "loss-begins-high": [
-        (batches_run([90.0, *flat_losses(120, 4.0)], batch(output_std=40.0), loss_kind="cross-entropy"), "warning"),
         (batches_run([90.0, *flat_losses(50, 4.0)], batch(output_std=40.0), loss_kind="cross-entropy"), "info"),
-        (batches_run([90.0, *falling_losses(120)], batch(output_std=40.0), loss_kind="cross-entropy"), "info"),
         (batches_run([90.0, *flat_losses(120, 4.0)], batch(output_std=2.0), loss_kind="cross-entropy"), None),  # a sum
         (batches_run([2.0, *flat_losses(120, 4.0)], batch(output_std=40.0), loss_kind="cross-entropy"), None),
-        (batches_run([90.0, *flat_losses(120, 4.0)], batch(output_std=40.0), loss_kind=""), None),
     ],
 }
