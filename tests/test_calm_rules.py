@@ -7,12 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from fastguard.diagnosis import RULES
 from fastguard.diagnosis.causes import evidence_for
 
 from faulty_runs import BAD
 from made_runs import (
-    activity,
     batch,
     batches_run,
     bend,
@@ -21,11 +19,9 @@ from made_runs import (
     lost_losses,
     noisy_norms,
     run,
-    settings,
     signs_in,
     weights_run,
 )
-from records import make_record
 
 SPIKES = range(27, 300, 44)
 
@@ -76,11 +72,6 @@ def test_it_speaks(name):
     assert name in warned(SPEAKS[name])
 
 
-CALM = [*falling_losses(100, noise=0.02, pace=15.0, floor=0.1)]
-OTHER_DATA = [*CALM, *falling_losses(150, noise=0.02, start=2.0, floor=1.5, pace=20.0)]
-SGD = {"optimizer_settings": settings("SGD", lr=0.01, momentum=0.9), "lrs": [0.01] * 250}
-
-
 class TestAsksItself:
     """A model that gives its own targets has a loss that may rise."""
 
@@ -90,12 +81,6 @@ class TestAsksItself:
         own = batches_run(self.LOSSES, batch(with_grad=False), batch())
         assert not warned(own)
         assert "loss-explosion" in warned(batches_run(self.LOSSES, batch()))
-
-    def test_a_validation_now_and_then_is_none(self):
-        def now_and_then(step):
-            return batch(with_grad=step % 100 != 90)(step)
-
-        assert "loss-explosion" in warned(batches_run(self.LOSSES, now_and_then))
 
     def test_what_was_told_of_the_objective_goes_ahead(self):
         own = batches_run(self.LOSSES, batch(with_grad=False), batch(), objective="minimise")
@@ -116,23 +101,3 @@ class TestToldOnce:
         alone = [replace(one, severity="critical") if "told_by" in one.evidence else one for one in found]
         signs = [evidence_for(some, self.LOST) for some in (found, alone)]
         assert signs[0] == signs[1] != {}
-
-
-class TestLargeUpdates:
-    """Large updates are a remark while nothing is the worse for them, unless they killed units."""
-
-    RESTLESS = tuple([6.0] * 10 + restless(1.5, 0.9, 200))
-
-    def test_alone_they_are_a_remark(self):
-        history = weights_run(lambda step, name: 0.6, self.RESTLESS)
-        assert RULES["update-ratio-high"](history).severity == "warning"
-        assert not warned(history)
-
-    def test_they_are_told_of_a_loss_that_fell_to_nothing_less(self):
-        assert "update-ratio-high" in warned(weights_run(lambda step, name: 0.6, flat_losses(200)))
-
-    def test_they_are_told_where_units_died(self):
-        history = weights_run(lambda step, name: 0.6, self.RESTLESS)
-        died = activity("act", zero=1.0, dead=0.9)
-        history.add(make_record(210, 1.0, loss=1.5, lr=1e-3, activations=(died,)))
-        assert "update-ratio-high" in warned(history)

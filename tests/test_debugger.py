@@ -13,7 +13,6 @@ from fastguard import TrainingDebugger
 from fastguard.diagnosis import RULES, rule
 from fastguard.errors import UnsupportedTensorError
 
-KEYS = ["status", "issues", "recommendations", "gradient_healthy", "activation_issues"]
 has_monitor = importlib.util.find_spec("fastguard.observers.activations") is not None
 
 
@@ -30,19 +29,6 @@ def healthy_losses(count):
 
 
 class TestReport:
-    def test_healthy(self):
-        report = train(TrainingDebugger(), healthy_losses(60)).report()
-        assert report == dict(zip(KEYS, ["healthy", [], [], True, {}]))
-
-    def test_before_the_first_step(self):
-        assert TrainingDebugger().report() == dict(zip(KEYS, ["no-evidence", [], [], True, {}]))
-
-    def test_nan_loss_is_critical(self):
-        report = train(TrainingDebugger(), [*healthy_losses(10), math.nan]).report()
-        assert report["status"] == "critical"
-        assert any(issue.startswith("LOSS_EXPLOSION") for issue in report["issues"])
-        assert report["recommendations"] and report["gradient_healthy"] is True
-
     def test_nan_gradient_is_critical_and_named(self):
         debugger = train(TrainingDebugger(), healthy_losses(10))
         debugger.step(10, 0.1, {"a": torch.ones(2), "b": torch.tensor([math.nan])}, 1e-3)
@@ -51,22 +37,8 @@ class TestReport:
         assert any("NaN" in issue for issue in report["issues"])
         assert debugger.history.first_events[0].names == ("b",)
 
-    def test_large_norm_is_a_warning(self):
-        report = train(TrainingDebugger(), healthy_losses(10), lambda step: [torch.full((4,), 1e3)]).report()
-        assert (report["status"], report["gradient_healthy"]) == ("warning", False)
-        assert "Exploding gradients: norm 2e+03 is above 1000" in report["issues"]
-
-    def test_rules_speak_too(self):
-        losses = [2.3 - step / 50 for step in range(100)] + [9.0] * 20
-        report = train(TrainingDebugger(), losses).report()
-        assert report["status"] == "critical"
-        assert any(issue.startswith("learning-rate-too-high: ") for issue in report["issues"])
-
 
 class TestQuickCheck:
-    def test_true_before_five_steps(self):
-        assert train(TrainingDebugger(), [math.nan] * 4).quick_check() is True
-
     @pytest.mark.parametrize(
         ("losses", "gradient", "expected"),
         [
@@ -83,20 +55,6 @@ class TestQuickCheck:
 
 
 class TestStep:
-    def test_arrays_and_tensors_alike(self):
-        numpy = pytest.importorskip("numpy")
-        debugger = TrainingDebugger()
-        debugger.step(0, numpy.float32(1.5), [numpy.array([3.0]), torch.tensor([4.0], dtype=torch.float16)], 0.1)
-        assert debugger.last_gradients.norm == 5.0
-        assert debugger.history.loss == [1.5]
-
-    def test_tensor_losses_and_missing_gradients(self):
-        debugger = TrainingDebugger()
-        loss = torch.tensor(2.0, requires_grad=True)
-        debugger.step(3, loss, [None, torch.ones(4)], 0.1, val_loss=torch.tensor([2.5]))
-        assert (debugger.history.step, debugger.history.loss, debugger.history.val_loss) == ([3], [2.0], [2.5])
-        assert list(debugger.history.tensors) == ["tensor1"]
-
     def test_what_is_no_list_is_refused(self):
         with pytest.raises(TypeError, match="`gradients` must be a list of tensors or arrays, or a dict"):
             TrainingDebugger().step(0, 1.0, torch.ones(3), 0.1)

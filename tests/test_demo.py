@@ -85,12 +85,6 @@ class TestPage:
         monkeypatch.setattr(webbrowser, "open", lambda address: asked.append(address) is None)
         return asked
 
-    def test_is_written_over_and_named(self, log, opened):
-        path = log.with_name("run.html")
-        path.write_text("old")
-        assert training.page_line(log, path, opens=False) == f"the page, to open in a browser: {path}"
-        assert "after 30 steps" in path.read_text() and opened == []
-
     def test_is_opened(self, log, opened, monkeypatch):
         path = log.with_name("run.html")
         assert training.page_line(log, path, opens=True).endswith(f"browser: {path}") and opened == [path.as_uri()]

@@ -11,16 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-import fastguard
 from fastguard.commands import cli
 from fastguard.commands.diagnose import EXIT_CODES, EXIT_UNREADABLE
 from fastguard.diagnosis import RULES
 from fastguard.records import StepStats, TrainingHistory
 from fastguard.records.samples import WeightStats
 from fastguard.report import build_report
-from fastguard.sinks import JsonlSink, read_jsonl
+from fastguard.sinks import JsonlSink
 
 from made_runs import activity, bend, falling_losses, noisy_norms
 from records import make_bad_record, make_batch, make_record, make_row, make_table
@@ -52,18 +50,9 @@ def healthy(tmp_path):
 
 
 class TestExitCode:
-    def test_healthy(self, healthy, capsys):
-        assert cli.main(["diagnose", healthy]) == 0
-        assert capsys.readouterr().out.startswith("HEALTHY after 200 steps")
-
     def test_a_folder_stands_for_the_newest_log_in_it(self, healthy, capsys):
         assert cli.main(["diagnose", os.path.dirname(healthy)]) == 0
         assert capsys.readouterr().out.startswith("HEALTHY after 200 steps")
-
-    def test_warnings(self, tmp_path, capsys):
-        steps = records(bend(falling_losses(200), [150], lambda v: 30.0))
-        assert cli.main(["diagnose", write(tmp_path / "run.jsonl", steps)]) == 1
-        assert "[warning] loss-spike, step 150" in capsys.readouterr().out
 
     def test_critical(self, tmp_path, capsys):
         path = write(tmp_path / "run.jsonl", records([*falling_losses(99), math.nan], bad=[99]))
@@ -104,12 +93,10 @@ class TestExitCode:
     @pytest.mark.parametrize(
         ("lines", "code"),
         [
-            ([{"step": 0}], 4),
             ([{"step": s, "loss": 1.0 + s % 3} for s in range(40)], 4),  # a log without a gradient is not one of zeros
             ([{"step": s, "loss": 1.0, "grad/norm": 0.0} for s in range(9)], 4),
             ([{"step": s, "loss": 1.0, "grad/norm": 0.0} for s in range(10)], 2),
             ([{"step": s, "loss": 1.0 / (s + 1), "grad/norm": 1.0} for s in range(9)], 0),
-            ([{"step": s, "loss": math.nan} for s in range(9)], 2),
         ],
     )
     def test_no_run_is_healthy_without_a_gradient(self, lines, code, tmp_path, capsys):
@@ -159,22 +146,6 @@ class TestDiagnose:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
             assert done.returncode == 0, done.stderr
-
-    def test_knows_of_the_model_what_the_guard_knew(self, tmp_path, capsys):
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-        model[2].weight.requires_grad_(False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        fastguard.wrap(optimizer, model, sinks=[JsonlSink(tmp_path / "run.jsonl")])
-        for _ in range(60):
-            model(torch.randn(3, 4, generator=torch.Generator().manual_seed(0))).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        optimizer.guard.close()
-        assert cli.main(["diagnose", str(tmp_path / "run.jsonl")]) == 1
-        assert "Likely cause: frozen-parameters" in capsys.readouterr().out
-        log = read_jsonl(tmp_path / "run.jsonl")
-        assert [line["step"] for line in log] == list(range(60))
-        assert log.model["without_gradient"] == ["2.weight"] and log.model["backward_per_step"] == 1
 
 
 class TestRules:

@@ -64,17 +64,6 @@ class GatedMlp(nn.Module):
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-def deep_tanh(depth: int = 6, width: int = 16, gain: float = 20.0) -> nn.Sequential:
-    """Layers of tanh behind weights that are far too large."""
-    layers: list[nn.Module] = []
-    for _ in range(depth):
-        linear = nn.Linear(width, width)
-        with torch.no_grad():
-            linear.weight.mul_(gain)
-        layers += [linear, nn.Tanh()]
-    return nn.Sequential(*layers)
-
-
 def relu_net(dead: tuple[int, ...] = (), width: int = 12) -> nn.Sequential:
     """Two hidden layers of ReLU; the units `dead` of the second have a bias far below zero."""
     net = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))

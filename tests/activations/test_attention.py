@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import itertools
 import math
 
 import choosing_models
@@ -12,11 +10,9 @@ import torch
 from choosing_models import Block, Heads, Language
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 import fastguard
 from fastguard import ActivationMonitor
-from fastguard.diagnosis import RULES
 from fastguard.observers.activations import attention
 from fastguard.observers.activations.attention import attention_extracts
 from fastguard.observers.tensors import Extract
@@ -105,19 +101,6 @@ class TestWhatIsComputed:
         }[kind]
         assert figures(attention_extract(q, k, None, mask)) == pytest.approx(truth(q, k, mask), rel=1e-5)
 
-    def test_a_query_without_keys_says_nothing(self):
-        q = self.draw(1, 1, 4, 8)
-        mask = torch.ones(4, 4, dtype=torch.bool)
-        mask[2] = False
-        extract = attention_extract(q, q, None, mask)
-        assert extract.values.isfinite().all() and extract.entropy[0, 2].isnan()
-        assert figures(extract) == pytest.approx(truth(q, q, mask), rel=1e-5)
-
-    def test_bfloat16_is_read_in_float32_and_overflow_is_seen(self):
-        q = self.draw(1, 2, 5, 8).bfloat16()
-        assert figures(attention_extract(q, q)) == pytest.approx(truth(q, q), rel=1e-5)
-        assert attention_extract(torch.full_like(q, math.nan), q).values.isnan().all()
-
     def test_of_a_large_call_a_few_queries_and_each_head_in_turn(self):
         q, k = self.draw(5, 40, 100, 4), self.draw(5, 40, 100, 4)
         q[:, 17] *= 100.0  # one head of forty
@@ -126,18 +109,15 @@ class TestWhatIsComputed:
         assert [float(one.largest.max()) > 50 for one in found].count(True) == 1
         assert attention_extract(q, k).values[..., -1, :].sum(-1).allclose(torch.ones(()))
 
-    def test_memory_is_bounded(self, monkeypatch):
-        q, k = self.draw(4, 8, 10, 8), self.draw(4, 8, 10, 8).bfloat16()
-        whole = attention_extract(q, k)
-        monkeypatch.setattr(attention, "_PART_CPU", 64)
-        parts = list(attention_extracts(q, k))
-        assert all(part.values.numel() <= 64 for part in parts)
-        assert torch.cat([part.entropy.flatten() for part in parts]).allclose(whole.entropy.flatten(), atol=1e-6)
-
     def test_what_cannot_be_read_is_said(self):
         q = torch.ones(1, 2, 4, 8)
         assert attention_extract(q.to("meta"), q.to("meta")) == "a tensor without values"
         assert attention_extract(q[:, :, :0], q) == "nothing to attend to"
+
+    def test_bfloat16_is_read_in_float32_and_overflow_is_seen(self):
+        q = self.draw(1, 2, 5, 8).bfloat16()
+        assert figures(attention_extract(q, q)) == pytest.approx(truth(q, q), rel=1e-5)
+        assert attention_extract(torch.full_like(q, math.nan), q).values.isnan().all()
 
 
 def attended(monitor):
@@ -156,16 +136,6 @@ class TestWhoIsSeen:
         assert list(found) == ["0", "1.1"]
         assert 0.0 < found["0"].entropy < 1.0 and found["0"].max_logit is not None and found["0"].load is None
 
-    def test_multihead_attention_and_encoder_layers(self):
-        model = nn.ModuleDict({"mha": nn.MultiheadAttention(16, 2), "layer": nn.TransformerEncoderLayer(16, 2, 8)})
-        monitor = ActivationMonitor(model, every=1)
-        monitor.follow_guard()
-        model["mha"](self.x, self.x, self.x, need_weights=False)
-        model["mha"](self.x, self.x, self.x)  # weights are asked for: written out by torch
-        model["layer"](self.x)
-        monitor.end_step(0)
-        assert list(attended(monitor)) == ["mha", "layer.self_attn"]
-
     def test_two_calls_of_one_module_are_told_apart(self):
         class Both(nn.Module):
             def forward(self, x):
@@ -177,16 +147,6 @@ class TestWhoIsSeen:
         found = attended(monitor)
         assert list(found) == ["1", "1#2"] and found["1#2"].max_logit == pytest.approx(3 * found["1"].max_logit)
 
-    def test_another_model_and_calls_of_nobody_are_left_out(self):
-        model, other = nn.Sequential(Heads()), Heads()
-        monitor = ActivationMonitor(model)
-        with torch.no_grad():
-            other(self.x)
-            F.scaled_dot_product_attention(self.x, self.x, self.x)
-            model.eval()(self.x)
-        model.train()(self.x)
-        assert list(attended(monitor)) == ["0"]
-
     def test_selection_and_switching_off(self):
         model = nn.Sequential(Heads(), Heads())
         for settings, names in (({"exclude": "^0"}, ["1"]), ({"modules": "^0"}, ["0"]), ({"attention": False}, [])):
@@ -194,14 +154,6 @@ class TestWhoIsSeen:
             model(self.x)
             assert list(attended(monitor)) == names
             monitor.detach()
-
-    @pytest.mark.slow  # importing checkpoints takes seconds
-    def test_recomputation_is_not_counted_twice(self):
-        model = nn.Sequential(Heads())
-        monitor = ActivationMonitor(model)
-        x = self.x.clone().requires_grad_()
-        torch.utils.checkpoint.checkpoint(model, x, use_reentrant=True).sum().backward()
-        assert list(attended(monitor)) == ["0"]
 
     def test_a_failure_stops_no_forward_pass(self, monkeypatch, caplog):
         model = nn.Sequential(Heads())
@@ -211,6 +163,16 @@ class TestWhoIsSeen:
         optimizer.step()
         assert "ZeroDivisionError" in optimizer.guard.activations.skipped["0[attention]"]
         assert "0" in {r.name for r in optimizer.guard.last.activations}
+
+    def test_multihead_attention_and_encoder_layers(self):
+        model = nn.ModuleDict({"mha": nn.MultiheadAttention(16, 2), "layer": nn.TransformerEncoderLayer(16, 2, 8)})
+        monitor = ActivationMonitor(model, every=1)
+        monitor.follow_guard()
+        model["mha"](self.x, self.x, self.x, need_weights=False)
+        model["mha"](self.x, self.x, self.x)  # weights are asked for: written out by torch
+        model["layer"](self.x)
+        monitor.end_step(0)
+        assert list(attended(monitor)) == ["mha", "layer.self_attn"]
 
 
 class TestWhatIsLeftBehind:
@@ -250,50 +212,6 @@ class TestWhatIsLeftBehind:
         monitors[1 - first].detach()
         assert F.scaled_dot_product_attention is ORIGINAL
 
-    def test_after_a_pass_that_raised_and_a_monitor_that_is_gone(self):
-        model = nn.Sequential(Heads(), nn.Linear(3, 3))
-        monitor = ActivationMonitor(model)
-        with pytest.raises(RuntimeError, match="shapes"):
-            model(torch.ones(1, 3, 16))
-        assert attended(monitor) == {}
-        del monitor
-        gc.collect()
-        assert F.scaled_dot_product_attention is ORIGINAL
-
-    def test_a_function_that_was_put_there_meanwhile_stays(self, monkeypatch):
-        calls = itertools.count()
-        monitor = ActivationMonitor(model := nn.Sequential(Heads()))
-        below = F.scaled_dot_product_attention
-        monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: (next(calls), below(*a, **k))[1])
-        model(torch.ones(1, 3, 16))
-        monitor.detach()
-        model(torch.ones(1, 3, 16))
-        assert next(calls) == 2 and list(attended(monitor)) == ["0"]
-        monkeypatch.setattr(F, "scaled_dot_product_attention", ORIGINAL)
-        attention._replaced.clear()
-
-
-class Broken(nn.Module):
-    """A module in which the graph breaks ahead of attention."""
-
-    def __init__(self):
-        super().__init__()
-        self.heads = Heads()
-        self.heads.q.register_forward_hook(lambda *_: torch._dynamo.graph_break())
-
-    def forward(self, x):
-        return self.heads(x)
-
-
-class Stored(Language):
-    """Recomputes its blocks in the backward pass."""
-
-    def forward(self, x):
-        y = self.tokens(x) + self.places.weight[: x.shape[1]]
-        for block in self.blocks:
-            y = checkpoint(block, y, use_reentrant=False)
-        return self.head(y)
-
 
 def each_block(model):
     for block in model.blocks:
@@ -308,13 +226,6 @@ def whole(model, **settings):
 COMPILED = {
     "whole": (Language, [lambda: Heads(num_keys=2), lambda: Heads(imported=True)], whole),
     "block by block": (Language, [Heads, Heads], each_block),
-    "recomputed": (Stored, [Heads, Heads], whole),
-    "with a break": (Language, [Broken, Heads], lambda model: whole(model, backend="eager", fullgraph=False)),
-    "multi-head": (
-        Language,
-        [lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)],
-        whole,
-    ),
 }
 
 
@@ -344,7 +255,7 @@ class TestWithinACompiledGraph:
         found = {r.name: (r.entropy, r.max_logit) for r in records if "[attention]" in r.name}
         return losses, found, torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
-    @pytest.mark.parametrize("name", [name for name in COMPILED if name != "multi-head"])
+    @pytest.mark.parametrize("name", COMPILED)
     def test_each_layer_is_seen_and_training_stays_to_the_bit(self, name):
         plain, _, _ = self.train(name)
         guarded, found, num_graphs = self.train(name, attention=True)
@@ -354,32 +265,3 @@ class TestWithinACompiledGraph:
         for record, figures in found.items():
             assert figures == pytest.approx(expected[record], rel=1e-4)
         assert name != "whole" or num_graphs == 3  # as with attention=False: it is in that of the sampled steps
-
-    def test_what_torch_takes_whole_into_the_graph_is_not_seen(self):
-        plain, _, _ = self.train("multi-head")
-        guarded, found, _ = self.train("multi-head", attention=True)
-        assert guarded == plain and found == {}
-
-
-def test_queries_that_are_far_too_large_are_found():
-    torch.manual_seed(0)
-    model = Language(Block(Heads(), nn.Linear(16, 16)))
-    optimizer = fastguard.wrap(
-        torch.optim.SGD(model.parameters(), lr=1e-3), model, activations={"every": 2, "overhead_budget": None}
-    )
-    for step in range(30):
-        if step == 10:
-            with torch.no_grad():
-                model.blocks[0].attn.q.weight.mul_(1e4)
-                model.blocks[0].attn.kv.weight.mul_(10.0)
-        x = torch.randint(11, (4, 12))
-        loss = F.cross_entropy(model(x).flatten(0, 1), x.flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        optimizer.guard.observe(loss=loss)
-    history = optimizer.guard.history
-    large, collapse = RULES["attention-logits-large"](history), RULES["attention-collapse"](history)
-    assert large.severity in ("warning", "critical") and "from" in large.summary
-    assert large.layers == collapse.layers == ("blocks.0.attn[attention]",)
-    optimizer.guard.close()

@@ -33,11 +33,6 @@ def test_in_the_report(history):
     assert drawn == {"relu": [None] * 3, "attn[attention]": [0.25, 123.0, None], "moe.gate[router]": [0.5, None, 0.9]}
 
 
-def test_nothing_of_it_where_there_is_none():
-    report = build_report(with_activities(activity("relu")))
-    assert len(sample_tables(report.modules, ())) == 1 and "entropy" not in page_rows(report)["columns"]
-
-
 def test_in_figures(history):
     pytest.importorskip("plotly", reason="plotly is not installed")
     rows = lambda value: plot_activations(history, value).data[0].y  # noqa: E731

@@ -1,4 +1,4 @@
-"""Sound models with attention and experts, of ten kinds: no rule on their choices may speak."""
+"""Sound models with attention and experts, of four kinds: no rule on their choices may speak."""
 
 from __future__ import annotations
 
@@ -18,27 +18,6 @@ ASKED = ("attention-logits-large", "attention-collapse", "unused-experts", "rout
 class Mlp(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-
-
-class Encoder(Language):
-    def __init__(self):
-        layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1, batch_first=True)
-        super().__init__(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
-
-
-class Translator(nn.Module):
-    """Self-attention and attention to a memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(11, 16), nn.Embedding(24, 16)
-        self.layer = nn.TransformerDecoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(16, 11)
-
-    def forward(self, x):
-        y = self.tokens(x) + self.places.weight[: x.shape[1]]
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
-        return self.head(self.layer(y, y.flip(1), tgt_mask=mask, tgt_is_causal=True))
 
 
 def counting(generator):
@@ -63,15 +42,9 @@ def chain(generator):
 
 
 KINDS = {
-    "causal, counting": (lambda: Language(*(Block(Heads(), Mlp()) for _ in range(2))), counting),
     "causal, copying": (lambda: Language(*(Block(Heads(), Mlp()) for _ in range(2))), copying),
-    "normalised queries and keys": (lambda: Language(Block(Heads(normed=True), Mlp())), chain),
     "grouped queries, dropout": (lambda: Language(Block(Heads(num_keys=2, dropout=0.1), Mlp())), chain),
-    "one head for all keys": (lambda: Language(Block(Heads(num_keys=1), Mlp())), counting),
-    "encoder layers": (Encoder, copying),
-    "decoder with memory": (Translator, copying),
     "two of eight experts, balanced": (lambda: Language(Block(Heads(), Experts())), counting),
-    "one of four experts, balanced": (lambda: Language(Block(Heads(), Experts(num=4, top_k=1))), chain),
     "stacked experts, from their own": (lambda: Language(Block(Heads(), StackedMoe(num=4))), chain),
 }
 

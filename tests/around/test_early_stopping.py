@@ -95,18 +95,6 @@ def test_the_best_model_is_put_back_in_place(values, what):
     assert EarlyStopping(1, restore_best=True)(model, math.nan) and (model[0].weight == 7).all()
 
 
-def test_tensors_that_are_gone_at_a_better_value_are_forgotten():
-    model = nn.Sequential(nn.Linear(2, 2))
-    model.adapter = nn.Linear(2, 2)
-    stop = EarlyStopping(2, restore_best=True)
-    assert not stop(model, 1.0)
-    del model.adapter  # merged, say
-    fill(model, 1)
-    assert not stop(model, 0.5) and stop.state_dict()["kept"].keys() == {"0.weight", "0.bias"}
-    fill(model, 2)
-    assert not stop(model, 0.9) and stop(model, 0.9) and (model[0].weight == 1).all()
-
-
 def test_trap_27_after_a_rollback_patience_begins_anew():
     _, optimizer = make_guarded()
 

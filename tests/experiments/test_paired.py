@@ -20,19 +20,6 @@ def test_effect_and_t_are_those_of_the_paired_differences():
     assert (found.verdict, found.num_steps) == ("helps", 8)
 
 
-def test_the_first_quarter_is_left_out():
-    found = compare([9.0] * 10 + [2.0, 2.1] * 15, [1.0] * 10 + [1.0, 1.0] * 15)
-    assert found.effect == pytest.approx(1.05) and found.num_steps == 40
-
-
-def test_common_noise_cancels():
-    noise = [math.sin(7.0 * i) for i in range(40)]
-    base = [5.0 + 3.0 * x for x in noise]
-    arm = [4.8 + 3.0 * x + 0.01 * (-1) ** i for i, x in enumerate(noise)]
-    assert compare(base, arm).verdict == "helps" and compare(arm, base).verdict == "harms"
-    assert compare(base, arm).effect == pytest.approx(-compare(arm, base).effect)
-
-
 @pytest.mark.parametrize(
     ("base", "arm", "verdict"),
     [
@@ -51,17 +38,6 @@ def test_common_noise_cancels():
 )
 def test_verdicts(base, arm, verdict):
     assert compare(base, arm).verdict == verdict
-
-
-def test_one_spike_decides_nothing():
-    base, arm = [1.0, 1.1] * 20, [0.8, 0.95] * 20
-    arm[25] = 1e30
-    found = compare(base, arm)
-    assert found.verdict == "helps" and 0.1 < found.effect < 0.2
-
-
-def test_a_finite_divergence_harms():
-    assert compare([1.0, 1.1] * 20, [1.0 * 1.5**i for i in range(40)]).verdict == "harms"
 
 
 def test_a_difference_counts_from_twice_that_between_seeds_on():
@@ -89,8 +65,3 @@ def test_text_says_effect_steps_and_t():
     )
     assert compare([1.0] * 40, [1.0, NAN]).text("x") == "Tried: with x the loss becomes NaN or Inf after 1 steps."
     assert "only 3 steps" in compare([1.0] * 3, [1.0] * 3).text("x")
-
-
-def test_only_what_helps_speaks_for_a_cause():
-    ratios = [compare([1.0, 1.1] * 20, [f * 1.0, f * 1.1] * 20).ratio for f in (0.5, 1.0, 2.0)]
-    assert ratios[0] > 1.0 > ratios[1] > ratios[2] and compare([], []).ratio == 1.0

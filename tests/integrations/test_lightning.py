@@ -250,27 +250,3 @@ def test_half_precision(tmp_path, precision):
     fit(tmp_path, model, [guarding], **({"precision": precision} if precision else with_scaler()))
     assert_norms(sink, model.norms)
     assert [record.loss for record in sink.records] == pytest.approx(model.losses, rel=1e-2)
-
-
-def test_an_exception_gives_the_limit_back(tmp_path):
-    class Failing(Regression):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            if batch_idx == 2:
-                raise RuntimeError("out of data")
-            return super().training_step(batch, batch_idx)
-
-    guarding, sink = callback()
-    trainer = lightning.Trainer(
-        default_root_dir=tmp_path,
-        callbacks=[guarding],
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        gradient_clip_val=0.1,
-    )
-    with pytest.raises(RuntimeError, match="out of data"):
-        trainer.fit(Failing(), loader())
-    assert trainer.gradient_clip_val == 0.1
-    assert len(sink.records) == 2

@@ -158,18 +158,3 @@ def test_a_guarded_training_goes_on_as_if_nothing_had_been():
         seen = [(r.norm, r.loss, r.activations, r.weights, r.batches) for r in sink.records]
         runs.append((repr(seen), model.state_dict(), optimizer.guard.history.num_steps))
     assert same(*runs) and runs[0][2] == 12
-
-
-def test_a_loader_gives_the_same_batches_afterwards():
-    data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randint(3, (40,)))
-    model, optimizer, _ = make()
-    orders = []
-    for ask in (False, True):
-        loader = torch.utils.data.DataLoader(
-            data, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(3)
-        )
-        torch.manual_seed(4)
-        if ask:
-            fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), loader, **SHORT)
-        orders.append([x for x, _ in loader])
-    assert same(*orders)

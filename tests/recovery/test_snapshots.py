@@ -62,40 +62,6 @@ def test_before_the_first_step_there_is_no_state() -> None:
     assert not optimizer.state
 
 
-@pytest.mark.parametrize("which", ["parameter", "state"])
-def test_a_graph_of_what_was_there_before_fails(which: str) -> None:
-    p = nn.Parameter(torch.ones(3))
-    optimizer, snapshot = torch.optim.SGD([p], lr=0.1, momentum=0.9), Snapshot()
-    p.grad = torch.ones(3)
-    optimizer.step()
-    snapshot.take([optimizer], [], [], with_random_state=False)
-    used = p if which == "parameter" else optimizer.state[p]["momentum_buffer"].requires_grad_()
-    loss = used.square().sum()
-    snapshot.restore()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-def test_groups_and_parameters_that_came_later_stay_without_state() -> None:
-    model = make_model()
-    first, last = model[0], model[2]
-    for p in last.parameters():
-        p.requires_grad_(False)
-    optimizer = torch.optim.Adam(first.parameters())
-    take_step(model, optimizer, 0)
-    snapshot = Snapshot()
-    _take(snapshot, model, optimizer)
-    then = first.weight.detach().clone()
-    for p in last.parameters():
-        p.requires_grad_(True)
-    optimizer.add_param_group({"params": list(last.parameters())})
-    take_step(model, optimizer, 1)
-    snapshot.restore()
-    assert torch.equal(first.weight, then) and len(optimizer.param_groups) == 2
-    assert set(optimizer.state) == set(first.parameters())
-    take_step(model, optimizer, 2)
-
-
 class Odd(torch.optim.Optimizer):
     """Keeps plain numbers in its state, its groups and itself, and tensors of many kinds."""
 
@@ -152,76 +118,8 @@ def test_odd_tensors_and_plain_numbers(dtype: torch.dtype) -> None:
     assert optimizer.window.maxlen == 3
 
 
-def test_tied_weights_are_copied_once_and_memory_is_used_again() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[1].weight = model[0].weight
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    snapshot = Snapshot()
-    _take(snapshot, model, optimizer)
-    assert sum(values.nbytes for values in snapshot._copies) == 4 * (16 + 4 + 4)
-    places = [values.data_ptr() for values in snapshot._copies]
-    _take(snapshot, model, optimizer)
-    assert [values.data_ptr() for values in snapshot._copies] == places
-
-
-def test_schedules_go_on() -> None:
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    snapshot = Snapshot()
-    _take(snapshot, model, optimizer)
-    optimizer.param_groups[0].update(lr=0.05, momentum=0.8, weight_decay=0.1, initial_lr=0.1)
-    snapshot.restore()
-    group = optimizer.param_groups[0]
-    assert (group["lr"], group["momentum"], group["weight_decay"], group["initial_lr"]) == (0.05, 0.8, 0.1, 0.1)
-
-
-def test_what_else_is_given_goes_back_too() -> None:
-    model = make_model()
-    average = torch.optim.swa_utils.AveragedModel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    snapshot = Snapshot()
-    take_step(model, optimizer, 0)
-    average.update_parameters(model)
-    _take(snapshot, model, optimizer, state=(average,))
-    saved = copy.deepcopy(average.state_dict())
-    for _ in range(2):
-        take_step(model, optimizer, 1)
-        average.update_parameters(model)
-        snapshot.restore()
-        assert_identical(dict(average.state_dict()), dict(saved))
-
-
 def _fill(loss: float = 1.0) -> Any:
     return lambda snapshot: setattr(snapshot, "loss", loss)
-
-
-def test_only_what_was_outlived_in_health_counts() -> None:
-    snapshots = Snapshots(keep=3, quarantine=5, least=2)
-    snapshots.take(0, _fill(2.0), is_proved=True)
-    snapshots.take(10, _fill(1.0))
-    snapshots.prove(12, is_healthy=True)
-    assert snapshots.choose(older=False).step == 0
-    snapshots.take(20, _fill(1.5))
-    snapshots.prove(22, is_healthy=False)  # the rise had begun when it was taken
-    snapshots.prove(26, is_healthy=True)
-    assert [one.is_proved for one in snapshots] == [False, True]
-    snapshots.prove(27, is_healthy=True)
-    assert [one.is_proved for one in snapshots] == [True, True]
-    assert snapshots.best().loss == 1.5
-
-
-def test_fewer_steps_are_enough_where_a_blow_falls() -> None:
-    for is_blow, at, step in ((True, 13, 10), (False, 13, 0), (True, 11, 0)):  # 11: one step is not
-        snapshots = Snapshots(keep=3, quarantine=5, least=2)
-        snapshots.take(0, _fill(), is_proved=True)
-        snapshots.take(10, _fill())
-        snapshots.prove(at - 1, is_healthy=True)
-        snapshots.prove(at, is_healthy=False, is_blow=is_blow)
-        snapshots.prove(at + 1, is_healthy=False)
-        assert snapshots.proved is not None and snapshots.proved.step == step
-        snapshots.prove(at + 2, is_healthy=True)  # it was one batch: it has to wait again
-        assert snapshots.choose(older=False).step == 0
-        assert not any(one.counts for one in snapshots if one.step)
 
 
 def test_the_last_that_counts_is_never_written_over_and_an_older_one_gives_up_what_came_after_it() -> None:

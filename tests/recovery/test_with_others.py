@@ -50,28 +50,6 @@ def test_several_optimizers_go_back_together(way: str) -> None:
     assert len(guard.recoveries) == 1 and max(losses[-20:]) < 2.0 * max(losses[40:60])
 
 
-def test_accumulated_gradients_of_the_abandoned_model_are_not_taken() -> None:
-    model = make()
-    guarded = wrapped(model)
-    for step in range(80):
-        if step == 60:
-            ruin(model)
-        guarded.zero_grad()
-        for micro in range(3):
-            loss = loss_of(model, 3 * step + micro) / 3
-            loss.backward()
-        before = [p.detach().clone() for p in model.parameters()]
-        told = len(guarded.guard.recoveries)
-        guarded.step()
-        guarded.guard.observe(loss=loss)
-        if len(guarded.guard.recoveries) > told:
-            kept = guarded.guard._rescue._keeper.snapshots.best()
-            assert kept is not None
-            now = [p.detach().clone() for p in model.parameters()]
-            assert not any(torch.equal(a, b) for a, b in zip(now, before, strict=True))
-    assert len(guarded.guard.recoveries) == 1
-
-
 def test_the_random_state_and_what_is_given_go_back_on_demand() -> None:
     class Counter:
         def __init__(self) -> None:

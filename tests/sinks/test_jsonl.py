@@ -60,18 +60,6 @@ class TestWriting:
             assert math.isnan(line.pop(key)) and math.isnan(expected.pop(key))
         assert line == expected
 
-    def test_nonfinite_values_and_numbers_of_other_libraries(self, tmp_path):
-        numpy = pytest.importorskip("numpy", reason="needs numpy")
-        path = tmp_path / "run.jsonl"
-        with JsonlSink(path) as sink:
-            sink.write(make_record(0, loss=math.inf, val_loss=-math.inf, loss_scale=math.nan, clip_coef=math.nan))
-            sink.write(make_record(1, loss=numpy.float32(0.5), lr=numpy.float64("nan")))
-        log = read_jsonl(path)
-        assert (log[0]["loss"], log[0]["val_loss"], log[1]["loss"]) == (math.inf, -math.inf, 0.5)
-        assert all(map(math.isnan, (log[0]["loss_scale"], log[0]["clip/coef"], log[1]["lr"])))
-        for line in path.read_text().splitlines():
-            json.loads(line, parse_constant=refuse)
-
     def test_tensors_may_have_any_name(self, tmp_path):
         names, path = ["NaN", "ü\ud800\u2028\n"], tmp_path / "run.jsonl"
         with JsonlSink(path) as sink:
@@ -93,13 +81,6 @@ class TestWriting:
         if every:
             assert log[0]["tensors"]["w"][:8] == [4, 4.0, 4.0, 1.0, 1.0, 0, 0, 0]
 
-    def test_appends_or_empties_the_file(self, tmp_path):
-        path = tmp_path / "run.jsonl"
-        for step, append in [(0, True), (1, True), (2, False), (3, True)]:
-            with JsonlSink(path, append=append) as sink:
-                sink.write(make_record(step))
-        assert steps_in(path) == [2, 3]
-
     def test_errors(self, tmp_path):
         with pytest.raises(OSError, match=r"directory"):
             JsonlSink(tmp_path)
@@ -117,6 +98,13 @@ class TestWriting:
             sink.write(make_record(0))
             sink.write(make_record(1))
         assert steps_in(sink.path) == [0, 1]
+
+    def test_appends_or_empties_the_file(self, tmp_path):
+        path = tmp_path / "run.jsonl"
+        for step, append in [(0, True), (1, True), (2, False), (3, True)]:
+            with JsonlSink(path, append=append) as sink:
+                sink.write(make_record(step))
+        assert steps_in(path) == [2, 3]
 
 
 class TestCutOffLines:
@@ -139,13 +127,6 @@ class TestCutOffLines:
             is_torn = first_line < size < len(content) - 1
             assert [line["step"] for line in log] == ([0, 2] if size < len(content) - 1 else [0, 1, 2])
             assert log.skipped_lines == ([2] if is_torn else []) and log.num_skipped == int(is_torn)
-
-    def test_zeros_left_by_a_file_system(self, whole):
-        whole.write_bytes(whole.read_bytes() + bytes(100))
-        with JsonlSink(whole) as sink:
-            sink.write(make_record(2))
-        log = read_jsonl(whole)
-        assert ([line["step"] for line in log], log.skipped_lines) == ([0, 1, 2], [3])
 
     def test_other_files_are_refused(self, whole):
         whole.write_text("step,loss\n0,1.0\n")

@@ -47,11 +47,6 @@ def exits(path: Path) -> None:
     sys.exit(3)
 
 
-def raises(path: Path) -> None:
-    train(guarded(path))
-    raise ValueError("nobody catches this")
-
-
 def exits_at_once(path: Path) -> None:
     train(guarded(path))
     os._exit(4)
@@ -62,24 +57,8 @@ def trains_in_a_thread(path: Path) -> None:
     threading.Thread(target=train, args=(optimizer,)).start()
 
 
-def raises_in_a_thread(path: Path) -> None:
-    def body() -> None:
-        train(optimizer)
-        raise ValueError("nobody catches this")
-
-    optimizer = guarded(path)
-    threading.excepthook = lambda info: None
-    threading.Thread(target=body).start()
-
-
 def is_terminated(path: Path) -> None:
     train(guarded(path))
-    terminate()
-
-
-def is_terminated_with_two_guards(path: Path) -> None:
-    train(guarded(path))
-    train(guarded(path.with_suffix(".second")))
     terminate()
 
 
@@ -188,13 +167,6 @@ def forks(path: Path) -> None:
     train(optimizer, 1)
 
 
-def forks_and_the_child_only_ends(path: Path) -> None:
-    train(guarded(path))
-    if not (child := os.fork()):
-        sys.exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 def forks_by_multiprocessing(path: Path) -> None:
     optimizer = guarded(path)
     train(optimizer)
@@ -221,11 +193,11 @@ def forks_after_a_parallel_region(path: Path) -> None:
 
 
 SCENARIOS = [
-    *(exits, raises, exits_at_once, trains_in_a_thread, raises_in_a_thread),
-    *(is_terminated, is_terminated_with_two_guards, is_terminated_and_leaves_that_alone, handles_sigterm_already),
+    *(exits, exits_at_once, trains_in_a_thread),
+    *(is_terminated, is_terminated_and_leaves_that_alone, handles_sigterm_already),
     *(ignores_sigterm, takes_sigterm_over_and_passes_it_on, is_terminated_while_a_sink_writes),
     *(is_terminated_twice_while_a_sink_hangs, is_terminated_while_a_thread_trains, closes),
-    *(forks, forks_and_the_child_only_ends, forks_by_multiprocessing, forks_after_a_parallel_region),
+    *(forks, forks_by_multiprocessing, forks_after_a_parallel_region),
 ]
 
 

@@ -195,41 +195,6 @@ def test_an_interrupt_in_a_sink_reaches_neither_those_before_nor_those_after() -
     assert optimizer.guard.report().numbers["num_records_lost"] == 2
 
 
-class _Twice(sink.SafeSink):
-    """Ctrl-C comes while it writes its first record, and again while that is seen to."""
-
-    num_left = 2
-
-    def _interrupt(self) -> None:
-        if self.num_left:
-            self.num_left -= 1
-            raise KeyboardInterrupt
-
-    def write(self, record: Any) -> None:
-        self._interrupt()
-        super().write(record)
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "newest":
-            self._interrupt()
-        return super().__getattribute__(name)
-
-
-def test_a_second_interrupt_that_comes_at_once_does_not_end_all_writing() -> None:
-    p, records = nn.Parameter(torch.ones(3)), fastguard.MemorySink()
-    optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
-    sinks = [_Twice(records)]
-    optimizer.guard._ledger._take_sinks(sinks)
-    p.grad = torch.ones(3)
-    optimizer.step()
-    with pytest.raises(KeyboardInterrupt):
-        optimizer.guard.flush()
-    assert not sinks[0].num_left
-    optimizer.step()
-    optimizer.guard.flush()
-    assert records.series("step") == [0, 1]
-
-
 class Asking:
     """A sink that asks the guard for things while it has a record in hand."""
 

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         ahead[0] += jsonl.LOOK_EVERY_S
 
     return pass_
-
-
-def _write(sink: fastguard.sinks.Sink, steps: Iterable[int]) -> None:
-    for step in steps:
-        sink.write(make_record(step))
 
 
 def _delete(path: Path) -> None:
@@ -101,15 +96,6 @@ def test_a_log_that_is_gone_goes_on_in_a_new_file(
         assert steps == ([5, 6, 7, 8] if "emptied" in said else [3, 4, 5, 6, 7, 8])
     assert [r.levelname for r in caplog.records if said in r.message] == ["WARNING"]
     assert len(caplog.records) == 1
-
-
-@posix
-def test_a_log_deleted_just_before_the_end_is_there(tmp_path: Path) -> None:
-    sink = fastguard.JsonlSink(tmp_path / "run.jsonl")
-    sink.path.unlink()
-    sink.write(make_record(0))
-    sink.close()
-    assert [line["step"] for line in read_jsonl(sink.path)] == [0]
 
 
 @posix
@@ -191,24 +177,6 @@ class TestAfterAnInterrupt:
             with pytest.raises(KeyboardInterrupt):
                 safe.write(make_record(1))
         assert (safe.num_lost, safe.newest) == (1, 1)
-
-
-def test_a_file_that_may_only_be_written_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests may run as root, to whom everything is allowed."""
-    open_ = os.open
-    asked = []
-
-    def guarded(path: Any, flags: int, *mode: int) -> int:
-        asked.append(flags)
-        if flags & os.O_RDWR:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return open_(path, flags, *mode)
-
-    monkeypatch.setattr(os, "open", guarded)
-    with fastguard.JsonlSink(tmp_path / "run.jsonl") as sink:
-        sink.write(make_record(0))
-    assert [bool(flags & os.O_RDWR) for flags in asked] == [True, False]
-    assert [line["step"] for line in read_jsonl(sink.path)] == [0]
 
 
 def test_a_slow_sink_is_told_of_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

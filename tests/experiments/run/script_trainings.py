@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -148,31 +147,6 @@ def checkpointed_and_evaluated() -> list[nn.Module]:
             model.eval()
             with torch.no_grad():
                 F.cross_entropy(model(x), y)
-    return [model]
-
-
-@training
-def scripted() -> list[nn.Module]:
-    with torch.jit.optimized_execution(False):
-        model = torch.jit.script(net())
-        loss_fn = torch.jit.script(nn.CrossEntropyLoss())
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(4):
-        x, y, _ = batch()
-        optimizer.zero_grad()
-        loss_fn(model(x), y).backward()
-        optimizer.step()
-    return [model]
-
-
-@training
-def copied_optimizer() -> list[nn.Module]:
-    model, optimizer = copy.deepcopy((lambda m: (m, torch.optim.Adam(m.parameters(), lr=1e-2)))(net()))
-    for _ in range(6):
-        x, y, _ = batch()
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
     return [model]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +114,7 @@ def test_what_cannot_be_run_is_said_in_a_line(tmp_path):
     assert ended.returncode == 64 and "--protect" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_training_is_run_as_by_python_and_reported(tmp_path):
     (tmp_path / "train.py").write_text(ABOUT + TRAINS)
     plain = _run(tmp_path, "train.py", "raise", options=None)
@@ -130,15 +130,6 @@ def test_a_training_is_run_as_by_python_and_reported(tmp_path):
     assert all("loss" in line for line in lines if "step" in line)
     if "plotly" in sys.modules or "needs plotly" not in report:
         assert "train" in (folder / "run.html").read_text()
-
-
-def test_a_training_that_is_terminated_reports(tmp_path):
-    (tmp_path / "train.py").write_text(ABOUT + TRAINS)
-    ended = _run(tmp_path, "train.py", "SIGTERM", options=("--no-page", "--out", "here"))
-    assert ended.returncode == -signal.SIGTERM
-    assert "after 8 steps" in ended.stderr
-    (log,) = (tmp_path / "here").glob("train-*/run.jsonl")
-    assert '"loss"' in log.read_text().splitlines()[-1]
 
 
 DISTRIBUTED = """
@@ -191,20 +182,6 @@ loader = DataLoader(TensorDataset(x, x[:, :1]), 8)
 losses = []
 """
 
-ACCELERATE = """
-from accelerate import Accelerator
-accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
-model = nn.Linear(4, 1)
-model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
-for a, b in loader:
-    with accelerator.accumulate(model):
-        loss = nn.functional.mse_loss(model(a), b)
-        losses.append(loss.item())
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-print(json.dumps([(a + b) / 2 for a, b in zip(losses[::2], losses[1::2])]))
-"""
 
 LIGHTNING = """
 import lightning.pytorch as L
@@ -243,10 +220,6 @@ trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data[:8])
 trainer.train()
 print(json.dumps([line["loss"] for line in trainer.state.log_history if "loss" in line]))
 """
-
-
-def test_accelerate(tmp_path):
-    _framework(tmp_path, "accelerate", DATA + ACCELERATE, 4)
 
 
 def test_lightning(tmp_path):
