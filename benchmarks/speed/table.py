@@ -258,7 +258,7 @@ MEASURES = (
         "package-lines",
         "lines of Python in the package",
         ("package-lines", "lines"),
-        49_064.0,
+        48_014.0,
         unit="lines",
         predicted=Predicted(21_000.0, "the design's 20 900, and some; then came what keeps it upright"),
     ),

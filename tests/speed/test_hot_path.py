@@ -44,11 +44,11 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 49_064,
-    "core": 14_901,
-    "files": 287,
-    "tests": 45_484,
-    "benchmarks": 17_979,
+    "package": 48_014,
+    "core": 14_532,
+    "files": 243,
+    "tests": 37_454,
+    "benchmarks": 17_954,
     "README": 158,
     "rules": 70,
 }
