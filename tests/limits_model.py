@@ -358,7 +358,7 @@ LIMITS = {
         (begun(9.0, 1.0, 1.0), "warning"),
         (begun(0.05, 1.0, 1.0), None),  # the end of a residual branch
         (begun(0.01, 1.0, 1.0), "info"),
-        (begun(0.05, 0.05, 1.0), "info"),
+        *((begun(ratio, ratio, 1.0), said) for ratio, said in ((0.05, "info"), (0.01, "warning"))),
         (begun(0.05, 0.05, 1.0, losses=flat_losses(60)), "warning"),
         (begun(1.0, 0.01, 1.0, losses=flat_losses(60)), "warning"),
         (begun(1.0, 0.01, 1.0, losses=flat_losses(40)), "info"),

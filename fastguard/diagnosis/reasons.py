@@ -36,8 +36,7 @@ def isolated(finding: Finding, history: TrainingHistory, found: Found) -> float:
         return 0.0
     first_taken = next((event.step for event in history.first_events if not event.skipped), math.inf)
     is_followed = first_taken == math.inf or (bool(history.clean) and history.clean[-1].step > first_taken)
-    met_one = history.model.is_smooth is False and history.num_clean >= 3
-    return 0.75 if is_followed or met_one else 0.3
+    return 0.75 if is_followed or (history.model.is_smooth is False and history.num_clean >= 3) else 0.3
 
 
 def going_on(finding: Finding, history: TrainingHistory, found: Found) -> float:

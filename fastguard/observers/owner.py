@@ -88,13 +88,11 @@ class Observers:
     def begin_step(self, step: int) -> None:
         """Called before a step at which something is due, ahead of the decision about it."""
         self._run.wakes_at, self._run.ends_at = step + 1, step  # should the step raise, the next one wakes this again
-        self._find_due(step)
-        self._begun = step
+        self._due, self._begun = self._due_at(step), step
         self._call("before", step)
 
-    def _find_due(self, step: int) -> None:
-        if self._begun != step:
-            self._due = [observer for observer, due_at in self._next.items() if due_at <= step]
+    def _due_at(self, step: int) -> list[Observer]:
+        return [observer for observer, due_at in self._next.items() if due_at <= step]
 
     def _call(self, method: str, step: int) -> None:
         """Calls those that are due, without autograd."""
@@ -110,7 +108,7 @@ class Observers:
         """Called when all optimizers have taken or skipped a step."""
         run, step = self._run, self._run.step - 1
         if step >= run.ends_at:
-            self._find_due(step)
+            self._due = self._due if self._begun == step else self._due_at(step)
             self._call("after", step)
             self._begun = -1
             run.ends_at = run.wakes_at = _NEVER

@@ -127,9 +127,9 @@ def poor_initialisation(
     layers.
 
     A single layer is too small below `tiny`, unless it is the last. Weights that are too small are info unless 50
-    losses gained less than 0.3 of the first. Twice the spread is too large in a share `share` of the layers, 1.1 for
-    recurrent weights (weight_hh). Equal weights count in a share `share` of the layers if less than 0.8 of the first
-    loss was gained. GPT-2's spreads are not too small.
+    losses gained less than 0.3 of the first, or a share `share` of them is below `tiny`. Twice the spread is too large
+    in a share `share` of the layers, 1.1 for recurrent weights (weight_hh). Equal weights count in a share `share` of
+    the layers if less than 0.8 of the first loss was gained. GPT-2's spreads are not too small.
     """
     if not history.num_steps:
         return None
@@ -151,10 +151,11 @@ def poor_initialisation(
     names = too_large or too_small
     if not names:
         return None
+    is_tiny = sum(ratios[name] < tiny for name in too_small) >= share * len(ratios)
     return Seen(
         at=(begin, begin),
         layers=names,
-        warn=bool(too_large) or not history.losses.count or is_stuck(history, 0.3, 50),
+        warn=bool(too_large) or is_tiny or not history.losses.count or is_stuck(history, 0.3, 50),
         ratio=ratios[names[0]],
         num_layers=len(names),
         share=len(names) / len(ratios),
