@@ -50,7 +50,7 @@ class Hooks(LongWay):
         self._take_step: Any = cpu.take_step
         self._scales = not judge.divides(optimizer)
         self._num_lone = 0
-        before, after, *_ = map(left_to_python, (self._before, self._after, self._finish, ledger.write))
+        before, after, *_ = [left_to_python(one) for one in (self._before, self._after, self._finish, ledger.write)]
         if StepPreHook is not None:
             before, after = StepPreHook(self, before), StepPostHook(self, after)
         self._handles = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
