@@ -26,7 +26,7 @@ class Program:
         patches: texts that are replaced in the script, such as its number of epochs; `file::text` in a file beside it.
         folder: where it is started; "" for the repository.
         fault: what is wrong with it; "" if nothing is.
-        causes: the causes any of which is a right answer to `fault`.
+        causes: the causes that count as right for `fault`.
     """
 
     source: str

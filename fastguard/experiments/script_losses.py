@@ -32,7 +32,7 @@ _TOLERANCE = 0.02  # of the ratio between the loss and what that function return
 
 
 class Patches:
-    """Replaces attributes, and puts back those that nobody else has replaced since."""
+    """Replaces attributes, and restores those that no other code has replaced since."""
 
     def __init__(self) -> None:
         self._made: list[tuple[Any, str, Any, Any]] = []
@@ -63,7 +63,7 @@ class ScriptLosses:
     """
 
     def __init__(self, kept: Callable[[str, Exception], None]) -> None:
-        self.guards: list[Guard] = []  # those that are told. Call `changed` after a change
+        self.guards: list[Guard] = []  # receive the losses. Call `changed` after a change
         self.newest: Any = None  # the newest loss with its graph, while `keeps_newest` is set
         self.keeps_newest = False
         self.scaler: Any = None  # the newest GradScaler that has scaled a loss

@@ -332,7 +332,7 @@ class OddRanks:
 
 
 def _median(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The mean of the two middle values, of which torch's median takes the lower."""
+    """The mean of the two middle values; `torch.median` returns the lower one."""
     return x.quantile(0.5, dim=dim)
 
 

@@ -169,7 +169,7 @@ class TestWhoIsSeen:
         monitor = ActivationMonitor(model, every=1)
         monitor.follow_guard()
         model["mha"](self.x, self.x, self.x, need_weights=False)
-        model["mha"](self.x, self.x, self.x)  # weights are asked for: written out by torch
+        model["mha"](self.x, self.x, self.x)  # returns weights, so torch does not fuse it
         model["layer"](self.x)
         monitor.end_step(0)
         assert list(attended(monitor)) == ["mha", "layer.self_attn"]

@@ -101,7 +101,7 @@ class CallsTwice(torch.optim.SGD):
 
 
 def _twice(bad_calls: set[int], **settings: Any) -> tuple[nn.Module, Any, Callable[[], torch.Tensor]]:
-    """A closure whose calls are bad by turns, and what is to call it."""
+    """A closure that alternates between good and bad gradients, and the function that calls it."""
     model, guarded = guarded_model(lambda p: CallsTwice(p, lr=0.1), **settings)
     calls: list[int] = []
 

@@ -301,7 +301,7 @@ def test_a_changed_parameter_is_named(change: str) -> None:
 
 
 def _innocent(kind: str) -> tuple[nn.Module, Callable[[int], Any]]:
-    """A model, and what happens to it between steps that is nobody's overwriting."""
+    """A model, and changes between steps that do not overwrite its parameters."""
     model, average = make_model(), make_model(seed=3)
     anchors = [torch.randn_like(p) for p in model.parameters()]
     if kind == "reparametrised":
@@ -342,7 +342,7 @@ def test_another_guards_optimizer_may_hold_the_same_parameters() -> None:
     optimizer, other = watched_model(model), watched_model(model[0])
     notes = run(model, optimizer, 24, lambda number: take_step(model, other, number))
     assert notes.overwritten == () and notes.num_compared
-    stranger = torch.optim.SGD(model[2].parameters(), lr=0.1)  # which nobody guards
+    stranger = torch.optim.SGD(model[2].parameters(), lr=0.1)  # not guarded
     notes = run(model, optimizer, 40, lambda number: take_step(model, stranger, number))
     assert set(notes.overwritten) == {"2.weight", "2.bias"}
 

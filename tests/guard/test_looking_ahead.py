@@ -1,4 +1,4 @@
-"""How often the rules that look ahead are asked."""
+"""The early-warning rules run at their own interval."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def test_other_optimizers_or_another_model_are_refused() -> None:
 
 
 def test_sinks_that_are_given_again_take_the_place_of_the_old_ones(tmp_path: Path) -> None:
-    """Else the list that the cell has made anew would stay empty."""
+    """Otherwise the list that the rerun cell created would stay empty."""
     model, path = make_model(), tmp_path / "run.jsonl"
     first, both = fastguard.MemorySink(), fastguard.MemorySink()
     optimizer = fastguard.wrap(_sgd(model), model, sinks=[first, both, fastguard.JsonlSink(path)])

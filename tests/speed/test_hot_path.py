@@ -44,10 +44,10 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 48_014,
+    "package": 48_012,
     "core": 14_532,
     "files": 243,
-    "tests": 37_454,
+    "tests": 37_453,
     "benchmarks": 17_954,
     "README": 158,
     "rules": 70,
