@@ -240,7 +240,7 @@ class Buffers(Observer):
             for place, piece in zip(pack.places, pack.pieces(pack.kept))
         }
         kinds: dict[Any, list[tuple[BufferPlace, torch.Tensor]]] = {}
-        left = {True: _MOST_BYTES, False: self._calm_bytes()}
+        left = {True: _MOST_BYTES, False: self._calm_bytes() if self._places else 0}
         for place in sorted(self._places, key=BufferPlace.num_bytes):
             now = place.tensor
             if now is None or not tensor_can_be_kept(now):

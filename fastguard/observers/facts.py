@@ -63,7 +63,7 @@ class ModelFacts(Observer):
             return {"dtypes": self._dtypes}
         looked_up = {id(p) for m in model.modules() if isinstance(m, _LOOKED_UP) for p in m.parameters(recurse=False)}
         others = (m for m in model.modules() if not isinstance(m, _CONVOLVING))
-        stacks = {id(p) for m in others for p in m.parameters(recurse=False) if _is_stack(p)}
+        stacks = {id(p) for m in others for p in m._parameters.values() if p is not None and _is_stack(p)}
         known = self._namer.known
         # `weight_norm` keeps the norms of the rows of `weight_v` as `weight_g`, which is not a weight matrix.
         sizes = {f"{name[:-1]}g" for _, name in known() if name.endswith("_v")}

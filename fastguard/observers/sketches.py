@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import heapq
 import itertools
 import math
 import weakref
@@ -19,12 +20,12 @@ from .tensors import can_be_read
 
 _Chosen: TypeAlias = list[tuple[weakref.ref[torch.Tensor], int, torch.dtype]]  # parameters, and their places among all
 
-_NUM_GRADIENTS = 4
+_NUM_GRADIENTS, _NUM_CHECKED = 4, 64  # gradients that are compared; the largest, among which they are looked for
 _PER_GRADIENT = 1024
 _NUM_PARAMETERS = 16
 _PER_PARAMETER = 4
 _MAX_NAMES = 64
-_EARLY, _LATE = 10, 50  # steps that share one pair of looks, before step 1000 and after
+_SPAN = 50  # steps with one pair of looks
 _BLOCK = 1000  # steps whose looks are worked out together
 READ, COMPARE, KEEP = 1, 2, 4  # gradients; gradients with those of the step before; parameters, as the step leaves them
 
@@ -36,24 +37,21 @@ _guarded: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 def looks(block: int) -> dict[int, int]:
     """The steps of a block of 1000 that are sampled, in order, and what to do: READ, COMPARE, KEEP.
 
-    Gradients are compared at the first twenty steps, then at one in fifty, because a record with a cosine takes the
-    slow path into the log. Parameters are kept at one step in 25, from step 1000 on at one in a hundred, and
-    compared when the next step begins. Samples come in pairs, at another place in each span of steps, so that nothing
-    periodic can hide.
+    These are the first twenty steps, then pairs of steps, one pair in each span of fifty: gradients are compared within
+    the pair, and parameters between its steps; from step 1000 on, parameters in every second pair. A pair lies at
+    another place in each span, so that nothing periodic can hide. A record with a cosine takes the slow path into the
+    log, so there are few.
 
     >>> [step for step, what in looks(1).items() if what & COMPARE][:5]
     [1043, 1051, 1108, 1165, 1222]
     """
     found = {}
-    span = _LATE if block else _EARLY
     if not block:
         found = {step: READ | (COMPARE if step else 0) | (KEEP if step % 4 == 3 else 0) for step in range(21)}
-    for number in range(block * _BLOCK // span or 2, (block + 1) * _BLOCK // span):
-        start = number * span + number * 7 % (span - 1)
-        is_compared, is_kept = block > 0 or number % 5 == 0, number % 2 == 0 if block else number % 5 in (0, 2)
-        if is_compared or is_kept:
-            found[start] = (READ if is_compared else 0) | (KEEP if is_kept else 0)
-            found[start + 1] = READ | COMPARE if is_compared else 0
+    for number in range(block * _BLOCK // _SPAN or 1, (block + 1) * _BLOCK // _SPAN):
+        start = number * _SPAN + number * 7 % (_SPAN - 1)
+        found[start] = READ | (0 if block and number % 2 else KEEP)
+        found[start + 1] = READ | COMPARE
     return found
 
 
@@ -151,7 +149,7 @@ class GradientSketch:
 
     def _choose(self, params: Iterable[torch.Tensor]) -> None:
         # Checks only the largest: torch keeps 64 bytes for each storage that Python has seen.
-        largest = sorted(params, key=_num_gradients, reverse=True)
+        largest = heapq.nlargest(_NUM_CHECKED, params, key=_num_gradients)
         plain = (p for p in largest if p.grad is not None and is_plain(p.grad))
         self._chosen = [(weakref.ref(p), _num_gradients(p)) for p in itertools.islice(plain, _NUM_GRADIENTS)]
 

@@ -48,12 +48,7 @@ class DeviceJudge:
         engine: of the device that gradients were on last; None before the first step.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        ledger: Ledger,
-        clip_through: str,
-    ) -> None:
+    def __init__(self, run: Run, ledger: Ledger, clip_through: str) -> None:
         self._run, self._ledger = run, ledger
         self._clips_through_scale = clip_through == "scale"
         self.pending = PendingSteps(held_weakly(self._complete))

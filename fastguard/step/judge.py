@@ -42,12 +42,7 @@ class Judge:
     Cost on the CPU: one read of the gradients, and one more read and write if they are clipped.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        ledger: Ledger,
-        clip_through: str,
-    ) -> None:
+    def __init__(self, run: Run, ledger: Ledger, clip_through: str) -> None:
         self._run = run
         self._ledger = ledger
         self.clip_through = clip_through

@@ -15,7 +15,7 @@ from .. import kernels
 from .._text import listed
 from ..clip import ClipPolicy
 from ..errors import AlreadyGuardedError, explained
-from ..names import check_models
+from ..names import check_models, parameters_of
 from ..observers.activations import ActivationMonitor, monitor_for
 from ..ranks import (
     Parity,
@@ -140,10 +140,9 @@ def build(
 
 def _warn_of_shared(guard: Guard) -> None:
     """Logs a warning if another guard watches some of the same parameters."""
-    mine = {id(p) for o in guard.optimizers for group in o.param_groups for p in group["params"]}
     for other in list(_guards):
-        theirs = [p for o in other._run.living_optimizers() for group in o.param_groups for p in group["params"]]
-        shared = sum(id(p) in mine for p in theirs)
+        theirs = set(map(id, other._run.params()))
+        shared = sum(id(p) in theirs for p in parameters_of(guard.optimizers))
         if shared and any(GUARD in o.__dict__ for o in other._run.living_optimizers()):
             _log.log(
                 guard._ledger.level,
