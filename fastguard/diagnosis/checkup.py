@@ -22,7 +22,7 @@ CHECK_EVERY = 48
 _FIRST_CLIPPER = 31  # the first step after which the rule `already-clipped` runs
 # Shares of the time that checks may take if no interval was given, in a run that goes on as before and in one that has
 # changed; and seconds that the first checks may take on top.
-BUDGET, BUDGET_OF_CHANGE, HEAD_START = 0.0025, 0.01, 0.005
+BUDGET, BUDGET_OF_CHANGE, HEAD_START = 0.0025, 0.01, 0.002
 AHEAD = ("divergence-ahead",)  # rules that run more often than others
 GLANCE_EVERY, _LATE = 8, 1024  # their interval, which is doubled from that step on
 AT_FIRST, FIRST_GLANCE = ("no-gradient", "unseen-updates"), 10  # rules that run once after the first steps
