@@ -12,8 +12,7 @@
 constexpr int kFastLanes = 32;
 constexpr int kFast32 = kFastLanes / kW32, kFast64 = kFastLanes / kW64;
 
-// Keys of 16 bits stay that wide, twice as many in a register. They compare as signed numbers, which none is below zero as:
-// every instruction set can do that.
+// Keys of 16 bits stay that wide. None is negative, and every instruction set compares signed numbers.
 template <class V, class Key, int N>
 struct FastKeys {
   static constexpr Key kMagnitude = Key(~(Key(1) << (8 * sizeof(Key) - 1)));
@@ -353,8 +352,7 @@ FG_INLINE bool fast_block(const typename D::raw* p, int64_t n, Accumulation& a) 
   return true;
 }
 
-// A whole block of which nothing is finite, as all gradients are after a step that was taken with NaN: exact_block's
-// result in a third of its time. False if something is; `a` is then meaningless.
+// exact_block in a third of its time, for a block without finite elements. False, with `a` meaningless, if there is one.
 template <class D>
 static bool none_finite(const typename D::raw* p, Accumulation& a) {
   constexpr int kAhead = 8192 / sizeof(*p);

@@ -1,46 +1,12 @@
 #include "sketch.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "elements.h"
 #include "ieee.h"
 #include "tensors.h"
 
 namespace fastguard {
-
-namespace {
-
-double from_half(uint16_t bits) {
-  const uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 0x1f, fraction = bits & 0x3ff;
-  if (exponent == 0) return (sign ? -1.0 : 1.0) * double(fraction) * 0x1p-24;
-  const uint32_t wide = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
-  float value;
-  std::memcpy(&value, &wide, sizeof(value));
-  return double(value);
-}
-
-template <class T>
-T load(const char* from) {
-  T value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-}
-
-double element(const char* from, DType dtype) {
-  switch (dtype) {
-    case DType::f32: return double(load<float>(from));
-    case DType::f64: return load<double>(from);
-    case DType::f16: return from_half(load<uint16_t>(from));
-    default: {
-      const uint32_t wide = uint32_t(load<uint16_t>(from)) << 16;
-      float value;
-      std::memcpy(&value, &wide, sizeof(value));
-      return double(value);
-    }
-  }
-}
-
-}  // namespace
 
 py::object sketch(py::Held tensors, Py_ssize_t number) {
   if (number < 1) throw py::value_error("at least one element of each");
@@ -55,8 +21,9 @@ py::object sketch(py::Held tensors, Py_ssize_t number) {
   auto out = reinterpret_cast<double*>(PyByteArray_AS_STRING(found.ptr()));
   const IEEEArithmetic exact;
   for (const View& view : views) {
-    const int64_t count = std::min<int64_t>(number, view.numel), step = view.numel / count * itemsize(view.dtype);
-    for (int64_t i = 0; i < count; ++i) *out++ = element(view.data + i * step, view.dtype);
+    const int64_t count = std::min<int64_t>(number, view.numel);
+    reader(view.dtype)(view.data, view.numel / count, count, out);
+    out += count;
   }
   return found;
 }
