@@ -36,43 +36,52 @@ def within(value: float) -> float:
     return value if -HUGE < value < HUGE else math.copysign(HUGE, value)
 
 
+class Summary(NamedTuple):
+    """Number, range, mean and last of some values; 0 and NaNs if there are none."""
+
+    num: int
+    min: float
+    max: float
+    mean: float
+    last: float
+
+
 @dataclass(repr=False)
 class Running(Part):
-    """Mean, spread and range of all values so far (Welford's recurrence). Non-finite values are left out.
+    """Number, range, sum and last of all values so far. Non-finite values are left out.
 
-    For mean and spread, values are limited to ±1e150.
+    For the sum, values are limited to ±1e150.
 
     >>> running = Running()
     >>> for value in (1.0, math.nan, 3.0):
     ...     running.add(value)
-    >>> running.count, running.mean, running.std, running.max
-    (2, 2.0, 1.0, 3.0)
+    >>> running.count, running.min, running.max, running.summary().mean
+    (2, 1.0, 3.0, 2.0)
     """
 
     count: Count = 0
-    mean: float = 0.0
-    _m2: Spread = 0.0
+    total: float = 0.0
     min: float = math.inf
     max: float = -math.inf
+    last: float = math.nan
 
-    def add(self, value: float) -> None:
-        """Takes one more value. Cost: 0.3 us."""
-        if not _isfinite(value):
+    def add(self, value: float | None) -> None:
+        """Takes one more value, unless it is None. Cost: 0.3 us."""
+        if value is None or not _isfinite(value):
             return
-        inside = within(value)
-        self.count = count = self.count + 1
+        self.total += within(value)
+        self.count += 1
+        self.last = value
         if value < self.min:
             self.min = value
         if value > self.max:
             self.max = value
-        delta = inside - self.mean
-        self.mean = mean = self.mean + delta / count
-        self._m2 += delta * (inside - mean)
 
-    @property
-    def std(self) -> float:
-        """Standard deviation (of the population); NaN before the first value."""
-        return math.sqrt(self._m2 / self.count) if self.count else math.nan
+    def summary(self) -> Summary:
+        """The values so far."""
+        if not self.count:
+            return Summary(0, math.nan, math.nan, math.nan, math.nan)
+        return Summary(self.count, self.min, self.max, self.total / self.count, self.last)
 
 
 def quantiles(values: Iterable[float], q: Sequence[float]) -> tuple[float, ...]:
@@ -204,19 +213,6 @@ class Trend(Part):
         return math.sqrt(self._var)
 
 
-class Summary(NamedTuple):
-    """The values of one series in one bucket; 0 and NaNs if there are none."""
-
-    num: int
-    min: float
-    max: float
-    mean: float
-    last: float
-
-
-_NOTHING = Summary(0, math.nan, math.nan, math.nan, math.nan)
-
-
 class Bucket(NamedTuple):
     """Some steps in a row. Skipped and non-finite steps count in `num_steps` only."""
 
@@ -228,35 +224,8 @@ class Bucket(NamedTuple):
     lr: Summary
 
 
-@dataclass(repr=False)
-class _Open(Part):
-    """A summary that still gets values."""
-
-    count: Count = 0
-    total: float = 0.0
-    min: float = math.inf
-    max: float = -math.inf
-    last: float = math.nan
-
-    def add(self, value: float | None) -> None:
-        if value is None or not _isfinite(value):
-            return
-        self.total += within(value)
-        self.count += 1
-        self.last = value
-        if value < self.min:
-            self.min = value
-        if value > self.max:
-            self.max = value
-
-    def close(self) -> Summary:
-        if not self.count:
-            return _NOTHING
-        return Summary(self.count, self.min, self.max, self.total / self.count, self.last)
-
-
-def _three() -> tuple[_Open, _Open, _Open]:
-    return _Open(), _Open(), _Open()
+def _three() -> tuple[Running, Running, Running]:
+    return Running(), Running(), Running()
 
 
 def _halved(closed: list[Bucket]) -> list[Bucket]:
@@ -291,7 +260,7 @@ class Overview(Part):
     _first: int = 0
     _last: int = 0
     _num: Count = 0
-    _open: tuple[_Open, _Open, _Open] = field(default_factory=_three)
+    _open: tuple[Running, Running, Running] = field(default_factory=_three)
     _closed: list[Bucket] = field(default_factory=list)
 
     def add(self, step: int, loss: float | None, norm: float | None, lr: float | None) -> None:
@@ -314,7 +283,7 @@ class Overview(Part):
         self._closed, self.steps_per_bucket, self._open, self._num = closed, steps_per_bucket, fresh, 0
 
     def _open_bucket(self) -> Bucket:
-        return Bucket(self._first, self._last, self._num, *(series.close() for series in self._open))
+        return Bucket(self._first, self._last, self._num, *(series.summary() for series in self._open))
 
     @property
     def buckets(self) -> list[Bucket]:

@@ -62,7 +62,6 @@ class Series:
     overhead_total_s: float
     _equal_low: Spread
     _equal_high: Spread
-    log_norm: Running
     losses: Running
     lrs: Running
     recent: deque[Entry]
@@ -91,7 +90,7 @@ class Series:
         self.first_bad_loss_step = self.last_bad_loss_step = -1
         self.norm_min, self.norm_max = math.inf, -math.inf
         self.overhead_total_s = self._equal_low = self._equal_high = 0.0
-        self.log_norm, self.losses, self.lrs = Running(), Running(), Running()
+        self.losses, self.lrs = Running(), Running()
         self.recent = deque(maxlen=window)
         self.clean = deque(maxlen=window)
         self.first_events = []
