@@ -12,8 +12,15 @@ from ..errors import UnsupportedTensorError
 from ..records.magnitudes import NUM_COUNTS, MagnitudeHistogram
 from ..records.samples import ActivationStats, ChannelStats
 from .backend import Limits, Row
-from .dispatch import renumbering, split_by_device
-from .registry import BACKENDS, CPU_NAMES, choose, choose_or_fall_back, resolve_backend
+from .registry import (
+    BACKENDS,
+    CPU_NAMES,
+    choose,
+    choose_or_fall_back,
+    renumbering,
+    resolve_backend,
+    split_by_device,
+)
 from .tensors import as_list, as_tensor
 
 NEAR_ZERO = 1e-6

@@ -115,13 +115,16 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.to(wide_dtype(x.device))
 
 
+def _judged(x: torch.Tensor, low: float, high: float, near_zero: float) -> tuple[torch.Tensor, ...]:
+    """`x` widened, which elements are finite, magnitudes, which are near zero, which elements are saturated."""
+    values, magnitude = _wide(x), _wide(x).abs()
+    near = (magnitude < near_zero) | (magnitude == 0)
+    return values, torch.isfinite(x), magnitude, near, (values < low) | (values > high) | torch.isinf(x)
+
+
 def _activation_columns(x: torch.Tensor, low: float, high: float, near_zero: float) -> torch.Tensor:
     """(finite elements, mean, m2, min, max, zeros, near-zero, saturated, NaNs, Infs) of a chunk that is not empty."""
-    values, nans, infs = _wide(x), torch.isnan(x), torch.isinf(x)
-    finite = ~(nans | infs)
-    magnitude = values.abs()
-    near = (magnitude < near_zero) | (magnitude == 0)
-    saturated = (values < low) | (values > high) | infs
+    values, finite, magnitude, near, saturated = _judged(x, low, high, near_zero)
     num_finite = finite.sum()
     mean = torch.where(finite, values, 0.0).sum() / num_finite.clamp(min=1)
     deviations = torch.where(finite, values - mean, 0.0)
@@ -134,7 +137,7 @@ def _activation_columns(x: torch.Tensor, low: float, high: float, near_zero: flo
         torch.where(same, 0.0, (deviations * deviations).sum()),
         least,
         most,
-        *(mask.sum() for mask in (magnitude == 0, near, saturated, nans, infs)),
+        *(mask.sum() for mask in (magnitude == 0, near, saturated, torch.isnan(x), torch.isinf(x))),
     ]
     return torch.stack([column.to(values.dtype) for column in columns])
 
@@ -152,10 +155,7 @@ def _merge(parts: torch.Tensor, numel: int) -> torch.Tensor:
 
 def _chunk_table(x: torch.Tensor, low: float, high: float, near_zero: float) -> torch.Tensor:
     """CHANNEL_COLUMNS of [channels, elements] as [channels, 4]."""
-    values, finite = _wide(x), torch.isfinite(x)
-    magnitude = values.abs()
-    near = (magnitude < near_zero) | (magnitude == 0)
-    saturated = (values < low) | (values > high) | torch.isinf(x)
+    values, finite, magnitude, near, saturated = _judged(x, low, high, near_zero)
     columns = [near.sum(1), saturated.sum(1), (~finite).sum(1), torch.where(finite, magnitude, 0.0).sum(1)]
     return torch.stack([column.to(values.dtype) for column in columns], dim=1)
 
@@ -250,6 +250,5 @@ class ReferenceBackend(Backend):
                 # As real numbers: a complex product with factor + 0j has other zeros and NaNs.
                 (torch.view_as_real(view) if view.is_complex() else view).mul_(factor)
 
-    activation = staticmethod(activation)
-    activation_into = staticmethod(activation_into)
+    activation, activation_into = staticmethod(activation), staticmethod(activation_into)
     magnitude_counts = staticmethod(magnitude_counts)
