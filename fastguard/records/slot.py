@@ -51,8 +51,9 @@ def read_header(data: bytes | bytearray, offset: int = 0) -> Entry:
     words = _HEADER.unpack_from(data, offset)
     flags = int(words[FLAGS])
     may_be = (*NOTES.values(), (LOSS_SCALE, HAS_LOSS_SCALE))  # in the order of `Entry`
-    known: list[Any] = [words[word] if flags & flag else None for word, flag in may_be]
-    return Entry(int(words[STEP]), *words[NORM:FACTOR], bool(flags & SKIPPED), *known, overhead_s=words[OVERHEAD_S])
+    known = [words[word] if flags & flag else None for word, flag in may_be]
+    fields: list[Any] = [int(words[STEP]), *words[NORM:FACTOR], bool(flags & SKIPPED), *known, words[OVERHEAD_S]]
+    return Entry(*fields)
 
 
 def read_headers(headers: bytearray, count: int) -> list[Entry]:
