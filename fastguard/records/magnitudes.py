@@ -65,15 +65,6 @@ class MagnitudeHistogram:
         """All elements."""
         return self.num_nonzero + self.num_zeros + self.num_nans + self.num_infs
 
-    def __add__(self, other: MagnitudeHistogram) -> MagnitudeHistogram:
-        exponents = sorted({*self.counts, *other.counts})
-        return MagnitudeHistogram(
-            {e: self.counts.get(e, 0) + other.counts.get(e, 0) for e in exponents},
-            self.num_zeros + other.num_zeros,
-            self.num_nans + other.num_nans,
-            self.num_infs + other.num_infs,
-        )
-
     def _ratio(self, low: float, high: float) -> float:
         total = self.num_nonzero
         return sum(n for e, n in self.counts.items() if low <= e < high) / total if total else 0.0

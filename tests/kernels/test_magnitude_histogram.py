@@ -86,16 +86,13 @@ def test_ratios_are_those_of_a_conversion(backend: str, name: str) -> None:
     assert found.subnormal_ratio(name) == pytest.approx(float(small.double().mean()), abs=1e-12)
 
 
-def test_ratios_of_nothing_and_sums() -> None:
+def test_ratios_of_nothing() -> None:
     empty = MagnitudeHistogram({}, num_zeros=4, num_nans=1, num_infs=2)
     assert (
         empty.underflow_ratio("float16") == empty.overflow_ratio("float16") == empty.subnormal_ratio("bfloat16") == 0.0
     )
     assert empty.total_elements == 7
-    both = MagnitudeHistogram({-3: 2, 5: 1}) + MagnitudeHistogram({5: 1, 7: 1}, 1, 1, 1)
-    assert both == MagnitudeHistogram({-3: 2, 5: 2, 7: 1}, 1, 1, 1)
-    assert both.overflow_ratio("torch.float32") == 0.0
     with pytest.raises(ValueError, match=r"`dtype` must be one of \[float64, .*\], got 'int8'"):
-        both.underflow_ratio("int8")
+        empty.underflow_ratio("int8")
     with pytest.raises(ValueError, match="`counts` must have 2101 numbers, got 1"):
         MagnitudeHistogram.from_counts([0])
