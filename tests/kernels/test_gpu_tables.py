@@ -13,8 +13,8 @@ from fastguard._device import Device
 from fastguard.kernels.slots import StepOptions, make_slots
 from fastguard.kernels.triton import Workspace, launch
 from fastguard.kernels.triton import tables as locating
-from fastguard.kernels.triton.launch import CHUNK, Launcher
-from fastguard.kernels.triton.tables import Layout, Plan, Staging, Tables, locate
+from fastguard.kernels.triton.launch import Launcher
+from fastguard.kernels.triton.tables import Plan, Staging, Tables, locate
 
 from cases import image
 
@@ -103,21 +103,6 @@ def test_a_staging_piece_is_not_written_before_its_copy_is_done() -> None:
     staging.upload(bytes(8 * 5000))  # longer than any piece
     assert device.num_pinned == 4
     assert staging.upload(data[5]).tolist() == [5] * 4
-
-
-def test_chunks_of_mixed_dtypes() -> None:
-    numels, codes = [CHUNK + 1, 5, 0, CHUNK, 2 * CHUNK, 7], [3, 0, 0, 1, 0, 3]
-    sizes = b"".join((n << 2 | c).to_bytes(8, "little") for n, c in zip(numels, codes))
-    layout = Layout(sizes, Staging(FakeDevice()))
-    words = layout.table.tolist()
-    chunks = [(w & 0xFFFFFFFF, w >> 32) for w in words[: layout.num_chunks]]
-    assert chunks == [(1, 0), (4, 0), (4, 1), (3, 0), (0, 0), (0, 1), (5, 0)]
-    assert layout.groups == ((torch.float32, 0, 3), (torch.float64, 3, 4), (torch.bfloat16, 4, 7))
-    rows = [(w & 0xFFFFFFFF, w >> 32) for w in words[layout.num_chunks : -6]]
-    assert [count for _, count in rows] == [2, 1, 0, 1, 2, 1]
-    assert [begin for begin, count in rows if count] == [4, 0, 3, 1, 6]
-    assert words[-6:] == numels
-    assert (layout.row_chunks - layout.chunks, layout.numels - layout.row_chunks) == (8 * 7, 8 * 6)
 
 
 @pytest.mark.parametrize("extension", [True, False])
