@@ -15,7 +15,6 @@ from ..records import TensorStats, columns
 from . import cpu, reference
 from .activations import activation_stats as activation_stats
 from .activations import channel_stats as channel_stats
-from .activations import magnitude_histogram as magnitude_histogram
 from .registry import CPU_NAMES, choose, renumbering, split_by_device
 from .registry import BackendStatus as BackendStatus
 from .registry import backends as backends

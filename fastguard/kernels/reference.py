@@ -12,7 +12,6 @@ import torch
 
 from ..errors import UnsupportedTensorError
 from ..records.columns import POWERS, ROW_BYTES, TABLE
-from ..records.magnitudes import HIGHEST_EXPONENT, LOWEST_EXPONENT, NUM_COUNTS
 from ..records.samples import CHANNEL_COLUMNS, EMPTY_ACTIVATION_ROW
 from .backend import Backend, Limits, Row
 from .tensors import OVERLAP, float64_bytes, may_overlap, plain
@@ -195,28 +194,6 @@ def activation(x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, b
         return tuple(row.tolist()), None if table is None else float64_bytes(table.cpu())
 
 
-def _chunk_counts(x: torch.Tensor) -> torch.Tensor:
-    """int64 [NUM_COUNTS]: zeros, NaNs, Infs, then each exponent."""
-    nans, infs, zeros = torch.isnan(x), torch.isinf(x), x == 0
-    # frexp has 0.5 <= |mantissa| < 1, so its exponent is one more than ours; it knows float64 subnormals.
-    exponents = torch.frexp(_wide(x)).exponent.long() - 1
-    counted = torch.where(nans | infs | zeros, HIGHEST_EXPONENT + 1, exponents) - LOWEST_EXPONENT
-    histogram = torch.bincount(counted, minlength=NUM_COUNTS - 2)[:-1]
-    return torch.cat([torch.stack([zeros.sum(), nans.sum(), infs.sum()]), histogram])
-
-
-def magnitude_counts(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Cost: a dozen passes; one sync a tensor, as `bincount` has it, and one at the end."""
-    total = torch.zeros(NUM_COUNTS, dtype=torch.int64, device="cpu")
-    with torch.no_grad():
-        for i, tensor in enumerate(tensors):
-            x = plain(tensor, i)
-            x = torch.view_as_real(x) if x.is_complex() else x
-            for chunk in x.reshape(-1).split(CHUNK):
-                total += _chunk_counts(chunk).cpu()
-    return total.tolist()
-
-
 class ReferenceBackend(Backend):
     """Plain torch on any device, with about twenty passes where the others have one."""
 
@@ -251,4 +228,3 @@ class ReferenceBackend(Backend):
                 (torch.view_as_real(view) if view.is_complex() else view).mul_(factor)
 
     activation, activation_into = staticmethod(activation), staticmethod(activation_into)
-    magnitude_counts = staticmethod(magnitude_counts)
