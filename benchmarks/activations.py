@@ -102,7 +102,6 @@ def rivals() -> dict[str, Callable[[], Any]]:
         "read-prefetch": lambda: _C.read_stream([x], threads, True),
         "channels [N, C, H, W]": lambda: fastguard.channel_stats(image, 1),
         "ours, bfloat16": lambda: fastguard.activation_stats(half),
-        "histogram": lambda: fastguard.magnitude_histogram([x]),
         "separate": lambda: separate_ops(x),
         "toolkit": lambda: toolkit(array),
     }
@@ -152,7 +151,6 @@ def measures(rounds: dict[str, list[float | None]]) -> list[dict[str, Any]]:
         ("channel_stats, dim -1 / plain read stream", "channels", quicker, 2.0, None),
         ("channel_stats, [64, 64, 128, 48] dim 1 / plain read stream", "channels [N, C, H, W]", quicker, None, None),
         ("activation_stats, bfloat16 / plain read stream of twice the bytes", "ours, bfloat16", quicker, None, None),
-        ("magnitude_histogram / plain read stream", "histogram", quicker, None, None),
     ]
     return [
         {"title": title, **ratio(rounds, ours, theirs).to_dict(), "at_most": limit, "aim": aim}

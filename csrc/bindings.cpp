@@ -174,15 +174,6 @@ py::object py_sample(py::handle tensor) {
                         f.away_from_one);
 }
 
-std::vector<int64_t> py_magnitude_counts(const py::Held& held, int num_threads) {
-  std::vector<py::object> keep_alive;
-  std::vector<View> views;
-  read_held(held, Odd::prepare, views, keep_alive);
-  std::vector<int64_t> counts(kMagnitudes);
-  without_lock(views, [&] { magnitude_counts(views, num_threads, counts.data()); });
-  return counts;
-}
-
 uint64_t py_read_stream(const py::Held& held, int num_threads, bool prefetch) {
   std::vector<py::object> keep_alive;
   std::vector<View> views;
@@ -348,7 +339,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("channel_stats", &py_channel_stats);
   m.def("can_read", &py_can_read);
   m.def("sample", &py_sample);
-  m.def("magnitude_counts", &py_magnitude_counts);
   m.def("locate_tensors", &py_locate_tensors);
   m.def("scale_", &py_scale);
   m.def("copy", &py_copy);

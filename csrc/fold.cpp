@@ -53,10 +53,10 @@ void set_number(PyObject* owner, const Name& name, double value) { set(owner, na
 void set_count(PyObject* owner, const Name& name, int64_t value) { set(owner, name, py::cast(value)); }
 
 struct Names {
-  Name count{"count"}, mean{"mean"}, m2{"_m2"}, min{"min"}, max{"max"}, total{"total"}, last{"last"};
+  Name count{"count"}, mean{"mean"}, min{"min"}, max{"max"}, total{"total"}, last{"last"};
   Name var{"_var"}, best{"best"}, best_step{"best_step"}, spikes{"spikes"}, last_step{"last_step"};
   Name first_of{"_first"}, last_of{"_last"}, num{"_num"}, open{"_open"}, closed{"_closed"}, per_bucket{"steps_per_bucket"};
-  Name log_norm{"log_norm"}, losses{"losses"}, lrs{"lrs"}, norm_trend{"norm_trend"}, loss_trend{"loss_trend"};
+  Name losses{"losses"}, lrs{"lrs"}, norm_trend{"norm_trend"}, loss_trend{"loss_trend"};
   Name overview{"overview"}, recent{"recent"}, clean{"clean"}, extend{"extend"};
   Name num_steps{"num_steps"}, num_clean{"num_clean"}, num_clipped{"num_clipped"}, num_timed{"num_timed"};
   Name num_scaled{"num_scaled"}, skip_run{"skip_run"}, norm_min{"norm_min"}, norm_max{"norm_max"};
@@ -67,33 +67,6 @@ const Names& names() {
   static const Names* known = new Names();  // never freed: Python may be gone before
   return *known;
 }
-
-// `Running`.
-struct Moments {
-  int64_t count;
-  double mean, m2, min, max;
-
-  explicit Moments(PyObject* from)
-      : count(get_count(from, names().count)), mean(get_number(from, names().mean)), m2(get_number(from, names().m2)),
-        min(get_number(from, names().min)), max(get_number(from, names().max)) {}
-
-  void add(double value) {
-    ++count;
-    if (value < min) min = value;
-    if (value > max) max = value;
-    const double delta = value - mean;
-    mean += delta / double(count);
-    m2 += delta * (value - mean);
-  }
-
-  void store(PyObject* to) const {
-    set_count(to, names().count, count);
-    set_number(to, names().mean, mean);
-    set_number(to, names().m2, m2);
-    set_number(to, names().min, min);
-    set_number(to, names().max, max);
-  }
-};
 
 // `Trend`, where there is no spike.
 struct Course {
@@ -147,7 +120,7 @@ struct Course {
   }
 };
 
-// A summary of `Overview` that is still filling.
+// `Running`.
 struct Filling {
   int64_t count = 0;
   double total = 0.0, min = std::numeric_limits<double>::infinity(), max = -std::numeric_limits<double>::infinity();
@@ -221,7 +194,7 @@ struct Folding {
   PyObject* history;
   PyTypeObject *bucket_type, *summary_type;
   py::object overview, series, closed;
-  Moments log_norm, losses, lrs;
+  Filling losses, lrs;
   Course norm_trend, loss_trend;
   Filling open[3];
   int64_t first, last, num, per_bucket;
@@ -233,8 +206,7 @@ struct Folding {
   Folding(PyObject* into, PyTypeObject* bucket, PyTypeObject* summary)
       : history(into), bucket_type(bucket), summary_type(summary), overview(get(into, names().overview)),
         series(get(overview.ptr(), names().open)), closed(get(overview.ptr(), names().closed)),
-        log_norm(get(into, names().log_norm).ptr()), losses(get(into, names().losses).ptr()),
-        lrs(get(into, names().lrs).ptr()), norm_trend(get(into, names().norm_trend).ptr()),
+        losses(get(into, names().losses).ptr()), lrs(get(into, names().lrs).ptr()), norm_trend(get(into, names().norm_trend).ptr()),
         loss_trend(get(into, names().loss_trend).ptr()), first(get_count(overview.ptr(), names().first_of)),
         last(get_count(overview.ptr(), names().last_of)), num(get_count(overview.ptr(), names().num)),
         per_bucket(get_count(overview.ptr(), names().per_bucket)), norm_min(get_number(into, names().norm_min)),
@@ -262,7 +234,6 @@ struct Folding {
     if (s.has_lr) open[2].add(s.lr);
     norm_trend = norms;
     loss_trend = course;
-    log_norm.add(log_of);
     if (s.has_loss) losses.add(s.loss);
     if (s.has_lr) lrs.add(s.lr);
     if (s.norm < norm_min) norm_min = s.norm;
@@ -302,7 +273,6 @@ struct Folding {
     const py::object taken = py::steal(PyList_GetSlice(entries, start, end));
     for (const Name* name : {&names().recent, &names().clean})
       py::steal(PyObject_CallMethodObjArgs(get(history, *name).ptr(), names().extend.object, taken.ptr(), nullptr));
-    log_norm.store(get(history, names().log_norm).ptr());
     losses.store(get(history, names().losses).ptr());
     lrs.store(get(history, names().lrs).ptr());
     norm_trend.store(get(history, names().norm_trend).ptr());

@@ -52,8 +52,4 @@ constexpr int64_t kLongRun = 1024;
 // 16 channels once for each channel, from cache.
 Activation channel_stats(const Strided& x, int dim, const Limits& limits, int num_threads, double* table);
 
-// counts[0..2] zeros, NaNs, Infs; then floor(log2 |x|) from -1074 to 1023.
-constexpr int kLowestExponent = -1074, kMagnitudes = 3 + 1023 + 1074 + 1;
-void magnitude_counts(const std::vector<View>& views, int num_threads, int64_t* counts);
-
 }  // namespace fastguard

@@ -68,8 +68,8 @@ _OLDER_NAMES_OF = {
         *("AlreadyGuardedError", "BackendUnavailableError", "NonFiniteGradientsError", "NotGuardedError"),
         *("PolicySkipsError", "RecoveryFailedError", "UnsupportedTensorError"),
     ),
-    "kernels": ("channel_stats", "magnitude_histogram", "scale_"),
-    "records": ("ActivationStats", "ChannelStats", "MagnitudeHistogram", "TensorStats"),
+    "kernels": ("channel_stats", "scale_"),
+    "records": ("ActivationStats", "ChannelStats", "TensorStats"),
     "tools": (
         *("check_gradients", "check_initialization", "clip_gradients", "detect_dead_neurons", "overfit_one_batch"),
         *("stable_weight_init", "warmup_cosine"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 
 import pytest
 from hypothesis import given, settings
@@ -84,23 +83,6 @@ class TestTrend:
         expected = [(at, 101 if at == 100 and 101 in places else at) for at in places if at != 101]
         assert [(s.first_step, s.last_step) for s in trend.spikes] == expected
         assert all(s.z > 6 and s.value == 9.0 for s in trend.spikes) and trend.first < 3.0
-
-
-class TestRunning:
-    @given(st.lists(st.floats(-1e100, 1e100), max_size=50))
-    def test_is_the_mean_and_spread_of_its_values(self, values):
-        running = Running()
-        for value in [math.nan, *values, math.inf]:
-            running.add(value)
-        assert running.count == len(values)
-        if not values:
-            assert math.isnan(running.std)
-            return
-        scale = max(map(abs, values))
-        assert running.mean == pytest.approx(statistics.fmean(values), abs=1e-12 * scale)
-        # The spread is a root of squares: half of the digits, and squares below 1e-308 vanish.
-        assert running.std == pytest.approx(statistics.pstdev(values), abs=1e-7 * scale + 1e-150)
-        assert (running.min, running.max) == (min(values), max(values))
 
 
 class TestTensors:

@@ -168,7 +168,7 @@ def test_the_whole_package_is_walked():
     sources = _sources()
     assert {"fastguard", "fastguard.records", "fastguard.kernels.cpu", "fastguard.sinks.jsonl"} <= sources.keys()
     arrows = {(one.module, one.target) for one in _all_imports()}
-    assert ("fastguard.step.guard", "fastguard.kernels") in arrows  # `from . import kernels`
+    assert ("fastguard.step.settings", "fastguard.kernels") in arrows  # `from . import kernels`
     assert ("fastguard.sinks.jsonl", "fastguard.records") in arrows  # `from ..records import StepStats`
     assert ("fastguard.kernels.cpu", "fastguard._C") in arrows
 

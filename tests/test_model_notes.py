@@ -45,10 +45,10 @@ class TestModelNotes:
             ({"optimizer_settings": [{"lr": None}]}, "must be a number, got None"),
             ({"module_kinds": {"Linear": -1}}, "must be a whole number >= 0, got -1"),
             ({"last_modules": "Softmax"}, "must be names, got a single text 'Softmax'"),
-            ({"num_ranks": 0}, "must be at least 1, got 0"),
+            ({"num_ranks": 0}, "must be a whole number >= 1, got 0"),
             ({"bad_ranks": [{"rank": 1}]}, "must be there, and is missing"),
             ({"has_scaler": "yes"}, "must be true or false, got 'yes'"),
-            ({"steps_per_epoch": 0}, "`steps_per_epoch` must be at least 1, got 0"),
+            ({"steps_per_epoch": 0}, "`steps_per_epoch` must be a whole number >= 1, got 0"),
         ],
     )
     def test_facts_that_do_not_fit_are_refused(self, facts, message):

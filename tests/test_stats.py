@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import pickle
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fastguard.records import COLUMNS, GradientStats, TensorRow, TensorStats, fold_rows
+from fastguard.records import COLUMNS, GradientStats, TensorRow, TensorStats
 from fastguard.records.columns import ROW_BYTES
 
 from records import make_record, make_row, make_table
-
-SIZES, COUNTS = st.floats(0.0, 1e200), st.integers(0, 2**40)
-ROWS = st.lists(
-    st.tuples(st.integers(1, 2**53), SIZES, st.floats(-1e200, 1e200), SIZES, SIZES, COUNTS, COUNTS, COUNTS),
-    max_size=6,
-)
 
 
 def equal(given, expected):
@@ -83,18 +74,6 @@ class TestTensorStats:
             self.STATS.numel = (1,)
         with pytest.raises(ValueError, match=f"must be whole rows of {ROW_BYTES} bytes, got {ROW_BYTES + 1} bytes"):
             TensorStats(bytes(ROW_BYTES + 1))
-
-
-class TestFold:
-    @given(ROWS)
-    def test_merges_from_left_to_right(self, rows):
-        numel, sum_sq, total, high, low, zeros, nans, infs, *_ = fold_rows(make_table(rows))
-        columns = list(zip(*rows)) or [()] * 8
-        assert (numel, zeros, nans, infs) == (sum(columns[0]), sum(columns[5]), sum(columns[6]), sum(columns[7]))
-        for folded, column in ((sum_sq, columns[1]), (total, columns[2])):
-            assert folded == (list(itertools.accumulate(column, initial=0.0))[-1])  # the same order: the same bits
-        assert high == max(columns[3], default=0.0)
-        assert low == min((value for value in columns[4] if value), default=0.0)
 
 
 class TestStepStats:

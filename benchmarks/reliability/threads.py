@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.kernels import channel_stats, cpu, magnitude_histogram, scale_, tensor_stats
+from fastguard.kernels import channel_stats, cpu, scale_, tensor_stats
 from fastguard.records.slot import HEADER_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,6 @@ def _figures(tensors: list[torch.Tensor]) -> list[Any]:
         line,
         [fastguard.activation_stats(t) for t in tensors],
         [(c.stats, c.table) for c in channels],
-        magnitude_histogram(tensors).num_zeros,
     ]
 
 

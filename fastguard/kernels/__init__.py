@@ -1,26 +1,21 @@
-"""Tensors in, figures out: what users call. `registry` has the backends, `dispatch` the ways to them."""
+"""Tensors in, figures out: what users and guards call, and the shortest ways for plain tensors on the CPU.
+
+`registry` has the backends. Names of backends have been through `resolve_backend`, but for `tensor_stats` and `scale_`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ..errors import UnsupportedTensorError
-from ..records import TensorStats
+from ..records import TensorStats, columns
+from . import cpu, reference
 from .activations import activation_stats as activation_stats
 from .activations import channel_stats as channel_stats
-from .activations import magnitude_histogram as magnitude_histogram
-from .dispatch import clip_gradients as clip_gradients
-from .dispatch import collect_gradients as collect_gradients
-from .dispatch import fold_rows as fold_rows
-from .dispatch import gradient_stats as gradient_stats
-from .dispatch import plain_stats as plain_stats
-from .dispatch import run_copy as run_copy
-from .dispatch import run_scale as run_scale
-from .dispatch import run_stats as run_stats
-from .dispatch import stats_and_checksums as stats_and_checksums
-from .dispatch import tell_autograd as tell_autograd
+from .registry import CPU_NAMES, choose, renumbering, split_by_device
 from .registry import BackendStatus as BackendStatus
 from .registry import backends as backends
 from .registry import require_devices as require_devices
@@ -93,3 +88,134 @@ def scale_(tensors: Sequence[torch.Tensor], factor: float, *, backend: str = "au
     if factor == 1.0:
         return
     run_scale(tensors, float(factor), backend)
+
+
+def _may_be_plain(first: Any, backend: str) -> bool:
+    """Whether to ask the CPU kernels at all. They would read through a whole list on a GPU before they refuse it."""
+    return backend in CPU_NAMES and getattr(first, "is_cpu", False)
+
+
+def run_stats(tensors: Sequence[Any], backend: str, unscale: float = 1.0) -> tuple[bytearray, tuple[float, ...] | None]:
+    """Rows of `tensors` times `unscale` as float64 bytes and, where the backend folds them itself, their fold."""
+    if not tensors:
+        return bytearray(), None
+    quick = plain_stats(tensors, backend, unscale)
+    if quick is not None:
+        return quick[0], quick[1]
+    groups = split_by_device(tensors)
+    if len(groups) == 1:
+        return choose(next(iter(groups)), backend).tensor_stats(tensors, unscale)
+    size = columns.ROW_BYTES
+    table = bytearray(size * len(tensors))
+    for device, indices in groups.items():
+        with renumbering(indices):
+            rows, _ = choose(device, backend).tensor_stats([tensors[i] for i in indices], unscale)
+        for place, i in enumerate(indices):
+            table[i * size : (i + 1) * size] = rows[place * size : (place + 1) * size]
+    return table, None
+
+
+def plain_stats(
+    tensors: Sequence[Any], backend: str, unscale: float = 1.0
+) -> tuple[bytearray, tuple[float, ...], frozenset[torch.dtype]] | None:
+    """As `run_stats`, and the dtypes; None if a tensor is not plain dense or strided CPU memory, or the CPU kernels are
+    not chosen.
+
+    Complex tensors count under their real dtype. This is the quickest way in: no Python code runs for any tensor.
+    """
+    if not tensors or not _may_be_plain(tensors[0], backend):
+        return None
+    found = cpu.extension.tensor_stats(tensors, torch.get_num_threads(), unscale, True)
+    return None if found is None else (found[0], found[1], cpu.dtypes(found[2]))
+
+
+def stats_and_checksums(tensors: Sequence[Any]) -> tuple[bytearray, tuple[float, ...], bytearray] | None:
+    """Rows, their fold, and of each tensor the sum of its bits as int64; None where the CPU kernels do not serve every
+    tensor as it is.
+
+    Bits are taken as whole numbers of their elements' width, and added modulo 2^64: of any order the same. Complex
+    tensors count as real and imaginary parts.
+    """
+    if not tensors or not _may_be_plain(tensors[0], "cpu"):
+        return None
+    return cpu.extension.stats_and_checksums(tensors, torch.get_num_threads())
+
+
+def clip_gradients(
+    parameters: list[torch.Tensor], max_norm: float, backend: str, *, finite_only: bool = False
+) -> tuple[float, frozenset[torch.dtype]] | None:
+    """Norm and dtypes of the gradients, which are multiplied by max_norm / (norm + 1e-6) where that is below 1; with
+    `finite_only` not for a norm that is not finite.
+
+    None, and nothing was done, if there is no gradient or one that is not plain CPU memory or overlaps itself.
+    """
+    if not parameters or not _may_be_plain(parameters[0], backend):
+        return None
+    found = cpu.extension.clip_gradients(parameters, torch.get_num_threads(), max_norm, finite_only)
+    if found is None:
+        return None
+    norm, bits, written = found
+    if written is not None:
+        tell_autograd(written)
+    return norm, cpu.dtypes(bits)
+
+
+def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:
+    """x *= factor on the backend of each tensor's device; tells autograd."""
+    if not tensors:
+        return
+    try:
+        is_done = _may_be_plain(tensors[0], backend)
+        if is_done:
+            cpu.extension.scale_(tensors, factor, torch.get_num_threads())
+    except (IndexError, UnsupportedTensorError):  # one cannot be written to just as it is: none was
+        is_done = False
+    for device, indices in () if is_done else split_by_device(tensors).items():
+        with renumbering(indices):
+            choose(device, backend, "scale_").scale_([tensors[i] for i in indices], factor)
+    tell_autograd(tensors)
+
+
+def run_copy(to: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
+    """`torch._foreach_copy_(to, source)` for tensors of the same shapes, unnoticed by autograd where that
+    is possible.
+
+    Cost: on the CPU, one call that bypasses the caches where both have the same strides. On a GPU it is queued."""
+    others: Sequence[int] = range(len(to))
+    if "cpu" in CPU_NAMES:
+        others = cpu.extension.copy(to, source, torch.get_num_threads())
+    if others:
+        to, source = [to[i].data for i in others], [source[i].detach() for i in others]
+        is_queued = any(t.is_cuda for t in to) or any(t.is_cuda for t in source)
+        torch._foreach_copy_(to, source, non_blocking=is_queued)
+
+
+def tell_autograd(tensors: Sequence[Any]) -> None:
+    """A graph that saved these tensors, which were written to, has to fail rather than go on with changed values."""
+    try:
+        torch.autograd.graph.increment_version(tensors)
+    except RuntimeError:  # inference tensors have no version; asking each would take longer than telling all
+        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+
+collect_gradients = cpu.collect_gradients if "cpu" in CPU_NAMES else reference.collect_gradients
+
+
+def gradient_stats(
+    groups: list[list[torch.Tensor]], backend: str, unscale: float
+) -> tuple[bytearray, tuple[float, ...] | None, list[int] | None, int]:
+    """Rows of the gradients of `groups` times `unscale`, their fold, their positions and the fingerprint, as above."""
+    first = next((params[0] for params in groups if params), None)
+    if _may_be_plain(first, backend):
+        lists = groups if all(type(group) is list for group in groups) else [*map(list, groups)]
+        found = cpu.extension.gradient_stats(lists, torch.get_num_threads(), unscale)
+        if found is not None:
+            return found[:4]
+    gradients, positions, fingerprint = collect_gradients(groups)
+    table, fold = run_stats(gradients, backend, unscale)
+    return table, fold, positions, fingerprint
+
+
+def fold_rows(table: bytearray) -> tuple[float, ...]:
+    """The fold of rows, first to last. Cost: 10 ns a row in C++."""
+    return cpu.extension.fold_rows(table) if "cpu" in CPU_NAMES else columns.fold_rows(columns.ROW.iter_unpack(table))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..errors import UnsupportedTensorError
-from ..records.magnitudes import NUM_COUNTS, MagnitudeHistogram
 from ..records.samples import ActivationStats, ChannelStats
 from .backend import Limits, Row
-from .dispatch import renumbering, split_by_device
 from .registry import BACKENDS, CPU_NAMES, choose, choose_or_fall_back, resolve_backend
-from .tensors import as_list, as_tensor
+from .tensors import as_tensor
 
 NEAR_ZERO = 1e-6
 _SMALLEST = 5e-324
@@ -155,32 +152,3 @@ def channel_dimension(x: torch.Tensor, dim: int, where: str = "channel_stats(x)"
     if not -rank <= dim < rank:
         raise IndexError(f"`dim` must be in [{-rank}, {rank - 1}], got {dim} - at {where} of shape {tuple(x.shape)}")
     return dim % rank
-
-
-def magnitude_histogram(tensors: Sequence[Any], *, backend: str = "auto") -> MagnitudeHistogram:
-    """Counts of floor(log2 |x|) over all elements of all tensors, for the shares that other formats would lose.
-
-    Args:
-        tensors: as for `tensor_stats`, complex ones read as their parts; ndarrays too. A single one counts as a list.
-        backend: "auto" or a name from `fastguard.backends()`.
-
-    Raises:
-        UnsupportedTensorError: a tensor that cannot be read (integer, meta, …).
-        BackendUnavailableError: the backend that was asked for cannot run here.
-
-    Cost: one read of every element, at several times the cost of a plain read: meant to be asked for now and then.
-
-    >>> import torch
-    >>> found = magnitude_histogram([torch.tensor([1.0, -1.5, 1e-9, 0.0])])
-    >>> dict(found.counts), found.num_zeros, found.underflow_ratio("float16")
-    ({-30: 1, 0: 2}, 1, 0.3333333333333333)
-    """
-    single = isinstance(tensors, torch.Tensor) or hasattr(tensors, "__array__")
-    listed = [as_tensor(t) for t in ([tensors] if single else as_list(tensors))]
-    backend = resolve_backend(backend)
-    counts = [0] * NUM_COUNTS
-    for device, indices in split_by_device(listed).items():
-        with renumbering(indices):
-            found = choose(device, backend, "magnitude_counts").magnitude_counts([listed[i] for i in indices])
-        counts = [a + b for a, b in zip(counts, found, strict=True)]
-    return MagnitudeHistogram.from_counts(counts)

@@ -86,10 +86,6 @@ class Backend:
         current stream, for an `x` that has been through `tensors.plain`. Does not synchronise."""
         self._lacks("activation_into")
 
-    def magnitude_counts(self, tensors: Sequence[Any]) -> list[int]:
-        """Counts over all elements of all tensors, as `MagnitudeHistogram.from_counts` takes them."""
-        self._lacks("magnitude_counts")
-
     def _lacks(self, operation: str) -> NoReturn:
         raise BackendUnavailableError(
             f"`backend` {self.name!r} has no {operation}. "

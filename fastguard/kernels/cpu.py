@@ -144,7 +144,3 @@ class CpuBackend(Backend):
         if found is None and (x.layout is not torch.strided or x.is_nested):
             raise UnsupportedTensorError(0, "must be dense to have channels. Call to_dense first")
         return found or _prepared(x, lambda values: _C.channel_stats(values, dim, *limits, threads))
-
-    def magnitude_counts(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Cost: one read, a second from cache where there are zeros, subnormals or non-finite elements."""
-        return _C.magnitude_counts(tensors, torch.get_num_threads())

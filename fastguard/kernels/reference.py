@@ -12,7 +12,6 @@ import torch
 
 from ..errors import UnsupportedTensorError
 from ..records.columns import POWERS, ROW_BYTES, TABLE
-from ..records.magnitudes import HIGHEST_EXPONENT, LOWEST_EXPONENT, NUM_COUNTS
 from ..records.samples import CHANNEL_COLUMNS, EMPTY_ACTIVATION_ROW
 from .backend import Backend, Limits, Row
 from .tensors import OVERLAP, float64_bytes, may_overlap, plain
@@ -115,13 +114,16 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.to(wide_dtype(x.device))
 
 
+def _judged(x: torch.Tensor, low: float, high: float, near_zero: float) -> tuple[torch.Tensor, ...]:
+    """`x` widened, which elements are finite, magnitudes, which are near zero, which elements are saturated."""
+    values, magnitude = _wide(x), _wide(x).abs()
+    near = (magnitude < near_zero) | (magnitude == 0)
+    return values, torch.isfinite(x), magnitude, near, (values < low) | (values > high) | torch.isinf(x)
+
+
 def _activation_columns(x: torch.Tensor, low: float, high: float, near_zero: float) -> torch.Tensor:
     """(finite elements, mean, m2, min, max, zeros, near-zero, saturated, NaNs, Infs) of a chunk that is not empty."""
-    values, nans, infs = _wide(x), torch.isnan(x), torch.isinf(x)
-    finite = ~(nans | infs)
-    magnitude = values.abs()
-    near = (magnitude < near_zero) | (magnitude == 0)
-    saturated = (values < low) | (values > high) | infs
+    values, finite, magnitude, near, saturated = _judged(x, low, high, near_zero)
     num_finite = finite.sum()
     mean = torch.where(finite, values, 0.0).sum() / num_finite.clamp(min=1)
     deviations = torch.where(finite, values - mean, 0.0)
@@ -134,7 +136,7 @@ def _activation_columns(x: torch.Tensor, low: float, high: float, near_zero: flo
         torch.where(same, 0.0, (deviations * deviations).sum()),
         least,
         most,
-        *(mask.sum() for mask in (magnitude == 0, near, saturated, nans, infs)),
+        *(mask.sum() for mask in (magnitude == 0, near, saturated, torch.isnan(x), torch.isinf(x))),
     ]
     return torch.stack([column.to(values.dtype) for column in columns])
 
@@ -152,10 +154,7 @@ def _merge(parts: torch.Tensor, numel: int) -> torch.Tensor:
 
 def _chunk_table(x: torch.Tensor, low: float, high: float, near_zero: float) -> torch.Tensor:
     """CHANNEL_COLUMNS of [channels, elements] as [channels, 4]."""
-    values, finite = _wide(x), torch.isfinite(x)
-    magnitude = values.abs()
-    near = (magnitude < near_zero) | (magnitude == 0)
-    saturated = (values < low) | (values > high) | torch.isinf(x)
+    values, finite, magnitude, near, saturated = _judged(x, low, high, near_zero)
     columns = [near.sum(1), saturated.sum(1), (~finite).sum(1), torch.where(finite, magnitude, 0.0).sum(1)]
     return torch.stack([column.to(values.dtype) for column in columns], dim=1)
 
@@ -195,28 +194,6 @@ def activation(x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, b
         return tuple(row.tolist()), None if table is None else float64_bytes(table.cpu())
 
 
-def _chunk_counts(x: torch.Tensor) -> torch.Tensor:
-    """int64 [NUM_COUNTS]: zeros, NaNs, Infs, then each exponent."""
-    nans, infs, zeros = torch.isnan(x), torch.isinf(x), x == 0
-    # frexp has 0.5 <= |mantissa| < 1, so its exponent is one more than ours; it knows float64 subnormals.
-    exponents = torch.frexp(_wide(x)).exponent.long() - 1
-    counted = torch.where(nans | infs | zeros, HIGHEST_EXPONENT + 1, exponents) - LOWEST_EXPONENT
-    histogram = torch.bincount(counted, minlength=NUM_COUNTS - 2)[:-1]
-    return torch.cat([torch.stack([zeros.sum(), nans.sum(), infs.sum()]), histogram])
-
-
-def magnitude_counts(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Cost: a dozen passes; one sync a tensor, as `bincount` has it, and one at the end."""
-    total = torch.zeros(NUM_COUNTS, dtype=torch.int64, device="cpu")
-    with torch.no_grad():
-        for i, tensor in enumerate(tensors):
-            x = plain(tensor, i)
-            x = torch.view_as_real(x) if x.is_complex() else x
-            for chunk in x.reshape(-1).split(CHUNK):
-                total += _chunk_counts(chunk).cpu()
-    return total.tolist()
-
-
 class ReferenceBackend(Backend):
     """Plain torch on any device, with about twenty passes where the others have one."""
 
@@ -250,6 +227,4 @@ class ReferenceBackend(Backend):
                 # As real numbers: a complex product with factor + 0j has other zeros and NaNs.
                 (torch.view_as_real(view) if view.is_complex() else view).mul_(factor)
 
-    activation = staticmethod(activation)
-    activation_into = staticmethod(activation_into)
-    magnitude_counts = staticmethod(magnitude_counts)
+    activation, activation_into = staticmethod(activation), staticmethod(activation_into)

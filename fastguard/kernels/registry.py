@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from .. import _env
-from ..errors import BackendUnavailableError
+from ..errors import BackendUnavailableError, UnsupportedTensorError
 from .backend import Backend
 from .cpu import CpuBackend
 from .reference import ReferenceBackend
@@ -131,3 +132,21 @@ def _names_for_cpu() -> frozenset[str]:
 
 
 CPU_NAMES = _names_for_cpu()
+
+
+def split_by_device(tensors: Sequence[Any]) -> dict[torch.device, list[int]]:
+    """Indices of `tensors` by device; what is no tensor counts as on the CPU, whose backend refuses it in words."""
+    groups: dict[torch.device, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        device = tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
+        groups.setdefault(device, []).append(i)
+    return groups
+
+
+@contextlib.contextmanager
+def renumbering(indices: Sequence[int]) -> Iterator[None]:
+    """Renumbers the tensor in an error about part of a list, so that it is an index into the whole list."""
+    try:
+        yield
+    except UnsupportedTensorError as error:
+        raise UnsupportedTensorError(indices[error.index], error.problem) from None

@@ -7,7 +7,6 @@ from .columns import TensorRow as TensorRow
 from .columns import fold_rows as fold_rows
 from .events import Entry as Entry
 from .history import TrainingHistory as TrainingHistory
-from .magnitudes import MagnitudeHistogram as MagnitudeHistogram
 from .model import ModelNotes as ModelNotes
 from .running import Overview as Overview
 from .running import Trend as Trend

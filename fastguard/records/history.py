@@ -57,8 +57,7 @@ class TrainingHistory(Series):
         num_scaled: steps whose gradients carried a GradScaler's scale.
         skip_run, longest_skip_run: the number of skipped steps in a row, now and at most; `longest_skip_run_end` is the
             last step of that run.
-        log_norm, losses, lrs: `Running` aggregates over the clean steps of the whole run; `log_norm` is of
-            ln(norm), without norms of zero.
+        losses, lrs: number, smallest, largest, sum and last over the clean steps of the whole run (`Running`).
         norm_min, norm_max: smallest and largest norm of a clean step; inf and -inf before there was one.
         first_events, last_events: the first 16 and the newest 64 non-finite steps; the two may overlap.
         first_nonfinite: for up to 4096 tensors, how often the tensor was the first bad one in backward order.
@@ -316,18 +315,15 @@ class TrainingHistory(Series):
             self.num_clipped += 1
         self.overview.add(step, loss, norm, lr)
         if norm > 0.0:
-            log_norm = math.log(norm)
-            self.log_norm.add(log_norm)
-            self.norm_trend.add(step, log_norm)
+            self.norm_trend.add(step, math.log(norm))
         self.norm_min, self.norm_max = min(self.norm_min, norm), max(self.norm_max, norm)
+        self.losses.add(loss)
         if loss is not None:
-            self.losses.add(loss)
             self.loss_trend.add(step, loss)
         if val_loss is not None and _isfinite(val_loss):
             train = self.loss_trend.mean if self.loss_trend.count else math.nan
             self.validations.append(Validation(step, val_loss, train))
-        if lr is not None:
-            self.lrs.add(lr)
+        self.lrs.add(lr)
         self._compare(norm)
 
     def _rewind(self, step: int) -> None:

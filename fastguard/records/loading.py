@@ -115,18 +115,19 @@ def _note(unknown: Unknown, keys: Collection[str], where: str = "") -> None:
             unknown[shown(f"{where}{key}", NAME_WIDTH)] = None
 
 
-_names = reader_of(tuple[str, ...])
+# What a record calls the keys of a line with a single value, but for those of its gradients.
+_RECORD_FIELDS = {
+    **{name: name for name in ("step", "skipped", "loss", "val_loss", "lr", "loss_scale")},
+    **{"clip/coef": "clip_coef", "clip/trigger": "trigger", "clip/over": "over"},
+    **{"grad/cosine": "grad_cosine", "grad/noise_scale": "noise_scale"},
+}
 _READ: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(_RECORD_FIELDS, values.number),
+    **dict.fromkeys(("grad/max", "grad/min", "grad/mean", "grad/std"), values.number),
     **dict.fromkeys(("step", *(f"grad/num_{what}" for what in ("zeros", "nans", "infs", "elements"))), values.count),
-    **dict.fromkeys(("clip/over", "nonfinite"), _names),
+    **dict.fromkeys(("clip/over", "nonfinite"), reader_of(tuple[str, ...])),
     **dict.fromkeys(("tensors", "activations", "weights"), values.mapping),
-    **dict.fromkeys(("loss", "val_loss", "lr", "loss_scale", "clip/coef", "clip/trigger"), values.number),
-    **dict.fromkeys(
-        ("grad/max", "grad/min", "grad/mean", "grad/std", "grad/cosine", "grad/noise_scale"), values.number
-    ),
-    "grad/norm": values.spread,
-    "skipped": values.truth,
-    "batches": values.row,
+    **{"grad/norm": values.spread, "skipped": values.truth, "batches": values.row},
     "clip/groups": partial(values.by_name, reader_of(tuple[Spread, Spread, Spread])),
 }
 
@@ -151,9 +152,9 @@ def _step_of(line: Mapping[str, Any], unknown: Unknown) -> Entry | StepStats | N
     known = _read(line)
     if known.get("grad/num_nans") or known.get("grad/num_infs") or not math.isfinite(known.get("grad/norm", 0.0)):
         return record_of(line, unknown)
-    get = known.get
-    numbers = get("grad/norm", 0.0), get("clip/coef", 1.0), get("skipped", False)
-    return Entry(known["step"], *numbers, get("loss"), get("val_loss"), get("lr"), get("loss_scale"), None)
+    numbers = known.get("grad/norm", 0.0), known.get("clip/coef", 1.0), known.get("skipped", False)
+    loss, val_loss, lr, loss_scale = map(known.get, ("loss", "val_loss", "lr", "loss_scale"))
+    return Entry(known["step"], *numbers, loss, val_loss, lr, loss_scale, None)
 
 
 def record_of(line: Mapping[str, Any], unknown: Unknown | None = None) -> StepStats:
@@ -173,19 +174,12 @@ def record_of(line: Mapping[str, Any], unknown: Unknown | None = None) -> StepSt
     table = known.get("tensors")
     batches = enumerate(known.get("batches", ()))
     return StepStats(
-        step=known["step"],
         tensors=_total(known) if table is None else TensorStats(_pack(table, unknown), tuple(table)),
-        clip_coef=known.get("clip/coef", 1.0),
-        skipped=known.get("skipped", False),
-        **{name: known.get(name) for name in ("loss", "val_loss", "lr", "loss_scale")},
         activations=_samples(ModuleActivity, known, "activations", unknown),
         weights=_samples(WeightStats, known, "weights", unknown),
         batches=tuple(_sample(BatchSample, plain, ("batches", place), unknown) for place, plain in batches),
-        grad_cosine=known.get("grad/cosine"),
-        trigger=known.get("clip/trigger"),
-        over=known.get("clip/over", ()),
         groups=tuple(ClippedGroup(name, *numbers) for name, numbers in known.get("clip/groups", {}).items()),
-        noise_scale=known.get("grad/noise_scale"),
+        **{field: known[key] for key, field in _RECORD_FIELDS.items() if key in known},
     )
 
 

@@ -13,16 +13,14 @@ from typing import Any
 from .._text import shown
 from . import strict_json
 
-_extension: Any = None
-try:
+LineCounts: Any = object
+LogState: Any = object
+try:  # base classes whose attributes lie in C structs: see csrc/state.h
     from .. import _C
-
-    _extension = _C
 except ImportError:
     pass
-# Base classes whose attributes lie in C structs: see csrc/state.h.
-LineCounts: Any = object if _extension is None else _extension.LineCounts
-LogState: Any = object if _extension is None else _extension.LogState
+else:
+    LineCounts, LogState = _C.LineCounts, _C.LogState  # type: ignore[attr-defined]
 
 # The keys of a line, as `fastguard.sinks` writes it: those with a single value, and all.
 _GRADIENT_KEYS = ("norm", "max", "min", "mean", "std", "num_zeros", "num_nans", "num_infs", "num_elements")

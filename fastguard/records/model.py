@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any
 
 from . import codec, values
@@ -40,10 +39,6 @@ def _setting(value: Any) -> Any:
         return values.each(values.number, value)
     number = values.number(value)
     return value if isinstance(value, int) else number
-
-
-def _settings(value: Any) -> tuple[dict[str, Any], ...]:
-    return tuple(values.each(partial(values.by_name, _setting), value))
 
 
 def _objective(value: Any) -> str:
@@ -196,7 +191,7 @@ class OptimizerNotes:
     has_scaler: bool | None = None
     clip_limit: float | None = None
     clip_policy: str = ""
-    optimizer_settings: Annotated[tuple[dict[str, Any], ...], _settings] = ()
+    optimizer_settings: tuple[dict[str, Annotated[Any, _setting]], ...] = ()
     objective: Annotated[str, _objective] = ""
     recoveries: tuple[RecoveryEvent, ...] = ()
     num_left_out: Count = 0

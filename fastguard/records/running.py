@@ -9,6 +9,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
@@ -35,53 +36,52 @@ def within(value: float) -> float:
     return value if -HUGE < value < HUGE else math.copysign(HUGE, value)
 
 
-class Running(Part):
-    """Mean, spread and range of all values so far (Welford's recurrence). Non-finite values are left out.
+class Summary(NamedTuple):
+    """Number, range, mean and last of some values; 0 and NaNs if there are none."""
 
-    For mean and spread, values are limited to ±1e150.
+    num: int
+    min: float
+    max: float
+    mean: float
+    last: float
+
+
+@dataclass(repr=False)
+class Running(Part):
+    """Number, range, sum and last of all values so far. Non-finite values are left out.
+
+    For the sum, values are limited to ±1e150.
 
     >>> running = Running()
     >>> for value in (1.0, math.nan, 3.0):
     ...     running.add(value)
-    >>> running.count, running.mean, running.std, running.max
-    (2, 2.0, 1.0, 3.0)
+    >>> running.count, running.min, running.max, running.summary().mean
+    (2, 1.0, 3.0, 2.0)
     """
 
-    __slots__ = ("_m2", "count", "max", "mean", "min")
-    count: Count
-    mean: float
-    _m2: Spread
-    min: float
-    max: float
+    count: Count = 0
+    total: float = 0.0
+    min: float = math.inf
+    max: float = -math.inf
+    last: float = math.nan
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = 0.0
-        self._m2 = 0.0
-        self.min = math.inf
-        self.max = -math.inf
-
-    def add(self, value: float) -> None:
-        """Takes one more value. Cost: 0.3 us."""
-        if -HUGE < value < HUGE:
-            inside = value
-        elif _isfinite(value):
-            inside = within(value)
-        else:
+    def add(self, value: float | None) -> None:
+        """Takes one more value, unless it is None. Cost: 0.3 us."""
+        if value is None or not _isfinite(value):
             return
-        self.count = count = self.count + 1
+        self.total += within(value)
+        self.count += 1
+        self.last = value
         if value < self.min:
             self.min = value
         if value > self.max:
             self.max = value
-        delta = inside - self.mean
-        self.mean = mean = self.mean + delta / count
-        self._m2 += delta * (inside - mean)
 
-    @property
-    def std(self) -> float:
-        """Standard deviation (of the population); NaN before the first value."""
-        return math.sqrt(self._m2 / self.count) if self.count else math.nan
+    def summary(self) -> Summary:
+        """The values so far."""
+        if not self.count:
+            return Summary(0, math.nan, math.nan, math.nan, math.nan)
+        return Summary(self.count, self.min, self.max, self.total / self.count, self.last)
 
 
 def quantiles(values: Iterable[float], q: Sequence[float]) -> tuple[float, ...]:
@@ -122,6 +122,7 @@ class Spike(NamedTuple):
         return (self.value - self.mean) / (self.std + 1e-6 * abs(self.mean) + 1e-300)
 
 
+@dataclass(repr=False)
 class Trend(Part):
     """A series in constant memory. Non-finite values are left out; others are limited to ±1e150.
 
@@ -137,6 +138,7 @@ class Trend(Part):
         mean, std: mean and spread now.
         best, best_step: the smallest mean so far (from the tenth value on), and its step.
         last: the newest value.
+        firsts: the first twenty values.
         spikes: the newest 64 spikes.
 
     >>> trend = Trend()
@@ -146,32 +148,21 @@ class Trend(Part):
     (40, 19.0)
     """
 
-    __slots__ = ("_firsts", "_var", "best", "best_step", "count", "first", "last", "mean", "spikes")
-    count: Count
-    first: float
-    mean: float
-    _var: Spread
-    best: float
-    best_step: int
-    last: float
-    _firsts: list[float]
-    spikes: deque[Spike]
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first = self.mean = self._var = 0.0
-        self._firsts = []
-        self.best = math.inf
-        self.best_step = -1
-        self.last = math.nan
-        self.spikes = deque(maxlen=NUM_SPIKES)
+    count: Count = 0
+    first: float = 0.0
+    mean: float = 0.0
+    _var: Spread = 0.0
+    best: float = math.inf
+    best_step: int = -1
+    last: float = math.nan
+    firsts: list[float] = field(default_factory=list)
+    spikes: deque[Spike] = field(default_factory=lambda: deque(maxlen=NUM_SPIKES))
 
     def add(self, step: int, value: float) -> None:
         """Takes the value of one step. Cost: 0.7 us."""
-        if not -HUGE < value < HUGE:
-            if not _isfinite(value):
-                return
-            value = within(value)
+        if not _isfinite(value):
+            return
+        value = within(value)
         self.count = count = self.count + 1
         if count <= _WARM_UP:
             self._warm_up(value, count)
@@ -195,7 +186,7 @@ class Trend(Part):
 
     def _warm_up(self, value: float, count: int) -> None:
         """The first twenty values; an outlier among them must not hide later spikes."""
-        firsts = self._firsts
+        firsts = self.firsts
         firsts.append(value)
         if count <= NUM_FIRST:
             self.first = median(firsts)
@@ -217,27 +208,9 @@ class Trend(Part):
         return 1
 
     @property
-    def firsts(self) -> list[float]:
-        """The first twenty values."""
-        return list(self._firsts)
-
-    @property
     def std(self) -> float:
         """Spread of the values around their trend; 0.0 before the twentieth."""
         return math.sqrt(self._var)
-
-
-class Summary(NamedTuple):
-    """The values of one series in one bucket; 0 and NaNs if there are none."""
-
-    num: int
-    min: float
-    max: float
-    mean: float
-    last: float
-
-
-_NOTHING = Summary(0, math.nan, math.nan, math.nan, math.nan)
 
 
 class Bucket(NamedTuple):
@@ -251,41 +224,8 @@ class Bucket(NamedTuple):
     lr: Summary
 
 
-class _Open(Part):
-    """A summary that still gets values."""
-
-    __slots__ = ("count", "last", "max", "min", "total")
-    count: Count
-    total: float
-    min: float
-    max: float
-    last: float
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total = 0.0
-        self.min = math.inf
-        self.max = -math.inf
-        self.last = math.nan
-
-    def add(self, value: float) -> None:
-        if -HUGE < value < HUGE:
-            self.total += value
-        elif math.isfinite(value):
-            self.total += within(value)
-        else:
-            return
-        self.count += 1
-        self.last = value
-        if value < self.min:
-            self.min = value
-        if value > self.max:
-            self.max = value
-
-    def close(self) -> Summary:
-        if not self.count:
-            return _NOTHING
-        return Summary(self.count, self.min, self.max, self.total / self.count, self.last)
+def _three() -> tuple[Running, Running, Running]:
+    return Running(), Running(), Running()
 
 
 def _halved(closed: list[Bucket]) -> list[Bucket]:
@@ -303,6 +243,7 @@ def _halved(closed: list[Bucket]) -> list[Bucket]:
     return merged
 
 
+@dataclass(repr=False)
 class Overview(Part):
     """Smallest, largest, mean and last loss, norm and learning rate of every part of a run.
 
@@ -315,19 +256,12 @@ class Overview(Part):
     (250, 4, 1.0)
     """
 
-    __slots__ = ("_closed", "_first", "_last", "_num", "_open", "steps_per_bucket")
-    steps_per_bucket: Length
-    _first: int
-    _last: int
-    _num: Count
-    _open: tuple[_Open, _Open, _Open]
-    _closed: list[Bucket]
-
-    def __init__(self) -> None:
-        self.steps_per_bucket = 1
-        self._closed = []
-        self._open = (_Open(), _Open(), _Open())
-        self._first = self._last = self._num = 0
+    steps_per_bucket: Length = 1
+    _first: int = 0
+    _last: int = 0
+    _num: Count = 0
+    _open: tuple[Running, Running, Running] = field(default_factory=_three)
+    _closed: list[Bucket] = field(default_factory=list)
 
     def add(self, step: int, loss: float | None, norm: float | None, lr: float | None) -> None:
         """Takes one step; None is for a number that is unknown or must not count. Cost: 0.7 us; 0.2 ms a doubling."""
@@ -335,13 +269,8 @@ class Overview(Part):
             self._first = step
         self._last = step
         self._num += 1
-        losses, norms, lrs = self._open
-        if loss is not None:
-            losses.add(loss)
-        if norm is not None:
-            norms.add(norm)
-        if lr is not None:
-            lrs.add(lr)
+        for series, value in zip(self._open, (loss, norm, lr)):
+            series.add(value)
         if self._num >= self.steps_per_bucket:
             self._close_bucket()
 
@@ -349,12 +278,12 @@ class Overview(Part):
         closed, steps_per_bucket = [*self._closed, self._open_bucket()], self.steps_per_bucket
         if len(closed) >= NUM_BUCKETS:
             closed, steps_per_bucket = _halved(closed), 2 * steps_per_bucket
-        fresh = (_Open(), _Open(), _Open())
+        fresh = _three()
         # No calls from here on, so no interrupt comes in between.
         self._closed, self.steps_per_bucket, self._open, self._num = closed, steps_per_bucket, fresh, 0
 
     def _open_bucket(self) -> Bucket:
-        return Bucket(self._first, self._last, self._num, *(series.close() for series in self._open))
+        return Bucket(self._first, self._last, self._num, *(series.summary() for series in self._open))
 
     @property
     def buckets(self) -> list[Bucket]:

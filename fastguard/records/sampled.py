@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
@@ -38,9 +39,7 @@ class Window(Generic[_Item]):
     __slots__ = ("count", "first", "recent")
 
     def __init__(self, count: int, first: Point, recent: Iterable[Point]) -> None:
-        self.count = count
-        self.first = first
-        self.recent: deque[Point] = deque(recent, maxlen=WINDOW)
+        self.count, self.first, self.recent = count, first, deque(recent, maxlen=WINDOW)
 
     @property
     def last(self) -> Point:
@@ -54,11 +53,6 @@ class Window(Generic[_Item]):
         """As plain types."""
         return [self.count, strict_json.encode(self.first), strict_json.encode(self.recent)]
 
-    def add(self, sample: Point) -> None:
-        """Takes the newest sample."""
-        self.recent.append(sample)
-        self.count += 1
-
 
 class Sampled(Part, Generic[_Item]):
     """Windows by name, in the order of first appearance; at most 4096 names with sixteen samples each.
@@ -68,19 +62,15 @@ class Sampled(Part, Generic[_Item]):
         bad: names that ever had a sample for which `is_bad` was true: an ordered set.
     """
 
-    __slots__ = ("_decode", "_is_bad", "_windows", "bad", "last_step", "num_samples")
-    num_samples: Count
-    last_step: int
+    num_samples: Count = 0
+    last_step: int = -1
     bad: Annotated[dict[str, None], values.mapping]
     _windows: Annotated[dict[str, Window[_Item]], values.mapping]  # `load` reads the rest
 
     def __init__(self, decode: Callable[[Mapping[str, Any]], _Item], is_bad: Callable[[_Item], bool]) -> None:
-        self._decode: Callable[[Mapping[str, Any]], _Item] = decode
-        self._is_bad: Callable[[_Item], bool] = is_bad
-        self.bad = {}
-        self._windows = {}
-        self.num_samples = 0
-        self.last_step = -1
+        self._decode: Any = decode
+        self._is_bad: Any = is_bad
+        self.bad, self._windows = {}, {}
 
     def add(self, step: int, items: Iterable[_Item]) -> None:
         """Takes the samples of one step. Cost: 0.5 us an item."""
@@ -93,7 +83,8 @@ class Sampled(Part, Generic[_Item]):
                 if len(self._windows) >= MAX_NAMES:
                     continue
                 window = self._windows[item.name] = Window(0, sample, ())
-            window.add(sample)
+            window.recent.append(sample)
+            window.count += 1
             if self._is_bad(item):
                 self.bad[item.name] = None
 
@@ -142,6 +133,7 @@ class SampledBatch(NamedTuple):
     batch: BatchSample
 
 
+@dataclass(repr=False)
 class SampledBatches(Part):
     """At most 256 pairs of a step and a `BatchSample`, oldest first: the first eight and the newest.
 
@@ -150,13 +142,8 @@ class SampledBatches(Part):
     (0, [])
     """
 
-    __slots__ = ("_first", "_newest")
-    _first: deque[SampledBatch]
-    _newest: deque[SampledBatch]
-
-    def __init__(self) -> None:
-        self._first = deque(maxlen=NUM_FIRST)
-        self._newest = deque(maxlen=NUM_BATCHES - NUM_FIRST)
+    _first: deque[SampledBatch] = field(default_factory=lambda: deque(maxlen=NUM_FIRST))
+    _newest: deque[SampledBatch] = field(default_factory=lambda: deque(maxlen=NUM_BATCHES - NUM_FIRST))
 
     def add(self, step: int, batches: Iterable[BatchSample]) -> None:
         """Takes the forward passes in the record of a step."""
@@ -190,6 +177,7 @@ def is_bias(name: str) -> bool:
     return name.rpartition(".")[2].startswith("bias")
 
 
+@dataclass(repr=False)
 class UpdateRatios(Part):
     """The first sample, the largest from twenty steps after it on, and the newest 64.
 
@@ -199,16 +187,10 @@ class UpdateRatios(Part):
         recent: the newest, oldest first, including `first` as long as there is room.
     """
 
-    __slots__ = ("count", "first", "peak", "recent")
-    count: Count
-    first: UpdateRatio | None
-    peak: UpdateRatio | None
-    recent: deque[UpdateRatio]
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first = self.peak = None
-        self.recent = deque(maxlen=NUM_RECENT)
+    count: Count = 0
+    first: UpdateRatio | None = None
+    peak: UpdateRatio | None = None
+    recent: deque[UpdateRatio] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
 
     def add(self, step: int, weights: Sequence[WeightStats], lr: float | None, chosen: Container[str] | None) -> None:
         """Takes one sampled step: the weights in `chosen`, or, if that is None, all but biases and small ones.

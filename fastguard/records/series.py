@@ -62,7 +62,6 @@ class Series:
     overhead_total_s: float
     _equal_low: Spread
     _equal_high: Spread
-    log_norm: Running
     losses: Running
     lrs: Running
     recent: deque[Entry]
@@ -91,7 +90,7 @@ class Series:
         self.first_bad_loss_step = self.last_bad_loss_step = -1
         self.norm_min, self.norm_max = math.inf, -math.inf
         self.overhead_total_s = self._equal_low = self._equal_high = 0.0
-        self.log_norm, self.losses, self.lrs = Running(), Running(), Running()
+        self.losses, self.lrs = Running(), Running()
         self.recent = deque(maxlen=window)
         self.clean = deque(maxlen=window)
         self.first_events = []
@@ -244,44 +243,29 @@ _READERS = readers_of(Series)
 def diagnose_losses(history: Series) -> dict[str, Any]:
     """`{"status", "issues", "recommendations"}` as in `TrainingHistory.diagnose`; each issue begins with its name."""
     losses = history.loss
-    status = "healthy" if history.num_steps else "no-evidence"
-    issues: list[str] = []
-    recommendations: list[str] = []
-
-    def report(severity: str, issue: str, recommendation: str) -> None:
-        nonlocal status
-        status = "critical" if "critical" in (status, severity) else "warning"
-        issues.append(issue)
-        recommendations.append(recommendation)
-
+    found: list[tuple[str, str, str]] = []
     bad = sum(not math.isfinite(loss) for loss in losses[-NUM_NEWEST:])
     if bad:
-        report(
-            "critical",
-            f"LOSS_EXPLOSION: {bad} of the last {len(losses[-NUM_NEWEST:])} losses are NaN or Inf",
-            "Divide the learning rate by 10, and clip the gradients (max_norm=1.0)",
-        )
+        issue = f"LOSS_EXPLOSION: {bad} of the last {len(losses[-NUM_NEWEST:])} losses are NaN or Inf"
+        found.append(("critical", issue, "Divide the learning rate by 10, and clip the gradients (max_norm=1.0)"))
     newest = [loss for loss in losses[-NUM_PLATEAU:] if math.isfinite(loss)]
     if len(losses) >= min(MIN_PLATEAU_STEPS, history.window) and len(newest) == NUM_PLATEAU:
         mean = sum(newest) / len(newest)
         spread = (max(newest) - min(newest)) / abs(mean) if mean else math.inf
         if spread < PLATEAU_SPREAD:
-            report(
-                "warning",
-                f"LOSS_PLATEAU: the last {NUM_PLATEAU} losses are within {100 * spread:.2g} % of their mean {mean:.4g}",
-                "Raise the learning rate, or change its schedule",
-            )
+            within = f"within {100 * spread:.2g} % of their mean {mean:.4g}"
+            issue = f"LOSS_PLATEAU: the last {NUM_PLATEAU} losses are {within}"
+            found.append(("warning", issue, "Raise the learning rate, or change its schedule"))
     pairs = [v for v in history.validations if math.isfinite(v.train_loss)]
     if len(pairs) >= MIN_VALIDATIONS:
         quarter = len(pairs) // 4
-        first, last = pairs[:quarter], pairs[-quarter:]
-        train = [sum(v.train_loss for v in part) / quarter for part in (first, last)]
-        validation = [sum(v.val_loss for v in part) / quarter for part in (first, last)]
+        parts = pairs[:quarter], pairs[-quarter:]
+        train = [sum(v.train_loss for v in part) / quarter for part in parts]
+        validation = [sum(v.val_loss for v in part) / quarter for part in parts]
         if train[1] < train[0] and validation[1] > validation[0]:
-            report(
-                "warning",
-                f"OVERFITTING: training loss fell from {train[0]:.4g} to {train[1]:.4g}, validation loss rose from "
-                f"{validation[0]:.4g} to {validation[1]:.4g}",
-                "Add dropout or weight decay, get more data, or stop earlier",
-            )
-    return {"status": status, "issues": issues, "recommendations": recommendations}
+            fell = f"training loss fell from {train[0]:.4g} to {train[1]:.4g}"
+            issue = f"OVERFITTING: {fell}, validation loss rose from {validation[0]:.4g} to {validation[1]:.4g}"
+            found.append(("warning", issue, "Add dropout or weight decay, get more data, or stop earlier"))
+    calm = "healthy" if history.num_steps else "no-evidence"
+    status = min((severity for severity, *_ in found), default=calm)  # "critical" comes before "warning"
+    return {"status": status, "issues": [one[1] for one in found], "recommendations": [one[2] for one in found]}

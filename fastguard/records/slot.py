@@ -23,6 +23,7 @@ word. Words 7, 11, 14 and 15 are written on the host.
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 from .events import Entry
 
@@ -47,21 +48,12 @@ _HEADER = struct.Struct(f"<{HEADER_WORDS}d")
 
 def read_header(data: bytes | bytearray, offset: int = 0) -> Entry:
     """The header at `offset` of `data`. Cost: 1 us."""
-    _, norm, clip_coef, _, scale, _, step, _, loss, val_loss, lr, overhead_s, _, _, _, word = _HEADER.unpack_from(
-        data, offset
-    )
-    flags = int(word)
-    return Entry(
-        int(step),
-        norm,
-        clip_coef,
-        bool(flags & SKIPPED),
-        loss if flags & HAS_LOSS else None,
-        val_loss if flags & HAS_VAL_LOSS else None,
-        lr if flags & HAS_LR else None,
-        scale if flags & HAS_LOSS_SCALE else None,
-        overhead_s,
-    )
+    words = _HEADER.unpack_from(data, offset)
+    flags = int(words[FLAGS])
+    may_be = (*NOTES.values(), (LOSS_SCALE, HAS_LOSS_SCALE))  # in the order of `Entry`
+    known = [words[word] if flags & flag else None for word, flag in may_be]
+    fields: list[Any] = [int(words[STEP]), *words[NORM:FACTOR], bool(flags & SKIPPED), *known, words[OVERHEAD_S]]
+    return Entry(*fields)
 
 
 def read_headers(headers: bytearray, count: int) -> list[Entry]:

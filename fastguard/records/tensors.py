@@ -6,6 +6,7 @@ import math
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 from typing import Annotated, Any, NamedTuple
 
@@ -102,6 +103,7 @@ def _read_data(plain: Any) -> array[float]:
     return array("d", values.each(values.number, plain))
 
 
+@dataclass(repr=False)
 class TensorTracks(Part):
     """The tracks of all tensors by name, in the order of first appearance.
 
@@ -113,20 +115,14 @@ class TensorTracks(Part):
         num_samples, last_step: how many steps were sampled, and the newest of them.
     """
 
-    __slots__ = ("_data", "_names", "_next", "_placed", "last_step", "num_samples")
-    _next: int
-    num_samples: Count
-    last_step: int
-    _names: list[str]
-    _data: Annotated[Any, _read_data]
+    _next: int = 0
+    num_samples: Count = 0
+    last_step: int = -1
+    _names: list[str] = field(default_factory=list)
+    _data: Annotated[Any, _read_data] = field(default_factory=lambda: array("d"))
 
-    def __init__(self) -> None:
-        self._names = []
-        self._data = array("d")
+    def __post_init__(self) -> None:
         self._placed: dict[str, int] = {}  # by name; made on demand
-        self._next = 0
-        self.num_samples = 0
-        self.last_step = -1
 
     def load(self, state: Any) -> None:
         """Restores what `state` returned; raises MisfitError for anything else."""

@@ -117,14 +117,6 @@ def number(value: Any) -> float:
     return float(value)
 
 
-def spread(value: Any) -> float:
-    """A number that is not negative, such as a variance, a norm or a duration."""
-    value = number(value)
-    if value < 0.0:
-        raise refused("a number >= 0", value)
-    return value
-
-
 def whole(value: Any) -> int:
     """An int, or a float without a fraction."""
     if type(value) is int and -_LARGEST < value < _LARGEST:
@@ -134,25 +126,26 @@ def whole(value: Any) -> int:
     return int(value)
 
 
-def count(value: Any) -> int:
-    """A whole number that is not negative."""
-    value = whole(value)
-    if value < 0:
-        raise refused("a whole number >= 0", value)
-    return value
+def _from(least: int, read: Callable[[Any], Any], what: str) -> Callable[[Any], Any]:
+    """`read`, for numbers >= `least` only."""
 
+    def check(value: Any) -> Any:
+        found = read(value)
+        if found < least:
+            raise refused(f"{what} >= {least}", found)
+        return found
 
-def length(value: Any) -> int:
-    """A whole number >= 1."""
-    found = whole(value)
-    if found < 1:
-        raise MisfitError(f"must be at least 1, got {found}")
-    return found
+    return check
 
 
 def maybe(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`read`, but None for None."""
     return lambda value: None if value is None else read(value)
+
+
+spread = _from(0, number, "a number")  # a variance, a norm, a duration; or NaN
+count = _from(0, whole, "a whole number")
+length = _from(1, whole, "a whole number")
 
 
 def real(value: Any) -> float:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from .._text import listed, prose
 from ..errors import missing_package
 from ..records import StepStats, TensorStats, values
-from ..records.magnitudes import MagnitudeHistogram
 from .sink import Sink, activation_values, flatten_step, weight_values
 
 MAX_LAYERS = 16
@@ -106,12 +105,11 @@ class TrackerSink(Sink):
     | `fastguard/event` | text: a step with NaN or Inf, or a skipped one |
     | `fastguard/finding/<rule>` | text: a finding about the running training, once each |
     | `grad/log10_norm` | histogram of the norms of all tensors |
-    | `grad/log2_magnitude` | histogram of the magnitudes of all elements; on the CPU |
     | `grad/num_zero_tensors`, `grad/num_nonfinite_tensors` | tensors that are not in the histogram of norms |
     | `grad/norm/<tensor>`, `weight/<name>/…`, `activation/<module>/…` | of the tensors that `layers` chooses |
 
-    `grad/norm/<tensor>`, the histograms and the two counts come every `tensors_every` steps and at each bad step (the
-    magnitudes only every `tensors_every` steps); `weight/…` and `activation/…` at the steps where they were sampled.
+    `grad/norm/<tensor>`, the histogram and the two counts come every `tensors_every` steps and at each bad step;
+    `weight/…` and `activation/…` at the steps where they were sampled.
     In a distributed run only the sinks of rank 0 get records, unless you pass `wrap(…, ranks="all")`.
 
     Args:
@@ -119,7 +117,7 @@ class TrackerSink(Sink):
         every: log one step in this number. Steps with NaN or Inf and skipped steps are always logged.
         layers: which tensors get curves of their own: a regular expression to search their names for, or the largest
             number of tensors. A number takes those with the largest norms, and those that contain NaN or Inf.
-        tensors_every: log curves of tensors and histograms one step in this number; 0 for never.
+        tensors_every: log curves of tensors and the histogram one step in this number; 0 for never.
 
     Subclasses implement `log`.
     """
@@ -139,7 +137,6 @@ class TrackerSink(Sink):
         self.prefix = prefix
         self.every = values.at_least(1, "every", every)
         self.tensors_every = values.at_least(0, "tensors_every", tensors_every)
-        self.measure: Any = None  # returns the magnitudes of the current gradients, or None; set by the guard
         self._layers = Layers(layers)
         self._names: dict[str, str] = {}
         self._newest: int | None = None
@@ -163,7 +160,6 @@ class TrackerSink(Sink):
             self._add_tensors(record, of_tensors, histograms)
         if is_due:
             self._tensors_at = step
-            self._add_magnitudes(record, histograms)
         if is_bad:
             texts[self.name("event")] = _event(record)
         self.log(step, {**self._scalars(record), **of_tensors}, texts, histograms)
@@ -180,12 +176,6 @@ class TrackerSink(Sink):
         at = "" if finding["last_step"] is None else f", step {last}"
         text = f"[{finding['severity']}{at}] {finding['summary']} {finding['recommendation']}"
         self.log(step, {}, {self.name(f"finding/{finding['rule']}"): prose(text.strip())}, {})
-
-    def write_magnitudes(self, step: int, magnitudes: MagnitudeHistogram, name: str = "grad/log2_magnitude") -> None:
-        """Logs a histogram of floor(log2 |x|), for example of `guard.magnitudes()`."""
-        buckets = Buckets.from_counts(magnitudes.counts)
-        if buckets is not None:
-            self.log(step, {}, {}, {self.name(name): buckets})
 
     def has_taken(self, step: int) -> bool | None:
         """True if the newest record is that of `step`; None if it may have been logged nonetheless."""
@@ -229,15 +219,6 @@ class TrackerSink(Sink):
             histograms[name("grad/log10_norm")] = buckets
         scalars[name("grad/num_zero_tensors")] = float(sum(norm == 0.0 for norm in norms))
         scalars[name("grad/num_nonfinite_tensors")] = float(len(nonfinite))
-
-    def _add_magnitudes(self, record: StepStats, histograms: dict[str, Buckets]) -> None:
-        found = None if self.measure is None else self.measure()
-        if found is None:
-            return
-        shift = round(math.log2(record.loss_scale)) if record.loss_scale else 0  # still in the gradients
-        buckets = Buckets.from_counts({exponent - shift: count for exponent, count in found.counts.items()})
-        if buckets is not None:
-            histograms[self.name("grad/log2_magnitude")] = buckets
 
 
 def imported(module: str, sink: str, extra: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _env, kernels
+from .. import _env
 from .._text import listed
 from ..clip import as_policy
 from ..diagnosis.checkup import Checkup
@@ -25,7 +25,6 @@ from ..observers.weights import WeightWatch
 from ..ranks import LocalGradients, Parity, Ranks
 from ..records import StepStats, TrainingHistory
 from ..records.events import describe_recovery
-from ..records.magnitudes import MagnitudeHistogram
 from ..recovery import Rescue
 from ..report import Report, build_report
 from .endings import flush_at_end, forget
@@ -94,8 +93,6 @@ class Guard(GuardState):
         if _env.num_restarts():
             _log.log(self._ledger.level, "torchrun has started this run anew: attempt %d", _env.num_restarts() + 1)
         self._judge = Judge(self._run, self._ledger, settings.clip_through)
-        if self._run.waits:
-            self._ledger.lend(held_weakly(self.magnitudes))
         self._is_loss_new = True
         facts = ModelFacts(model, optimizers, namer, self._run.backend)
         made.callback(facts.close)
@@ -281,14 +278,6 @@ class Guard(GuardState):
         """
         self._judge.arrive_all()
         return self._sampling.replay(forward)
-
-    def magnitudes(self) -> MagnitudeHistogram:
-        """Histogram of floor(log2 |g|) over the present gradients, including a GradScaler's scale before `unscale_`.
-
-        Cost: one pass over the gradients. Syncs.
-        """
-        gradients = [p.grad for p in self._run.params() if p.grad is not None]
-        return kernels.magnitude_histogram(gradients)
 
     @property
     def recoveries(self) -> list[str]:

@@ -326,21 +326,6 @@ class Ledger(LedgerState):
         """What each sink that was given a step costs; see `SafeSink.cost`."""
         return [cost for sink in (*self._left, *self.sinks) if (cost := sink.cost())["num_steps"]]
 
-    def lend(self, magnitudes: Callable[[], Any]) -> None:
-        """Lets sinks that want them ask for the magnitudes of the gradients there are when a record is handed over."""
-
-        def measure() -> Any:
-            with self.failures.kept("magnitudes for trackers", "Their histogram is missing."):
-                try:
-                    return magnitudes()
-                except ReferenceError:
-                    return None  # the guard is gone, and hands over its last record
-            return None
-
-        for sink in self.sinks:
-            if hasattr(sink.sink, "measure"):
-                sink.sink.measure = measure
-
     def state_dict(self, step: int) -> dict[str, Any]:
         """What a run that is resumed at `step` needs of this."""
         return {

@@ -1,4 +1,4 @@
-"""Figures by layer: gradient flow, heat maps, magnitudes."""
+"""Figures by layer: gradient flow and heat maps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..records.magnitudes import FORMATS, MagnitudeHistogram
 from . import style
 from .runs import DrawnRun, runs_of
 from .style import Grid, Mark, Rail, worst
@@ -25,7 +24,6 @@ _ACTIVATIONS = {
     "dead": ("dead", "share of dead units"),
     "entropy": ("entropy", "entropy of attention and routers, as a share of its maximum"),
 }
-_SHADED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 def _one(source: Any, what: str) -> DrawnRun:
@@ -181,65 +179,3 @@ def _label_of(names: Sequence[str], values: Sequence[float], top: float) -> str:
         return ""
     name = next(name for name, value in zip(names, values) if value == top)
     return f"{style.text(name)}: " + ("NaN or Inf" if math.isinf(top) else f"{top:.4g}")
-
-
-def plot_magnitudes(source: Any) -> Any:
-    """The magnitudes of elements: a histogram of floor(log2 |x|), with the ranges of float16, bfloat16 and float8.
-
-    Args:
-        source: a `MagnitudeHistogram`, or a dict of them by name; a guard, for its current gradients. To get one from
-            tensors, call `fastguard.kernels.magnitude_histogram`. A log has no single elements.
-
-    Returns:
-        A `plotly.graph_objects.Figure`. Zeros, NaNs and Infs have no magnitude; the title counts them.
-
-    Raises:
-        ImportError: plotly is missing.
-        ValueError: `source` is anything else, or a guard without gradients.
-
-    Cost: for a guard, one pass over its gradients, and a sync.
-    """
-    by_name = _histograms(source)
-    others = {what: sum(getattr(one, f"num_{what}") for one in by_name.values()) for what in ("zeros", "nans", "infs")}
-    beside = ", ".join(f"{count} {what}" for what, count in others.items() if count)
-    made = style.figure("Magnitudes" + (f" (not shown: {beside})" if beside else ""), "share of elements", x="log2 |x|")
-    for (name, one), colour in zip(by_name.items(), style.COLOURS):
-        total = one.num_nonzero or 1
-        made.add_trace(
-            style.graph_objects().Bar(
-                x=[exponent + 0.5 for exponent in one.counts],
-                y=[count / total for count in one.counts.values()],
-                width=1.0,
-                name=style.text(name),
-                marker={"color": colour},
-                opacity=1.0 if len(by_name) == 1 else 0.6,
-            )
-        )
-    for place, name in enumerate(_SHADED):
-        known = FORMATS[name]
-        height = {"y0": -0.06 * (place + 0.8) - 0.12, "y1": -0.06 * place - 0.12, "yref": "paper"}
-        steps = ((known.smallest, known.normal, 0.25), (known.normal, known.largest + 1, 0.6))
-        for begin, end, opacity in steps:
-            made.add_shape(
-                type="rect", x0=begin, x1=end, fillcolor=style.COLOURS[2], opacity=opacity, line={"width": 0}, **height
-            )
-        note = {"showarrow": False, "xref": "paper", "xanchor": "right", "yanchor": "middle", "yref": "paper"}
-        made.add_annotation(x=-0.005, y=-0.06 * (place + 0.4) - 0.12, text=name, font={"size": 10}, **note)
-    exponents = [e for one in by_name.values() for e in one.counts] or [0]
-    made.update_layout(
-        barmode="overlay", hovermode="closest", margin={"b": 150, "l": 110}, legend={"y": 1.02, "yanchor": "bottom"}
-    )
-    made.update_xaxes(range=[min(-26, *exponents) - 1, max(20, *exponents) + 6], title={"standoff": 80})
-    return made
-
-
-def _histograms(source: Any) -> dict[str, MagnitudeHistogram]:
-    guard = getattr(source, "guard", source)
-    if hasattr(guard, "magnitudes"):
-        source = {"gradients": guard.magnitudes()}
-    elif isinstance(source, MagnitudeHistogram):
-        source = {"elements": source}
-    is_known = isinstance(source, Mapping) and all(isinstance(one, MagnitudeHistogram) for one in source.values())
-    if not is_known or not any(one.total_elements for one in source.values()):
-        raise ValueError("`source` must be a MagnitudeHistogram, several in a dict, or a guard with gradients")
-    return dict(source)

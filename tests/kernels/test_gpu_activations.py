@@ -23,22 +23,6 @@ LIMITS = (-0.99, 0.99, 1e-6)
 pytestmark = pytest.mark.usefixtures("device")
 
 
-def test_every_layout_finds_its_channels() -> None:
-    """Without a kernel: the element at [a, c, b] of a layout belongs to channel c."""
-    shape = (2, 3, 4, 5)
-    numbers = torch.arange(math.prod(shape)).view(shape)
-    for order in ((0, 1, 2, 3), (0, 2, 3, 1), (3, 1, 0, 2), (2, 3, 0, 1)):
-        back = [order.index(i) for i in range(4)]
-        tensor = numbers.permute(order).contiguous().permute(back)
-        in_memory = tensor.as_strided((tensor.numel(),), (1,))
-        for dim in range(4):
-            outer, channels, inner = activations.layout_of(tensor.shape, tensor.stride(), dim)
-            assert outer * channels * inner == tensor.numel() and channels == shape[dim]
-            found = in_memory.view(outer, channels, inner)
-            for c in range(channels):
-                assert sorted(found[:, c].flatten().tolist()) == sorted(tensor.select(dim, c).flatten().tolist())
-
-
 def test_a_program_s_counts_have_room() -> None:
     """What lang/activations.py relies on."""
     cpu = torch.device("cpu")

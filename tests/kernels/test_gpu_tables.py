@@ -13,8 +13,8 @@ from fastguard._device import Device
 from fastguard.kernels.slots import StepOptions, make_slots
 from fastguard.kernels.triton import Workspace, launch
 from fastguard.kernels.triton import tables as locating
-from fastguard.kernels.triton.launch import CHUNK, Launcher
-from fastguard.kernels.triton.tables import Layout, Plan, Staging, Tables, locate
+from fastguard.kernels.triton.launch import Launcher
+from fastguard.kernels.triton.tables import Plan, Staging, Tables, locate
 
 from cases import image
 
@@ -103,21 +103,6 @@ def test_a_staging_piece_is_not_written_before_its_copy_is_done() -> None:
     staging.upload(bytes(8 * 5000))  # longer than any piece
     assert device.num_pinned == 4
     assert staging.upload(data[5]).tolist() == [5] * 4
-
-
-def test_chunks_of_mixed_dtypes() -> None:
-    numels, codes = [CHUNK + 1, 5, 0, CHUNK, 2 * CHUNK, 7], [3, 0, 0, 1, 0, 3]
-    sizes = b"".join((n << 2 | c).to_bytes(8, "little") for n, c in zip(numels, codes))
-    layout = Layout(sizes, Staging(FakeDevice()))
-    words = layout.table.tolist()
-    chunks = [(w & 0xFFFFFFFF, w >> 32) for w in words[: layout.num_chunks]]
-    assert chunks == [(1, 0), (4, 0), (4, 1), (3, 0), (0, 0), (0, 1), (5, 0)]
-    assert layout.groups == ((torch.float32, 0, 3), (torch.float64, 3, 4), (torch.bfloat16, 4, 7))
-    rows = [(w & 0xFFFFFFFF, w >> 32) for w in words[layout.num_chunks : -6]]
-    assert [count for _, count in rows] == [2, 1, 0, 1, 2, 1]
-    assert [begin for begin, count in rows if count] == [4, 0, 3, 1, 6]
-    assert words[-6:] == numels
-    assert (layout.row_chunks - layout.chunks, layout.numels - layout.row_chunks) == (8 * 7, 8 * 6)
 
 
 @pytest.mark.parametrize("extension", [True, False])
@@ -265,35 +250,19 @@ def driver(compiles: None) -> Iterator[FakeDriver]:
     drivers._active = real[0]
 
 
-def test_a_kernel_is_compiled_once_and_then_called_directly(driver: FakeDriver, monkeypatch) -> None:
-    launcher = launch.finalise_launcher(CPU)
-    assert launcher.launch is None
-    launcher(1, 16, 1, 2**40, 0, 0, 3, 7, 6, 1, 2, 3, 4)
-    assert launcher.launch not in (None, launcher.ordinary)
-    monkeypatch.setattr(launcher, "function", None)  # from here on, not even looked at
-    launcher(1, 1, 16, 32, 64, 1, 0, -5, 8, 2**62, 4, 3, 2)
-    assert driver.num_loaded == 1
-    constants = launch.CHUNK, launch.FOLD_BLOCK, launch.ROW_BLOCK
-    assert [note[1:] for note in NotedLaunch.notes] == [
-        ((1, 1, 1), 1234, (16, 1, 2**40, 0, 0, 3, 7, 6, 1, 2, 3, 4, *constants)),
-        ((1, 1, 1), 1234, (1, 16, 32, 64, 1, 0, -5, 8, 2**62, 4, 3, 2, *constants)),
-    ]
-
-
-def test_no_value_makes_another_kernel_and_both_ways_say_the_same(driver: FakeDriver) -> None:
+def test_a_kernel_is_compiled_once_for_all_values_and_then_called_directly(driver: FakeDriver, monkeypatch) -> None:
     launcher = launch.scale_launcher(torch.bfloat16, CPU)
+    assert launcher.launch is None
     for value in (0, 1, 16, 17, -1, 2**31, 2**63 - 1):
         launcher.ordinary(7, *[value] * 6)
         launcher(7, *[value] * 6)
         assert NotedLaunch.notes[-1] == NotedLaunch.notes[-2]
-    assert driver.num_loaded == 1
-    name, grid, _, arguments = NotedLaunch.notes[-1]
-    assert (name, grid, str(arguments[6]), arguments[7:]) == (
-        "scale_kernel",
-        (7, 1, 1),
-        "bf16",
-        (launch.CHUNK, launch.LANES),
-    )
+    assert driver.num_loaded == 1 and launcher.launch not in (None, launcher.ordinary)
+    monkeypatch.setattr(launcher, "function", None)  # from here on, not even looked at
+    launcher(3, *range(6))
+    name, grid, stream, arguments = NotedLaunch.notes[-1]
+    assert (name, grid, stream, str(arguments[6])) == ("scale_kernel", (3, 1, 1), 1234, "bf16")
+    assert arguments[:6] == tuple(range(6)) and arguments[7:] == (launch.CHUNK, launch.LANES)
 
 
 def test_one_launch_a_dtype_and_one_more(driver: FakeDriver) -> None:

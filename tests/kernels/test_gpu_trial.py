@@ -29,44 +29,40 @@ def test_right_kernels_pass(operation: str) -> None:
     assert trial.problem_on(DEVICE, operation) is None
 
 
-@pytest.mark.thinned(interpreted=6)
-@pytest.mark.parametrize("column", ["sum_sq", "abs_max", "num_nans"])
-def test_a_wrong_statistic_is_caught(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Workspace.measure
-
-    def off(self: Workspace, plan: Any, slot: Any, *arguments: Any, **others: Any) -> None:
-        original(self, plan, slot, *arguments, **others)
+def _wrong(column: str) -> Any:
+    def measure(self: Workspace, plan: Any, slot: Any, *arguments: Any, **others: Any) -> None:
+        MEASURE(self, plan, slot, *arguments, **others)
         slot.rows[3, INDEX[column]] = slot.rows[3, INDEX[column]] * (1 + 2e-6) + (column == "num_nans")
 
-    monkeypatch.setattr(Workspace, "measure", off)
-    problem = trial.problem_on(DEVICE)
-    assert problem is not None and f"wrong statistics: {column} of tensor 3 is" in problem
+    return measure
 
 
-@pytest.mark.long_interpreted
-def test_a_missing_skip_and_a_scale_that_does_nothing_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Workspace.measure
-
-    def without_skips(
-        self: Workspace, plan: Any, slot: Any, options: StepOptions = DEFAULT_OPTIONS, **others: Any
-    ) -> None:
-        original(self, plan, slot, options._replace(skip_nonfinite=False), **others)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Workspace, "measure", without_skips)
-        assert "did not see NaN and Inf" in str(trial.problem_on(DEVICE))
-    trial._verdicts.clear()
-    monkeypatch.setattr(Workspace, "scale", lambda *a, **k: None)
-    assert "scaled torch.float32 wrongly" in str(trial.problem_on(DEVICE))
+def _never_skips(self: Workspace, plan: Any, slot: Any, options: StepOptions = DEFAULT_OPTIONS, **others: Any) -> None:
+    MEASURE(self, plan, slot, options._replace(skip_nonfinite=False), **others)
 
 
-def test_whatever_a_driver_raises_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("PTX was compiled with an unsupported toolchain\nmore")
+def _raises(*arguments: Any, **others: Any) -> None:
+    raise RuntimeError("PTX was compiled with an unsupported toolchain\nmore")
 
-    monkeypatch.setattr(Workspace, "measure", fail)
-    problem = trial.problem_on(DEVICE)
-    assert problem == f"a trial on {DEVICE} raised RuntimeError: PTX was compiled with an unsupported toolchain"
+
+MEASURE = Workspace.measure
+FAULTS = [
+    ("measure", _wrong("sum_sq"), "wrong statistics: sum_sq of tensor 3 is"),
+    ("measure", _wrong("abs_max"), "wrong statistics: abs_max of tensor 3 is"),
+    ("measure", _wrong("num_nans"), "wrong statistics: num_nans of tensor 3 is"),
+    ("measure", _never_skips, "did not see NaN and Inf"),
+    ("measure", _raises, "raised RuntimeError: PTX was compiled with an unsupported toolchain$"),
+    ("scale", lambda *arguments, **others: None, "scaled torch.float32 wrongly"),
+]
+
+
+@pytest.mark.thinned(interpreted=6)
+@pytest.mark.parametrize(("method", "fault", "message"), FAULTS, ids=[message for *_, message in FAULTS])
+def test_what_is_wrong_is_caught_and_said(
+    method: str, fault: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Workspace, method, fault)
+    assert re.match(rf"a trial on {DEVICE} (gave )?{message}", str(trial.problem_on(DEVICE)))
 
 
 @pytest.mark.long_interpreted

@@ -77,13 +77,6 @@ def test_a_tensor_that_overlaps_itself_is_refused_and_nothing_is_lost(backend: s
     assert torch.equal(first, torch.ones(3))
 
 
-def test_sparse_gradients(backend: str) -> None:
-    indices = torch.tensor([[0, 1, 1]])
-    sparse = torch.sparse_coo_tensor(indices, torch.tensor([1.0, 2.0, 3.0]), (3,))
-    scale_([sparse], 0.5, backend=backend)
-    assert sparse.to_dense().tolist() == [0.5, 2.5, 0.0]
-
-
 def test_lazy_conjugates_and_negatives(backend: str) -> None:
     z = torch.randn(100, dtype=torch.complex64)
     want = z.clone() * 0.5

@@ -109,7 +109,7 @@ class TestWrongTypes:
             ({"initialization": {"a": 1}}, "must be a list, got 1 - at `model['initialization']['a']`"),
             ({"initialization": {"a": [1, 2, 3]}}, "must have 2 entries, got 3"),
             ({"dropout": [0.5]}, "must be a dict with text for keys, got [0.5] - at `model['dropout']`"),
-            ({"steps_per_epoch": 0}, "must be at least 1, got 0 - at `model['steps_per_epoch']`"),
+            ({"steps_per_epoch": 0}, "must be a whole number >= 1, got 0 - at `model['steps_per_epoch']`"),
             ({"decay_per_step": "much"}, "must be a number, got 'much' - at `model['decay_per_step']`"),
             ({"has_scheduler": "yes"}, "must be true or false, got 'yes' - at `model['has_scheduler']`"),
         ],

@@ -38,11 +38,6 @@ def test_a_list_of_records_knows_the_lines_that_it_left_out(path):
     assert repr(log) == f"JsonlLog({str(path)!r}, 61 records)"
 
 
-def test_a_byte_order_mark(tmp_path):
-    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbf" + b'{"step":5}\r\n {"step":6}\r\n')
-    assert read_jsonl(tmp_path / "marked") == [{"step": 5}, {"step": 6}]
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_pipe(path, tmp_path):
     pipe = tmp_path / "pipe"
@@ -105,15 +100,6 @@ def test_steps_read_at_once_are_to_the_bit_what_they_are_one_by_one(tmp_path, mo
     monkeypatch.setattr(TrainingHistory, "extend", extend_one_by_one)
     assert read() == at_once
     assert max(sizes) > (50 if oddity < 0.01 else 1)
-
-
-def test_an_error_names_its_line(tmp_path):
-    path = tmp_path / "run.jsonl"
-    lines = list(lines_of(50, 0.0, 0))
-    lines[37]["grad/mean"] = "what"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ValueError, match=r"got 'what' - at `record\['grad/mean'\]` - at .*run.jsonl, line 38"):
-        TrainingHistory.from_jsonl(path)
 
 
 @pytest.mark.parametrize(

@@ -182,17 +182,6 @@ def test_names_are_escaped():
     assert not any("<" in name or "\x1b" in name for name in names)
 
 
-def test_magnitudes(trained):
-    optimizer, _ = trained
-    histogram = fastguard.magnitude_histogram([torch.tensor([1.0, 1.5, 2.0**-20, 0.0, math.nan])])
-    figure = visualization.plot_magnitudes(histogram)
-    assert list(figure.data[0].y) == pytest.approx([1 / 3, 2 / 3])
-    assert figure.layout.title.text == "Magnitudes (not shown: 1 zeros, 1 nans)"
-    gradients = traces(visualization.plot_magnitudes(optimizer))["gradients"]
-    assert sum(gradients.y) == pytest.approx(1.0)
-    assert {"a", "b"} == set(traces(visualization.plot_magnitudes({"a": histogram, "b": histogram})))
-
-
 def test_a_range_test():
     result = fastguard.LearningRateFinder(1e-4, 1.0, 20).range_test(lambda lr: 1 / (1 + (lr / 0.1) ** 2))
     found = traces(visualization.plot_lr_finder(result))

@@ -31,6 +31,9 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # by the
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
+_Copies = list[tuple[torch.Tensor, torch.Tensor]]  # where to, and the copy
+
+
 class Staging:
     """Uploads from pinned memory, asynchronously. A piece is written again only once its copy has been done."""
 
@@ -111,19 +114,16 @@ class Plan:
 
     __slots__ = ("_keep", "_table", "addresses", "is_plain", "layout", "write_back")
 
-    def __init__(self, layout: Layout, table: torch.Tensor) -> None:
-        self.layout = layout
-        self._table = table
+    def __init__(
+        self, layout: Layout, table: torch.Tensor, keep: Sequence[torch.Tensor] = (), write_back: _Copies | None = None
+    ) -> None:
+        self.layout, self._table, self._keep = layout, table, keep
         self.addresses = table.data_ptr()
-        self.is_plain = True
-        self._keep: list[torch.Tensor] = []
-        self.write_back: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.is_plain, self.write_back = write_back is None, write_back or []
 
-    def of_copies(self, keep: list[torch.Tensor], write_back: list[tuple[torch.Tensor, torch.Tensor]]) -> Plan:
+    def of_copies(self, keep: Sequence[torch.Tensor], write_back: _Copies) -> Plan:
         """The same for one call in which some tensors are read from copies, which go back where they are from."""
-        plan = Plan(self.layout, self._table)
-        plan.is_plain, plan._keep, plan.write_back = False, keep, write_back
-        return plan
+        return Plan(self.layout, self._table, keep, write_back)
 
     def tensors(self) -> list[torch.Tensor]:
         """Device memory behind this plan."""
@@ -187,9 +187,6 @@ def device_for(tensors: Sequence[Any]) -> torch.device:
     """The device of the first of `tensors`, or, if the kernels are not for that, one on which others are refused."""
     device = tensors[0].device if isinstance(tensors[0], torch.Tensor) else torch.device("cpu")
     return device if accepts(device) else torch.device("cpu" if _env.triton_interpreter() else "cuda")
-
-
-_Copies = list[tuple[torch.Tensor, torch.Tensor]]  # where to, and the copy
 
 
 def locate(

@@ -44,24 +44,23 @@ def problem_on(device: torch.device, operation: str = "tensor_stats") -> str | N
     problem = _problem_on(_try_statistics, device)
     if problem is None and operation not in ("tensor_stats", "scale_"):
         problem = _problem_on(_try_activations, device)
-    return problem
+    return problem and f"a trial on {device} {problem}"
 
 
 _verdicts: dict[tuple[Callable[[torch.device], str | None], torch.device], str | None] = {}
 
 
 def _problem_on(attempt: Callable[[torch.device], str | None], device: torch.device) -> str | None:
-    if (key := (attempt, device)) in _verdicts:
-        return _verdicts[key]
-    _log.info("compiling GPU kernels on %s: a few seconds the first time, then from Triton's cache", device)
-    try:
-        problem = attempt(device)
-    except Exception as error:  # whatever a compiler, a driver or a launch may raise: the reason is passed on
-        problem = f"a trial on {device} raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        if isinstance(error, torch.OutOfMemoryError):
-            return problem  # the device was full just now; the kernels may be right
-    _verdicts[key] = problem
-    return problem
+    if (attempt, device) not in _verdicts:
+        _log.info("compiling GPU kernels on %s: a few seconds the first time, then from Triton's cache", device)
+        try:
+            _verdicts[attempt, device] = attempt(device)
+        except Exception as error:  # whatever a compiler, a driver or a launch may raise: the reason is passed on
+            problem = f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            if isinstance(error, torch.OutOfMemoryError):
+                return problem  # the device was full just now; the kernels may be right
+            _verdicts[attempt, device] = problem
+    return _verdicts[attempt, device]
 
 
 def _try_statistics(device: torch.device) -> str | None:
@@ -74,9 +73,9 @@ def _try_statistics(device: torch.device) -> str | None:
     expected, _ = reference.ReferenceBackend().tensor_stats(tensors)
     wrong = _difference(float64_bytes(slot.rows.cpu()), expected, COLUMNS, " of tensor {}", _tolerance)
     if wrong is not None:
-        return f"a trial on {device} gave wrong statistics: {wrong}"
+        return f"gave wrong statistics: {wrong}"
     if not slot.skip_flag:
-        return f"a trial on {device} did not see NaN and Inf"
+        return "did not see NaN and Inf"
     finite = [torch.nan_to_num(t, 1.0, 2.0, 3.0) for t in tensors]
     plan = workspace.plan(finite, writable=True)
     norm = math.sqrt(sum(float(t.double().square().sum()) for t in finite))
@@ -85,7 +84,7 @@ def _try_statistics(device: torch.device) -> str | None:
     workspace.scale(plan, slot)
     for got, wanted in zip(finite, scaled, strict=True):
         if not torch.allclose(got.double(), wanted.double(), rtol=2.0**-7, atol=0.0):
-            return f"a trial on {device} scaled {got.dtype} wrongly"
+            return f"scaled {got.dtype} wrongly"
     return None
 
 
@@ -94,12 +93,15 @@ def _samples(device: torch.device) -> list[torch.Tensor]:
     samples = []
     for dtype in _DTYPES:
         for num_elements, offset in ((70_001, 0), (1_000, 3), (5, 0)):
-            x = torch.arange(num_elements + offset, dtype=torch.float32, device=device)
-            x = (torch.sin(x * 0.37) + 0.125).to(dtype)
-            x[:: max(1, num_elements // 7)] = 0.0
-            samples.append(x[offset:])
+            samples.append(_sample(num_elements + offset, dtype, device)[offset:])
     samples[0][1234], samples[0][69_999], samples[4][17] = math.nan, math.inf, -math.inf
     return samples
+
+
+def _sample(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    x = (torch.sin(torch.arange(count, dtype=torch.float32, device=device) * 0.37) + 0.125).to(dtype)
+    x[:: max(1, count // 7)] = 0.0
+    return x
 
 
 def _difference(
@@ -126,14 +128,13 @@ def _tolerance(name: str, row: Sequence[float]) -> float:
 def _try_activations(device: torch.device) -> str | None:
     for dtype in _DTYPES:
         for shape, dim in _CASES:
-            x = torch.sin(torch.arange(math.prod(shape), dtype=torch.float32, device=device) * 0.37).to(dtype)
-            x[:: len(x) // 7] = 0.0
+            x = _sample(math.prod(shape), dtype, device)
             for values in ((), (math.nan, math.inf, -math.inf)):
                 for i, value in enumerate(values):
                     x[1000 + 1500 * i] = value
                 wrong = _activation_difference(x.view(shape), dim)
                 if wrong is not None:
-                    return f"a trial on {device} gave wrong figures for {dtype} of shape {shape}: {wrong}"
+                    return f"gave wrong figures for {dtype} of shape {shape}: {wrong}"
     return None
 
 

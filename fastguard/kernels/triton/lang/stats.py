@@ -115,11 +115,6 @@ def _aligned(address, head, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _zero(x):
-    return tl.where(x == 0.0, 1.0, 0.0)
-
-
-@triton.jit
 def _low(x, zero):
     """|x|, or NO_MIN where `zero` is 1; one multiply-add."""
     return tl.fma(zero, tl.full(x.shape, NO_MIN, tl.float32), tl.abs(x))
@@ -147,6 +142,7 @@ def _exact(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr):
     """All columns of a chunk, in float64, any values; integers in the lanes for the counts."""
     COMPUTE: tl.constexpr = tl.float64 if DTYPE.is_fp64() else tl.float32
     lanes = tl.arange(0, LANES)
+    every = lanes >= 0
     full = (n - head) // LANES * LANES
     sum_sq = tl.zeros([LANES], tl.float64)
     total = tl.zeros([LANES], tl.float64)
@@ -158,9 +154,7 @@ def _exact(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr):
     vector = _aligned(address, head, DTYPE)
     for j in range(0, full, LANES):
         x = tl.load(vector + j + lanes, eviction_policy="evict_first").to(COMPUTE)
-        sum_sq, total, high, low, zeros, nans, infs = _exact_step(
-            x, lanes >= 0, sum_sq, total, high, low, zeros, nans, infs
-        )
+        sum_sq, total, high, low, zeros, nans, infs = _exact_step(x, every, sum_sq, total, high, low, zeros, nans, infs)
     single = pointer(address, DTYPE)
     for j in range(0, n - full, LANES):
         i = _around(j, lanes, head, full)
@@ -254,10 +248,10 @@ def _fast_step(a, b, c, d, sum_sq, total, high, low, zeros):
     total += (a + b) + (c + d)
     high = tl.maximum(high, tl.maximum(tl.abs(a), tl.abs(b)))
     high = tl.maximum(high, tl.maximum(tl.abs(c), tl.abs(d)))
-    za = _zero(a)
-    zb = _zero(b)
-    zc = _zero(c)
-    zd = _zero(d)
+    za = tl.where(a == 0.0, 1.0, 0.0)
+    zb = tl.where(b == 0.0, 1.0, 0.0)
+    zc = tl.where(c == 0.0, 1.0, 0.0)
+    zd = tl.where(d == 0.0, 1.0, 0.0)
     zeros += (za + zb) + (zc + zd)
     low = tl.minimum(low, tl.minimum(_low(a, za), _low(b, zb)))
     low = tl.minimum(low, tl.minimum(_low(c, zc), _low(d, zd)))
@@ -294,19 +288,17 @@ def _fast(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr):
             d, h = _halves(d, LANES)
             sum_sq, total, high, low, zeros = _fast_step(a, e, b, f, sum_sq, total, high, low, zeros)
             sum_sq, total, high, low, zeros = _fast_step(c, g, d, h, sum_sq, total, high, low, zeros)
-
     lanes = tl.arange(0, LANES)
     single = pointer(address, DTYPE)
     for j in range(0, n - full, LANES):
         i = _around(j, lanes, head, full)
         a = tl.load(single + i, mask=i < n, other=0.0).to(tl.float32)
-        za = _zero(a)
+        za = tl.where(a == 0.0, 1.0, 0.0)
         sum_sq += a * a
         total += a
         high = tl.maximum(high, tl.abs(a))
         zeros += tl.where(i < n, za, 0.0)
         low = tl.minimum(low, _low(a, za))
-
     sum_sq_64 = tl.sum(sum_sq.to(tl.float64))
     total_64 = tl.sum(total.to(tl.float64))
     largest = tl.max(high)
