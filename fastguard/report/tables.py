@@ -45,7 +45,6 @@ def numbers_of(history: TrainingHistory) -> dict[str, float]:
         "num_ranks": model.num_ranks,
         "num_bad_ranks": None if model.num_ranks is None else len(model.bad_ranks),
         "num_restarts": model.num_restarts,
-        "noise_scale": model.noise_scale,
     }
     numbers = {name: value for name, value in known.items() if value is not None}
     if history.recent:
@@ -110,8 +109,6 @@ def number_rows(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any]]
         rows.append(("ranks", f"{n['num_ranks']}{bad}"))
     if "num_restarts" in n:
         rows.append(("restarts", f"{n['num_restarts']} by torchrun"))
-    if "noise_scale" in n:
-        rows.append(("noise scale", f"{n['noise_scale']} batches of one rank, of {n.get('num_ranks', 1)} a step"))
     if "num_collectives_per_step" in n:
         sent = f"{numbers['collective_bytes_per_step']:.0f} bytes from each rank"
         rows.append(("cost of ranks", f"{n['num_collectives_per_step']} collectives a step, {sent}"))

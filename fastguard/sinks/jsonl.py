@@ -267,9 +267,9 @@ def with_samples(line: bytes, samples: Mapping[str, Any]) -> bytes:
     Args:
         samples: fields of the record.
     """
-    numbers = {"grad/cosine": samples.get("grad_cosine"), "grad/noise_scale": samples.get("noise_scale")}
     start, mark, rest = line.partition(b',"clip/coef"')
-    known = {key: number for key, number in numbers.items() if number is not None}
+    cosine = samples.get("grad_cosine")
+    known = {} if cosine is None else {"grad/cosine": cosine}
     return start + _items(known) + mark + rest[:-2] + _items(_plain(samples)) + b"}\n"
 
 

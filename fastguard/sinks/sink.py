@@ -123,7 +123,6 @@ def flatten(record: StepStats) -> dict[str, Any]:
     | `grad/mean`, `grad/std` | of the finite elements |
     | `grad/num_zeros`, `grad/num_nans`, `grad/num_infs`, `grad/num_elements` | counts |
     | `grad/cosine` | cosine with the gradient of the step before, at the steps where it was computed |
-    | `grad/noise_scale` | gradient noise scale in batches of one rank, at the steps where it was computed |
     | `clip/coef` | the factor that clipping multiplied the gradients by |
     | `clip/trigger` | the norm of all gradients above which the clip policy acts, if it has one |
     | `grad/clipped_norm` | norm of all gradients after clipping, if they were clipped |
@@ -193,7 +192,6 @@ def flatten_step(record: StepStats) -> dict[str, Any]:
         "grad/num_infs": gradients.num_infs,
         "grad/num_elements": gradients.total_elements,
         "grad/cosine": record.grad_cosine,
-        "grad/noise_scale": record.noise_scale,
         "clip/coef": record.clip_coef,
         "clip/trigger": record.trigger,
         "grad/clipped_norm": record.clipped_norm if record.clipped else None,
