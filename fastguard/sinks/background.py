@@ -156,7 +156,15 @@ class BackgroundSink(OnWorker, Sink):
     def __init__(self, sink: Sink | Callable[[StepStats], object], max_records: int = 1000) -> None:
         values.at_least(1, "max_records", max_records)
         self.sink = as_sink(sink)
-        self._worker = Worker(self, "BackgroundSink", _caller(self.sink), max_records)
+        inner = self.sink  # not `self`, which the thread must not keep alive
+
+        def call(items: list[tuple[str, Any]]) -> None:
+            for what, item in items:
+                take = getattr(inner, what, None)  # a sink that does not subclass `Sink` may have only `write`
+                if take is not None:
+                    take(item)
+
+        self._worker = Worker(self, "BackgroundSink", call, max_records)
 
     def write(self, record: StepStats) -> None:
         """Queues the record.
@@ -186,13 +194,3 @@ class BackgroundSink(OnWorker, Sink):
 
     def __repr__(self) -> str:
         return f"BackgroundSink({name_of(self.sink)})"
-
-
-def _caller(sink: Sink) -> Callable[[list[tuple[str, Any]]], None]:
-    def call(items: list[tuple[str, Any]]) -> None:
-        for what, item in items:
-            take = getattr(sink, what, None)  # a sink that does not subclass `Sink` may have only `write`
-            if take is not None:
-                take(item)
-
-    return call
