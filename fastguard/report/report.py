@@ -68,11 +68,12 @@ class Report:
 
         Cost: half a second, and 20 us for each line of the guard's `JsonlSink`, if there is one.
         """
-        from ..page.build import page_of, save_page
+        from ..page.build import render, runs_of, save_page
 
         if self.source is None:
             raise ValueError("This report has no recorded steps to plot; print it instead.")
-        return save_page(page_of(self, self.source(), title), path, force=True)
+        runs = runs_of(self.source())
+        return save_page(render(runs, [self], title or runs[0].name), path, force=True)
 
     def __repr__(self) -> str:
         steps = f", {count(self.numbers['num_steps'], 'step')}" if "num_steps" in self.numbers else ""

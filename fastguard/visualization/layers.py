@@ -64,22 +64,14 @@ def plot_gradient_flow(source: Any, *, index: int = -1) -> Any:
     first, last = grid.steps[index]
     when = f"step {last}" if first == last else f"steps {first} to {last}, the largest of each"
     made = style.figure(f"Gradient flow, {when}", "|gradient|", log=True, x="tensor, from the input to the output")
-    bar = style.graph_objects().Bar
-    x = [style.text(name) for name in names]
-    if highest:
-        made.add_trace(bar(x=x, y=_drawable(highest, names), name="largest", marker={"color": style.COLOURS[5]}))
-    made.add_trace(bar(x=x, y=_drawable(rms, names), name="root mean square", marker={"color": style.COLOURS[0]}))
+    for name, values, colour in (("largest", highest, 5), ("root mean square", rms, 0)):
+        if values:
+            y = [values[name] if 0.0 < values[name] < math.inf else None for name in names]  # the axis is logarithmic
+            made.add_bar(x=[*map(style.text, names)], y=y, name=name, marker={"color": style.COLOURS[colour]})
     bad = Rail(len(names))
     bad.marks = [Mark(style.text(name), style.text(name), 1) for name in names if math.isinf(rms[name])]
     style.add_rails(made, [("NaN or Inf", "bad", bad)], "tensor")
-    made.update_layout(barmode="overlay", hovermode="x")
-    made.update_xaxes(type="category")
-    return made
-
-
-def _drawable(values: Mapping[str, float], names: Sequence[str]) -> list[float | None]:
-    """The values that a logarithmic axis can show, else None."""
-    return [values[name] if 0.0 < values[name] < math.inf else None for name in names]
+    return made.update_layout(barmode="overlay", hovermode="x").update_xaxes(type="category")
 
 
 def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -> Any:
@@ -153,14 +145,13 @@ def _heat_map(run: DrawnRun, grid: Grid, title: str, is_log: bool, max_rows: int
         labels_of_cells.append([_label_of(group, column, one) for column, one in zip(columns, top)])
     x = [last for _, last in grid.steps]
     made = style.figure(title[0].upper() + title[1:], "")
-    heat = style.graph_objects().Heatmap
     bar: dict[str, Any] = {"title": {"text": "log10" if is_log else ""}}
     limits = {} if is_log else {"zmin": 0.0, "zmax": 1.0}
     hover = {"text": labels_of_cells, "hovertemplate": "step %{x}<br>%{text}<extra></extra>", "hoverongaps": False}
-    made.add_trace(heat(x=x, y=labels, z=values, colorscale="Cividis", colorbar=bar, name=title, **limits, **hover))
+    made.add_heatmap(x=x, y=labels, z=values, colorscale="Cividis", colorbar=bar, name=title, **limits, **hover)
     if any(one is not None for row in bad for one in row):
         red = [[0.0, style.RED], [1.0, style.RED]]
-        made.add_trace(heat(x=x, y=labels, z=bad, colorscale=red, showscale=False, name="NaN or Inf", **hover))
+        made.add_heatmap(x=x, y=labels, z=bad, colorscale=red, showscale=False, name="NaN or Inf", **hover)
     made.update_layout(hovermode="closest", margin={"l": 200})
     made.update_xaxes(type="category" if len(x) < 3 else "linear")
     made.update_yaxes(autorange="reversed", type="category", nticks=40)
@@ -205,15 +196,13 @@ def plot_magnitudes(source: Any) -> Any:
     made = style.figure("Magnitudes" + (f" (not shown: {beside})" if beside else ""), "share of elements", x="log2 |x|")
     for (name, one), colour in zip(by_name.items(), style.COLOURS):
         total = one.num_nonzero or 1
-        made.add_trace(
-            style.graph_objects().Bar(
-                x=[exponent + 0.5 for exponent in one.counts],
-                y=[count / total for count in one.counts.values()],
-                width=1.0,
-                name=style.text(name),
-                marker={"color": colour},
-                opacity=1.0 if len(by_name) == 1 else 0.6,
-            )
+        made.add_bar(
+            x=[exponent + 0.5 for exponent in one.counts],
+            y=[count / total for count in one.counts.values()],
+            width=1.0,
+            name=style.text(name),
+            marker={"color": colour},
+            opacity=1.0 if len(by_name) == 1 else 0.6,
         )
     for place, name in enumerate(_SHADED):
         known = FORMATS[name]
