@@ -104,36 +104,6 @@ class LossLevel(Part):
         self.first, self.harder = first, harder
 
 
-class RateCut(Part):
-    """The smaller learning rate after a rollback, which returns to its value in a straight line.
-
-    Attributes:
-        factor, start: of the rate, and the step at which it was cut.
-        lr, lr_back: the newest learning rate of the schedule, and that of the restored snapshot.
-    """
-
-    factor: float
-    start: Count
-    lr: float | None
-    lr_back: float | None
-
-    def __init__(self) -> None:
-        self.factor, self.start = 1.0, 0
-        self.lr = self.lr_back = None
-
-    def at(self, step: int, ramp: int) -> float:
-        """What the learning rate is multiplied by at `step`; 1.0 once the ramp is over."""
-        if self.factor == 1.0 or step >= self.start + ramp:
-            self.factor = 1.0
-            return 1.0
-        return self.factor + (1.0 - self.factor) * (step - self.start) / ramp
-
-    @property
-    def is_faster(self) -> bool:
-        """Whether the learning rate is still far above that of the snapshot, as when the run was ruined."""
-        return self.lr is not None and self.lr_back is not None and self.lr > _MOST_FASTER * self.lr_back > 0.0
-
-
 class Ladder(Part):
     """Watches losses and norms, and counts rollbacks.
 
@@ -145,6 +115,8 @@ class Ladder(Part):
         attempts: steps of the rollbacks.
         is_waiting: the run was rolled back, and its loss is not yet known to be normal.
         num_sat_out: steps skipped since then.
+        cut, cut_at: the factor of the learning rate after a rollback, and the step of the rollback.
+        lr, lr_back: the newest learning rate of the schedule, and that of the restored snapshot.
         rise: detects losses that stay above their level, also below the limit.
         has_aim: whether a lower loss is better.
         has_grown: whether parameters are many times larger than before the loss began to rise.
@@ -153,7 +125,10 @@ class Ladder(Part):
 
     level: LossLevel
     rise: LossRise
-    rate: RateCut
+    cut: float
+    cut_at: Count
+    lr: float | None
+    lr_back: float | None
     _norms: deque[float]
     num_high: Count
     num_bad: Count
@@ -164,7 +139,9 @@ class Ladder(Part):
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
         self._norms = deque(maxlen=_NUM_KEPT)
-        self.level, self.rise, self.rate = LossLevel(settings), LossRise(), RateCut()
+        self.level, self.rise = LossLevel(settings), LossRise()
+        self.cut, self.cut_at = 1.0, 0
+        self.lr = self.lr_back = None
         self.has_aim, self.has_grown = True, False
         self.trial: Trial | None = None
         self.num_high = self.num_bad = 0
@@ -180,7 +157,7 @@ class Ladder(Part):
 
         Non-finite and skipped steps enter no baseline.
         """
-        self.rate.lr = lr
+        self.lr = lr
         is_bad = not (math.isfinite(norm) or vetoed)
         self.num_bad = self.num_bad + 1 if is_bad else 0
         if loss is not None and not (is_bad and skipped):  # the batch has changed nothing
@@ -280,13 +257,15 @@ class Ladder(Part):
         self.load_baseline(baseline)
         self.attempts.append(step)
         self.is_waiting, self.num_sat_out = True, 0
-        self.rate.factor, self.rate.start, self.rate.lr_back = self._settings.lr_factor**earlier, step, baseline["lr"]
-        return self.rate.factor
+        self.cut, self.cut_at, self.lr_back = self._settings.lr_factor**earlier, step, baseline["lr"]
+        return self.cut
 
     def sit_out(self) -> bool | None:
         """Whether to skip the next step after a rollback because losses are too high; None to accept the new level."""
         if not self.num_high:
-            self.is_waiting = self.rate.is_faster and self.num_sat_out < self._settings.every
+            # at a learning rate far above that of the snapshot, the run would be ruined again
+            is_faster = self.lr is not None and self.lr_back is not None and self.lr > _MOST_FASTER * self.lr_back > 0.0
+            self.is_waiting = is_faster and self.num_sat_out < self._settings.every
             self.num_sat_out += self.is_waiting
             return self.is_waiting
         if self.num_sat_out >= _NUM_SAT_OUT * self._settings.every:
@@ -298,12 +277,15 @@ class Ladder(Part):
         return True
 
     def lr_factor(self, step: int) -> float:
-        """What the learning rate is multiplied by at `step`."""
-        return self.rate.at(step, self._settings.ramp)
+        """What the learning rate is multiplied by at `step`: it returns to its value in a straight line."""
+        since, ramp = step - self.cut_at, self._settings.ramp
+        if since >= ramp:
+            self.cut = 1.0
+        return 1.0 if self.cut == 1.0 else self.cut + (1.0 - self.cut) * since / ramp
 
     def baseline(self) -> dict[str, Any]:
         """Losses and norms as plain data."""
-        return {"level": self.level.state(), "norms": [*self._norms], "lr": self.rate.lr}
+        return {"level": self.level.state(), "norms": [*self._norms], "lr": self.lr}
 
     def load_baseline(self, baseline: dict[str, Any]) -> None:
         """Goes back to what `baseline` returned; all alarms are over."""

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fastguard.recovery import keeper
+from fastguard.recovery import snapshots
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -20,19 +20,19 @@ def test_what_is_not_finite_is_found_wherever_it_is(bad: float, where: int) -> N
         torch.ones(2, dtype=torch.complex64),
     ]
     odd = [torch.zeros(2, dtype=torch.int64), torch.zeros(0), torch.empty(2, device="meta"), torch.eye(3).to_sparse()]
-    found = keeper.largest([*tensors, *odd])
+    found = snapshots.largest([*tensors, *odd])
     assert found is not None and found.tolist() == [0.5, 2.0, 0.0, 1.0]
-    assert keeper.are_finite([*tensors, *odd])
+    assert snapshots.are_finite([*tensors, *odd])
     tensors[where][-1] = bad
-    found = keeper.largest([*tensors, *odd])
+    found = snapshots.largest([*tensors, *odd])
     assert found is not None and found.isfinite().tolist() == [i != where for i in range(4)]
-    assert not keeper.are_finite([*tensors, *odd])
+    assert not snapshots.are_finite([*tensors, *odd])
 
 
 def test_what_has_grown() -> None:
     before = torch.tensor([1.0, 0.0], dtype=torch.float64)
     for now, is_so in (([15.9, 0.15], True), ([16.1, 0.0], False), ([1.0, 0.17], False), ([math.nan, 0.0], False)):
-        flag = keeper.have_not_grown(torch.tensor(now, dtype=torch.float64), before)
+        flag = snapshots.have_not_grown(torch.tensor(now, dtype=torch.float64), before)
         assert flag is not None and bool(flag) is is_so
-    assert keeper.have_not_grown(before[:1], before) is None and keeper.have_not_grown(None, before) is None
-    assert keeper.largest([]) is None and keeper.are_finite([])
+    assert snapshots.have_not_grown(before[:1], before) is None and snapshots.have_not_grown(None, before) is None
+    assert snapshots.largest([]) is None and snapshots.are_finite([])

@@ -76,7 +76,7 @@ def test_the_learning_rate_is_back_where_a_step_raises() -> None:
             return super().step(closure)
 
     guarded = wrapped(model, make_optimizer=lambda params: Raising(params, lr=0.05))
-    guarded.guard._rescue.ladder.rate.factor = 0.5
+    guarded.guard._rescue.ladder.cut = 0.5
     train(model, guarded, range(3))
     Raising.fail = True
     with pytest.raises(OSError, match="no"):
