@@ -49,25 +49,20 @@ class _OwnGradients(NamedTuple):
     held: list[tuple[int, int, int]]
 
 
-class _Arrived:
-    """The hook on a parameter after its gradient was accumulated, before that of DistributedDataParallel."""
-
-    def __init__(self, local: weakref.ref[LocalGradients], index: int) -> None:
-        self._local, self._index = local, index
-        unserializable_hook(self)
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        local = self._local()
-        if local is None:
-            return
-        if local._task == _task_now():
-            local._fired[self._index] = parameter  # the first one of this pass has queued the callback
-        else:
-            local._arrived(self._index, parameter)
-
-
 def _hooked(local: weakref.ref[LocalGradients], index: int, parameter: torch.Tensor) -> Any:
-    return parameter.register_post_accumulate_grad_hook(_Arrived(local, index))
+    """Hooks a parameter after its gradient was accumulated, before DistributedDataParallel does."""
+
+    def arrived(parameter: torch.Tensor) -> None:
+        one = local()
+        if one is None:
+            return
+        if one._task == _task_now():
+            one._fired[index] = parameter  # the first one of this pass has queued the callback
+        else:
+            one._arrived(index, parameter)
+
+    unserializable_hook(arrived)
+    return parameter.register_post_accumulate_grad_hook(arrived)
 
 
 class LocalGradients(Observer):
