@@ -100,13 +100,7 @@ def laid_out(tensor: Any) -> tuple[Any, Any]:
 
 def layouts_of(tensors: Iterable[torch.Tensor]) -> list[ShardLayout]:
     """The layouts of the DTensors among `tensors`, each once."""
-    different: list[ShardLayout] = []
-    for mesh, places in map(laid_out, tensors):
-        if mesh is not None:
-            layout = layout_of(mesh, places)
-            if layout not in different:
-                different.append(layout)
-    return different
+    return [*dict.fromkeys(layout_of(mesh, how) for mesh, how in map(laid_out, tensors) if mesh is not None)]
 
 
 def groups_across(layouts: Collection[ShardLayout]) -> list[dist.ProcessGroup]:
@@ -177,36 +171,31 @@ def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -
     are_flat = [bool(getattr(p, "_fsdp_flattened", False)) for p in params]
     if not any(are_flat):
         return None
-    modules = [] if model is None else [m for m in model.modules() if _is_fsdp1(m)]
+    modules: list[Any] = [m for m in (() if model is None else model.modules()) if _is_fsdp1(m)]
     if not modules:
         raise TypeError(
             f"`model` must be the {_FSDP1} module whose flat parameters `optimizer` holds, got another or none. "
             f"Without it a norm would cover one rank only. Call wrap(optimizer, fsdp_model). {_REMEDY}"
         )
-    lie = [_lies(module) for module in modules if getattr(module, "_handle", None) is not None]
-    if not lie or any([list(map(id, one[0])), one[1]] != [list(map(id, lie[0][0])), lie[0][1]] for one in lie):
+    layouts = []
+    for module in (module for module in modules if getattr(module, "_handle", None) is not None):
+        strategy, groups = module.sharding_strategy.name, [module.process_group]
+        if strategy in _HYBRID:
+            groups.append(module._inter_node_pg)
+        layouts.append((groups, strategy != "NO_SHARD"))
+    if len({(*map(id, groups), is_cut) for groups, is_cut in layouts}) != 1:
         raise TypeError(
             f"`model` must have all its {_FSDP1} modules over the same process group, with one sharding strategy. "
             f"{_REMEDY}"
         )
-    groups, is_sharded = lie[0]
+    groups, is_cut = layouts[0]
     sizes = [dist.get_world_size(group) for group in groups]
-    num_ranks = sizes[0] * (sizes[1] if len(sizes) > 1 else 1)
     several = [group for group, size in zip(groups, sizes) if size > 1]
-    return FlatShards(several, num_ranks, sizes[0] if is_sharded else 1, are_flat)
+    return FlatShards(several, math.prod(sizes), sizes[0] if is_cut else 1, are_flat)
 
 
 def _is_fsdp1(module: torch.nn.Module) -> bool:
     return any(c.__name__ == _FSDP1 for c in type(module).__mro__)
-
-
-def _lies(module: Any) -> tuple[list[dist.ProcessGroup], bool]:
-    """The groups of a module's shards and, if there are any, of their replicas; and whether it shards at all."""
-    strategy = module.sharding_strategy.name
-    groups = [module.process_group]
-    if strategy in _HYBRID:
-        groups.append(module._inter_node_pg)
-    return groups, strategy != "NO_SHARD"
 
 
 class Unsharded:
