@@ -148,9 +148,10 @@ class Ranks:
         """
         self._num_measured += 1
         pieces = self._reader.gradients(groups, backend, inverse)
-        times = pieces.replication(self.wire.num_ranks)
         if self._flat is not None:
-            times = self._flat.replication(pieces.present)
+            counts = self._flat.num_shards
+            pieces = pieces._replace(num_shards=counts if pieces.present is None else counts[pieces.present])
+        times = pieces.replication(self.wire.num_ranks)
         own = pieces.table if times is None else divided(pieces.table, times)
         num_params = sum(map(len, groups))
         has_loss = loss is not None and math.isfinite(loss)

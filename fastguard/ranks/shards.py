@@ -143,23 +143,12 @@ class FlatShards(NamedTuple):
 
     Attributes:
         groups: to reduce over, one after the other: of shards, then of their replicas.
-        num_ranks: of all groups together.
-        num_shards: number of different parts of each flat parameter.
-        are_flat: for each parameter, whether it is flat; others are whole on each rank.
+        num_shards: number of different parts of each parameter, float64 [T, 1]: 1 of those that are not flat, which
+            are whole on each rank.
     """
 
     groups: list[dist.ProcessGroup]
-    num_ranks: int
-    num_shards: int
-    are_flat: list[bool]
-
-    def replication(self, present: Sequence[int] | None) -> torch.Tensor | None:
-        """Number of ranks with the same gradient, for `present` parameters: float64, [T, 1]; None if always one."""
-        places = range(len(self.are_flat)) if present is None else present
-        times = [self.num_ranks / (self.num_shards if self.are_flat[i] else 1) for i in places]
-        if all(one == 1.0 for one in times):
-            return None
-        return torch.tensor(times, dtype=torch.float64, device="cpu").unsqueeze(1)
+    num_shards: torch.Tensor
 
 
 def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -> FlatShards | None:
@@ -191,7 +180,8 @@ def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -
     groups, is_cut = layouts[0]
     sizes = [dist.get_world_size(group) for group in groups]
     several = [group for group, size in zip(groups, sizes) if size > 1]
-    return FlatShards(several, math.prod(sizes), sizes[0] if is_cut else 1, are_flat)
+    counts = [sizes[0] if is_cut and is_flat else 1 for is_flat in are_flat]
+    return FlatShards(several, torch.tensor(counts, dtype=torch.float64, device="cpu").unsqueeze(1))
 
 
 def _is_fsdp1(module: torch.nn.Module) -> bool:
@@ -208,9 +198,6 @@ class Unsharded:
         params: the sharded parameters.
         put: sets a hook on the whole parameter of an index in `params`, and returns its handle.
 
-    Attributes:
-        places: indices of the parameters of such modules.
-
     Cost: a dictionary look-up a parameter and forward pass.
     """
 
@@ -219,13 +206,11 @@ class Unsharded:
         index = {id(p): i for i, p in enumerate(params)}
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
         self._handles = []
-        self.places: set[int] = set()
         for module in filter(_is_fsdp2, model.modules()):
             owned = [
                 (m, name, index[id(p)]) for m in _own(module) for name, p in m._parameters.items() if id(p) in index
             ]
             if owned:
-                self.places.update(place for *_, place in owned)
                 self._handles.append(module.register_forward_pre_hook(ModuleHook(self.meet, owned)))
 
     def meet(self, owned: Sequence[tuple[nn.Module, str, int]], *_: Any) -> None:

@@ -99,17 +99,13 @@ class Worker:
             if items[-1] is _END:
                 is_open = False
                 del items[-1]
-            if items:
-                self._do(items)
-
-    def _do(self, items: list[Any]) -> None:
-        try:
-            self._work(items)
-        except BaseException as error:  # the guard reports it; SystemExit would silently end only this thread
-            self.last_error = error
-            if not self._is_given_up:
-                self.num_lost += len(items)
-        finally:
+            try:
+                if items:
+                    self._work(items)
+            except BaseException as error:  # the guard reports it; SystemExit would silently end only this thread
+                self.last_error = error
+                if not self._is_given_up:
+                    self.num_lost += len(items)
             self._num_done += len(items)
 
 

@@ -163,9 +163,14 @@ class TrackerSink(Sink):
         is_due = self.tensors_every > 0 and (at is None or not 0 <= step - at < self.tensors_every)
         if is_due or (is_bad and self.tensors_every):
             self._add_tensors(record, of_tensors, histograms)
+        found = None
         if is_due:
-            self._tensors_at = step
-            self._add_magnitudes(record, histograms)
+            self._tensors_at, found = step, None if self.measure is None else self.measure()
+        if found is not None:
+            shift = round(math.log2(record.loss_scale)) if record.loss_scale else 0  # still in the gradients
+            buckets = Buckets.from_counts({exponent - shift: count for exponent, count in found.counts.items()})
+            if buckets is not None:
+                histograms[self.name("grad/log2_magnitude")] = buckets
         if is_bad:
             texts[self.name("event")] = _event(record)
         self.log(step, {**self._scalars(record), **of_tensors}, texts, histograms)
@@ -231,15 +236,6 @@ class TrackerSink(Sink):
             histograms[name("grad/log10_norm")] = buckets
         scalars[name("grad/num_zero_tensors")] = float(sum(norm == 0.0 for norm in norms))
         scalars[name("grad/num_nonfinite_tensors")] = float(len(nonfinite))
-
-    def _add_magnitudes(self, record: StepStats, histograms: dict[str, Buckets]) -> None:
-        found = None if self.measure is None else self.measure()
-        if found is None:
-            return
-        shift = round(math.log2(record.loss_scale)) if record.loss_scale else 0  # still in the gradients
-        buckets = Buckets.from_counts({exponent - shift: count for exponent, count in found.counts.items()})
-        if buckets is not None:
-            histograms[self.name("grad/log2_magnitude")] = buckets
 
 
 class RunSink(TrackerSink):
