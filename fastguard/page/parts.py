@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -128,23 +128,22 @@ def module_rows(report: Report) -> dict[str, Any]:
     """A row for each sampled module with its newest sample; modules that the findings name come first."""
     about = {name for finding in report.findings for name in finding.layers}
     found = sorted(report.modules, key=lambda row: (row["module"] not in about, not row["num_nonfinite"]))
+    keys = ["module", "family", "mean", "std", "zero_ratio", "saturation_ratio"]
+    keys += ["num_dead_units", "num_units", "num_nonfinite"]
     columns = ["module", "kind", "mean", "std", "zeros", "saturated", "dead units", "units", "not finite"]
-    keys = ("mean", "std", "zero_ratio", "saturation_ratio")
-    last: tuple[str, ...] = ()
     if any(row["is_choice"] for row in found):
-        last, columns = ("entropy", "max_logit", "max_load"), [*columns, "entropy", "largest logit", "largest load"]
-    rows = [
-        [
-            shown(row["module"], NAME_WIDTH),
-            shown(row["family"], NAME_WIDTH),
-            *(_plain(row[key]) for key in keys),
-            *(row[key] if row["num_units"] else None for key in ("num_dead_units", "num_units")),
-            row["num_nonfinite"],
-            *(_plain(row[key]) for key in last),
-        ]
-        for row in found
-    ]
-    return {"columns": columns, "rows": rows}
+        keys += ["entropy", "max_logit", "max_load"]
+        columns += ["entropy", "largest logit", "largest load"]
+    return {"columns": columns, "rows": [[_cell(row, key) for key in keys] for row in found]}
+
+
+def _cell(row: Mapping[str, Any], key: str) -> Any:
+    value = row[key]
+    if isinstance(value, str):
+        return shown(value, NAME_WIDTH)
+    if key.endswith("units") and not row["num_units"]:
+        return None
+    return _plain(value) if isinstance(value, float) else value
 
 
 def tensor_names(run: DrawnRun, findings: Sequence[Finding]) -> list[str]:
