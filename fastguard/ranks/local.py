@@ -54,11 +54,7 @@ def _hooked(local: weakref.ref[LocalGradients], index: int, parameter: torch.Ten
 
     def arrived(parameter: torch.Tensor) -> None:
         one = local()
-        if one is None:
-            return
-        if one._task == _task_now():
-            one._fired[index] = parameter  # the first one of this pass has queued the callback
-        else:
+        if one is not None:
             one._arrived(index, parameter)
 
     unserializable_hook(arrived)
@@ -84,6 +80,8 @@ class LocalGradients(Observer):
     each exchange. Under `fully_shard` one kernel call a parameter.
     """
 
+    what, so = "comparison of the ranks' own gradients", "Nothing more is said of single ranks."
+
     def __init__(self, model: Any, params: Sequence[torch.Tensor], every: int = EVERY) -> None:
         self._every = every
         self._model = weakref.ref(model)
@@ -107,8 +105,6 @@ class LocalGradients(Observer):
         self._odd = OddRanks(self._members)
         self._trouble: tuple[int, list[tuple[int, str, int, int]]] = -1, []
         self._num_exchanges = 0
-
-    what, so = "comparison of the ranks' own gradients", "Nothing more is said of single ranks."
 
     def start(self, run: ObservedRun, history: Callable[[], TrainingHistory]) -> None:
         """Connects to a guard, before the first backward pass."""
@@ -167,6 +163,9 @@ class LocalGradients(Observer):
             self.close()
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
+        if self._task == _task_now():
+            self._fired[index] = parameter  # the first one of this pass has queued the callback
+            return
         model: Any = self._model()
         if model is None or (self._is_ddp and not model.require_backward_grad_sync):
             return

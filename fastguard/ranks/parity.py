@@ -65,14 +65,14 @@ class Parity(Observer):
     something differs. On a GPU it syncs.
     """
 
+    what = "comparison of replicas"
+    _run: ObservedRun
+
     def __init__(self, model: torch.nn.Module | None, every: int | None = None) -> None:
         self._every = (every or GRADIENTS_EVERY, every or WEIGHTS_EVERY)
         is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         self._group: Any = model.process_group if is_ddp else dist.group.WORLD  # type: ignore[union-attr]
         self.events: list[dict[str, Any]] = []
-
-    what = "comparison of replicas"
-    _run: ObservedRun
 
     def start(self, run: ObservedRun) -> None:
         """Connects to a guard."""

@@ -52,14 +52,7 @@ class Worker:
         weakref.finalize(owner, self.close)
 
     def put(self, item: Any) -> None:
-        """Queues `item`.
-
-        Raises:
-            ValueError: the worker is closed.
-            RuntimeError: the queue is full.
-
-        Cost: 1 us.
-        """
+        """Queues `item`; a ValueError if the worker is closed, a RuntimeError if the queue is full. Cost: 1 us."""
         if not self._is_open:
             raise ValueError(f"`{self._name}` must be open to write, got a closed one. Make a new one.")
         if self._num_put - self._num_done >= self._max_items:
@@ -68,10 +61,9 @@ class Worker:
         self._queue.put(item)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Waits until the queue is empty. A second call, or a call in a forked process, does nothing.
+        """Waits until the queue is empty; a TimeoutError after `timeout_s`, when the items that are left are lost.
 
-        Raises:
-            TimeoutError: after `timeout_s`; the items that are left are lost.
+        A second call, or a call in a forked process, does nothing.
         """
         if not self._is_open or self._process != os.getpid():
             return

@@ -9,7 +9,7 @@ from typing import Any
 from ..records.magnitudes import FORMATS, MagnitudeHistogram
 from . import style
 from .runs import DrawnRun, runs_of
-from .style import Grid, Mark, Rail, worst
+from .style import Mark, Rail, worst
 
 MAX_ROWS = 512
 _MEASURES = {
@@ -20,10 +20,10 @@ _MEASURES = {
     "max": ("max", "largest |gradient|", True),
 }
 _ACTIVATIONS = {
-    "zeros": ("near zero", "share of (near) zero activations"),
-    "saturation": ("saturated", "share of saturated activations"),
-    "dead": ("dead", "share of dead units"),
-    "entropy": ("entropy", "entropy of attention and routers, as a share of its maximum"),
+    "zeros": ("near zero", "share of (near) zero activations", False),
+    "saturation": ("saturated", "share of saturated activations", False),
+    "dead": ("dead", "share of dead units", False),
+    "entropy": ("entropy", "entropy of attention and routers, as a share of its maximum", False),
 }
 _SHADED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -96,11 +96,7 @@ def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -
 
     Cost: as for `plot_loss`.
     """
-    if value not in _MEASURES:
-        raise ValueError(f"`value` must be one of {', '.join(_MEASURES)}; got {value!r}")
-    key, title, is_log = _MEASURES[value]
-    run = _one(source, "a heat map")
-    return _heat_map(run, run.grids[key], title, is_log, max_rows)
+    return _heat_map(source, value, _MEASURES, max_rows)
 
 
 def plot_activations(source: Any, value: str = "dead") -> Any:
@@ -121,14 +117,15 @@ def plot_activations(source: Any, value: str = "dead") -> Any:
 
     Cost: as for `plot_loss`.
     """
-    if value not in _ACTIVATIONS:
-        raise ValueError(f"`value` must be one of {', '.join(_ACTIVATIONS)}; got {value!r}")
-    key, title = _ACTIVATIONS[value]
+    return _heat_map(source, value, _ACTIVATIONS, MAX_ROWS)
+
+
+def _heat_map(source: Any, value: str, measures: Mapping[str, tuple[str, str, bool]], max_rows: int) -> Any:
+    if value not in measures:
+        raise ValueError(f"`value` must be one of {', '.join(measures)}; got {value!r}")
+    key, title, is_log = measures[value]
     run = _one(source, "a heat map")
-    return _heat_map(run, run.grids[key], title, False, MAX_ROWS)
-
-
-def _heat_map(run: DrawnRun, grid: Grid, title: str, is_log: bool, max_rows: int) -> Any:
+    grid = run.grids[key]
     if not grid.rows:
         raise ValueError(f"{run.name!r} has no samples of this: {title}")
     names = run.in_order(grid.rows)
