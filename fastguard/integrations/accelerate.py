@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 from collections.abc import Callable
@@ -41,40 +40,31 @@ def attach(accelerator: Any, *optimizers: Any) -> None:
     guards = [Guard.of(optimizer) for optimizer in optimizers]
     accelerator.register_for_checkpointing(*guards)
 
-    def logging_too(log: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(log)
-        def logged(values: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-            return log({**values, **figures(guards)} if accelerator.is_main_process else values, *args, **kwargs)
-
-        return logged
+    def log(method: Callable[..., Any], values: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return method({**values, **figures(guards)} if accelerator.is_main_process else values, *args, **kwargs)
 
     warned: list[str] = []
 
-    def noticing(name: str, clip: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(clip)
-        def noticed(parameters: Any, limit: float, *args: Any, **kwargs: Any) -> Any:
-            if limit != math.inf and not warned and accelerator.is_main_process:
-                warned.append(name)
-                _log.warning(
-                    "accelerator.%s(..., %g) clips before the guard, which then measures clipped gradients. Remove the "
-                    "call, and give wrap the limit: max_norm=, or clip=fastguard.clip.Value(...).",
-                    name,
-                    limit,
-                )
-            return clip(parameters, limit, *args, **kwargs)
+    def clip(method: Callable[..., Any], parameters: Any, limit: float, *args: Any, **kwargs: Any) -> Any:
+        if limit != math.inf and not warned and accelerator.is_main_process:
+            warned.append(method.__name__)
+            _log.warning(
+                "accelerator.%s(..., %g) clips before the guard, which then measures clipped gradients. Remove the "
+                "call, and give wrap the limit: max_norm=, or clip=fastguard.clip.Value(...).",
+                method.__name__,
+                limit,
+            )
+        return method(parameters, limit, *args, **kwargs)
 
-        return noticed
+    def end_training(method: Callable[[], None]) -> None:
+        for guard in guards:
+            end(guard)
+        method()
 
-    def ending(end_training: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(end_training)
-        def ended() -> None:
-            for guard in guards:
-                end(guard)
-            end_training()
-
-        return ended
-
-    replace_method(accelerator, "end_training", ending)
-    replace_method(accelerator, "log", logging_too)
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        replace_method(accelerator, name, functools.partial(noticing, name))
+    for name, call in (
+        ("end_training", end_training),
+        ("log", log),
+        ("clip_grad_norm_", clip),
+        ("clip_grad_value_", clip),
+    ):
+        replace_method(accelerator, name, call)

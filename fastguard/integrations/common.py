@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -84,6 +85,18 @@ class StepLoss:
         self._sum, self._count = None, 0
         return total if total is None or not mean else total / count
 
+    def give(self, guard: Guard | None, *, mean: bool) -> None:
+        """Has `guard` observe what `take` returns, if there is anything."""
+        loss = self.take(mean=mean)
+        if loss is not None and guard is not None:
+            guard.observe(loss=loss)
+
+
+def observe_validation(guard: Guard | None, loss: Any) -> None:
+    """Adds a validation loss to the newest step of `guard`, if there are any."""
+    if loss is not None and guard is not None and guard.last is not None:
+        guard.observe(val_loss=loss)
+
 
 def figures(guards: Sequence[Guard], prefix: str = "fastguard/") -> dict[str, float]:
     """Values for a framework's log: `loss`, `grad/norm`, `grad/max` and `clip/coef` of the newest record, as
@@ -108,10 +121,14 @@ def figures(guards: Sequence[Guard], prefix: str = "fastguard/") -> dict[str, fl
     return found
 
 
-def replace_method(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
-    """Replaces a method of one object by `make(method)`; returns a function that restores it."""
-    own = owner.__dict__.get(name)
-    made = make(getattr(owner, name))
+def replace_method(owner: Any, name: str, call: Callable[..., Any]) -> Callable[[], None]:
+    """Replaces a method of one object by `call(method, ...)`; returns a function that restores it."""
+    own, method = owner.__dict__.get(name), getattr(owner, name)
+
+    @functools.wraps(method)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        return call(method, *args, **kwargs)
+
     owner.__dict__[name] = made
 
     def put_back() -> None:

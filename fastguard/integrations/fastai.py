@@ -14,7 +14,7 @@ except ImportError as error:
     raise missing_package("fastguard.integrations.fastai", "fastai", error) from error
 
 from ..step import Guard
-from .common import StepLoss, begin, checked, end, guard_of
+from .common import StepLoss, begin, checked, end, guard_of, observe_validation
 
 
 class FastguardCallback(Callback):
@@ -66,17 +66,13 @@ class FastguardCallback(Callback):
     def after_step(self) -> None:
         """Tells the guard the loss."""
         self._has_stepped = True
-        loss = self.step_loss.take(mean=True)
-        if self.guard is not None and loss is not None:
-            self.guard.observe(loss=loss)
+        self.step_loss.give(self.guard, mean=True)
 
     def after_validate(self) -> None:
         """Tells the guard the validation loss."""
         recorder = getattr(self.learn, "recorder", None)
-        if recorder is None or not (self._has_stepped and recorder.valid_metrics and recorder.loss.count):
-            return
-        if self.guard is not None and self.guard.last is not None:
-            self.guard.observe(val_loss=recorder.loss.value)
+        if recorder is not None and self._has_stepped and recorder.valid_metrics and recorder.loss.count:
+            observe_validation(self.guard, recorder.loss.value)
 
     def after_fit(self) -> None:
         """Delivers the newest record, and notes the end of the run."""

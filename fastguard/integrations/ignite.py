@@ -61,9 +61,7 @@ class FastguardHandler:
         if self._step == self.guard._run.step:
             return
         self._step = self.guard._run.step
-        loss = self._loss.take(mean=True)
-        if loss is not None:
-            self.guard.observe(loss=loss)
+        self._loss.give(self.guard, mean=True)
         engine.state.metrics.update(figures([self.guard]))
 
     def state_dict(self) -> dict[str, Any]:

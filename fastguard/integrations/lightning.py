@@ -21,7 +21,7 @@ except ImportError as error:  # the same under its older name
 
 from ..clip import GlobalNorm, Value
 from ..step import Guard
-from .common import StepLoss, begin, checked, end, figures, guard_of
+from .common import StepLoss, begin, checked, end, figures, guard_of, observe_validation
 
 _log = logging.getLogger("fastguard")
 
@@ -120,20 +120,16 @@ class FastguardCallback(Callback):
             return
         self._steps = steps
         if pl_module.automatic_optimization:
-            loss = self._loss.take(mean=True)
-            if loss is not None:
-                self.guards[0].observe(loss=loss)
+            self._loss.give(self.guards[0], mean=True)
         if trainer.loggers and trainer._logger_connector.should_update_logs:
             pl_module.log_dict(figures(self.guards), on_step=True, on_epoch=False)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Gives the guards the validation loss."""
-        loss = trainer.callback_metrics.get(self._monitor)
-        if loss is None or trainer.sanity_checking or trainer.state.fn != "fit":
+        if trainer.sanity_checking or trainer.state.fn != "fit":
             return  # `Trainer.validate` belongs to no step
         for guard in self.guards:
-            if guard.last is not None:
-                guard.observe(val_loss=loss)
+            observe_validation(guard, trainer.callback_metrics.get(self._monitor))
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the guards."""

@@ -13,7 +13,7 @@ except ImportError as error:
     raise missing_package("fastguard.integrations.skorch", "skorch", error) from error
 
 from ..step import Guard
-from .common import begin, checked, end, figures, guard_of
+from .common import begin, checked, end, figures, guard_of, observe_validation
 
 
 class FastguardCallback(Callback):
@@ -60,9 +60,7 @@ class FastguardCallback(Callback):
         """Tells the guard the validation loss."""
         if self.guard_ is None or self.guard_.last is None:
             return
-        newest = net.history[-1]
-        if newest.get("valid_loss") is not None:
-            self.guard_.observe(val_loss=newest["valid_loss"])
+        observe_validation(self.guard_, net.history[-1].get("valid_loss"))
         seen = figures([self.guard_])
         for name in ("fastguard/grad/norm", "fastguard/num_skipped"):
             net.history.record(name, seen[name])

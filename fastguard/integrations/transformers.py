@@ -21,7 +21,7 @@ except ImportError as error:
 
 from ..clip import GlobalNorm
 from ..step import Guard
-from .common import StepLoss, begin, checked, end, figures, guard_of, replace_method
+from .common import StepLoss, begin, checked, end, figures, guard_of, observe_validation, replace_method
 
 _log = logging.getLogger("fastguard")
 STATE = "fastguard.pt"  # in a checkpoint's folder
@@ -68,27 +68,24 @@ class FastguardCallback(TrainerCallback):
         has_state = checkpoint is not None and os.path.isfile(saved)
         begin(guard, torch.load(saved, weights_only=True) if has_state else None, checkpoint)
         self._loss.take(mean=False)
-        for name, make in (
-            ("training_step", self._observing),
-            ("log", self._logging),
-            ("_get_grad_norm", lambda method: lambda *args, **kwargs: None),
-            ("_save_optimizer_and_scheduler", self._saving(args)),
+        for name, call in (
+            ("training_step", self._training_step),
+            ("log", self._logged),
+            ("_get_grad_norm", lambda method, *args, **kwargs: None),
+            ("_save_optimizer_and_scheduler", functools.partial(self._saved, args)),
         ):
             if hasattr(trainer, name):
-                self._changes.callback(replace_method(trainer, name, make))
+                self._changes.callback(replace_method(trainer, name, call))
         self._is_training = True
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Gives the guard the loss of the step just taken."""
-        loss = self._loss.take(mean=False)  # each is divided by their number already
-        if loss is not None and self.guard is not None:
-            self.guard.observe(loss=loss)
+        self._loss.give(self.guard, mean=False)  # each is divided by their number already
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **others: Any) -> None:
         """Gives the guard `eval_loss`."""
-        loss = (metrics or {}).get("eval_loss")
-        if loss is not None and self._is_training and self.guard is not None and self.guard.last is not None:
-            self.guard.observe(val_loss=loss)
+        if self._is_training:
+            observe_validation(self.guard, (metrics or {}).get("eval_loss"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Leaves the Trainer as it was. The optimizer stays guarded."""
@@ -109,37 +106,21 @@ class FastguardCallback(TrainerCallback):
         args.max_grad_norm = 0.0
         self._changes.callback(setattr, args, "max_grad_norm", limit)
 
-    def _observing(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(training_step)
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            loss = training_step(*args, **kwargs)
-            self._loss.add(loss)
-            return loss
+    def _training_step(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loss = method(*args, **kwargs)
+        self._loss.add(loss)
+        return loss
 
-        return observed
+    def _logged(self, method: Callable[..., Any], logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
+        if "loss" in logs and self.guard is not None and self.guard.last is not None:
+            logs.setdefault("grad_norm", self.guard.last.norm)
+            logs.update(figures([self.guard]))
+        return method(logs, *args, **kwargs)
 
-    def _logging(self, log: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(log)
-        def logged(logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
-            guard = self.guard
-            if "loss" in logs and guard is not None and guard.last is not None:
-                logs.setdefault("grad_norm", guard.last.norm)
-                logs.update(figures([guard]))
-            return log(logs, *args, **kwargs)
-
-        return logged
-
-    def _saving(self, args: Any) -> Callable[..., Any]:
-        def make(save: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(save)
-            def saved(output_dir: str) -> None:
-                save(output_dir)
-                if args.should_save and self.guard is not None:
-                    torch.save(self.guard.state_dict(), os.path.join(output_dir, STATE))
-
-            return saved
-
-        return make
+    def _saved(self, settings: Any, method: Callable[..., Any], output_dir: str) -> None:
+        method(output_dir)
+        if settings.should_save and self.guard is not None:
+            torch.save(self.guard.state_dict(), os.path.join(output_dir, STATE))
 
 
 def _training() -> tuple[Trainer, str | None]:

@@ -20,7 +20,8 @@ from ..report import Report, build_report
 from ..report.report import steps_of
 from ..report.tables import number_rows
 from ..report.whole_file import write_whole
-from ..visualization.runs import DrawnRun, runs_of
+from ..visualization.runs import DrawnRun
+from ..visualization.runs import runs_of as runs_of
 from . import parts
 
 _ASSETS = importlib.resources.files(__name__.rpartition(".")[0]) / "assets"
@@ -62,12 +63,6 @@ def build_page(source: Any, *, title: str = "", command: str = "") -> str:
     return render(runs, reports, title or ", ".join(run.name for run in runs), command)
 
 
-def page_of(report: Report, source: Any, title: str = "") -> str:
-    """The page of an existing report, with figures of `source`; raises as `build_page`."""
-    (run,) = runs_of(source)
-    return render([run], [report], title or run.name, "")
-
-
 def _environment() -> Any:
     """Jinja2's environment; an ImportError says how to install missing packages."""
     try:
@@ -79,7 +74,7 @@ def _environment() -> Any:
     return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_printable, **neat)
 
 
-def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, command: str) -> str:
+def render(runs: Sequence[DrawnRun], reports: Sequence[Report], title: str, command: str = "") -> str:
     """The page of some runs and the report on each."""
     environment = _environment()
     from plotly import offline

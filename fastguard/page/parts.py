@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from .. import visualization as draw
 from .._text import NAME_WIDTH, count, duration, listed, number, shown
 from ..diagnosis import Finding
 from ..report import Report
-from ..visualization.runs import STATES, DrawnRun
+from ..visualization.runs import DrawnRun
 from ..visualization.style import text, worst
 
 _WIDTH = 1000  # parts of the ribbon
@@ -92,13 +93,14 @@ def clock(run: DrawnRun) -> tuple[list[int], list[float]]:
 def ribbon_svg(run: DrawnRun) -> list[dict[str, Any]]:
     """The ribbon as bars of an SVG of 1000 by 100: neighbours with the same state are one bar."""
     bars: list[dict[str, Any]] = []
-    for place, state in enumerate(run.ribbon.worst(_WIDTH)):
-        if bars and bars[-1]["state"] == state:
-            bars[-1]["width"] += 1
-        else:
-            height, colour = LOOKS.get(state, (0, "none"))
-            bars.append({"x": place, "width": 1, "y": 100 - height, "height": height, "fill": colour, "state": state})
-    return [bar for bar in bars if bar["state"] != STATES[0]]
+    x = 0
+    for state, alike in itertools.groupby(run.ribbon.worst(_WIDTH)):
+        width = len([*alike])
+        if state in LOOKS:
+            height, colour = LOOKS[state]
+            bars.append({"x": x, "width": width, "y": 100 - height, "height": height, "fill": colour, "state": state})
+        x += width
+    return bars
 
 
 def infection(run: DrawnRun) -> list[dict[str, Any]]:
@@ -126,23 +128,22 @@ def module_rows(report: Report) -> dict[str, Any]:
     """A row for each sampled module with its newest sample; modules that the findings name come first."""
     about = {name for finding in report.findings for name in finding.layers}
     found = sorted(report.modules, key=lambda row: (row["module"] not in about, not row["num_nonfinite"]))
+    keys = ["module", "family", "mean", "std", "zero_ratio", "saturation_ratio"]
+    keys += ["num_dead_units", "num_units", "num_nonfinite"]
     columns = ["module", "kind", "mean", "std", "zeros", "saturated", "dead units", "units", "not finite"]
-    keys = ("mean", "std", "zero_ratio", "saturation_ratio")
-    last: tuple[str, ...] = ()
     if any(row["is_choice"] for row in found):
-        last, columns = ("entropy", "max_logit", "max_load"), [*columns, "entropy", "largest logit", "largest load"]
-    rows = [
-        [
-            shown(row["module"], NAME_WIDTH),
-            shown(row["family"], NAME_WIDTH),
-            *(_plain(row[key]) for key in keys),
-            *(row[key] if row["num_units"] else None for key in ("num_dead_units", "num_units")),
-            row["num_nonfinite"],
-            *(_plain(row[key]) for key in last),
-        ]
-        for row in found
-    ]
-    return {"columns": columns, "rows": rows}
+        keys += ["entropy", "max_logit", "max_load"]
+        columns += ["entropy", "largest logit", "largest load"]
+    return {"columns": columns, "rows": [[_cell(row, key) for key in keys] for row in found]}
+
+
+def _cell(row: Mapping[str, Any], key: str) -> Any:
+    value = row[key]
+    if isinstance(value, str):
+        return shown(value, NAME_WIDTH)
+    if key.endswith("units") and not row["num_units"]:
+        return None
+    return _plain(value) if isinstance(value, float) else value
 
 
 def tensor_names(run: DrawnRun, findings: Sequence[Finding]) -> list[str]:
@@ -164,21 +165,16 @@ def tensor_rows(run: DrawnRun, names: Sequence[str]) -> dict[str, Any]:
     """A row for each tensor, with its newest and its worst values."""
     norm, top, zeros, update = (run.grids[key] for key in ("norm", "max", "zeros", "update"))
     steps = [first for first, _ in norm.steps]
-    rows = []
-    for name in names:
-        values = norm.values(name)
-        finite = [value for value in values if value < math.inf]
-        rows.append(
-            [
-                shown(name, NAME_WIDTH),
-                _plain(finite[-1] if finite else math.nan),
-                _plain(max(finite, default=math.nan)),
-                _plain(_last(top, name)),
-                _plain(_last(zeros, name)),
-                _plain(_last(update, name)),
-                next((step for step, value in zip(steps, values) if value == math.inf), None),
-            ]
-        )
+    rows = [
+        [
+            shown(name, NAME_WIDTH),
+            _plain(_last(norm, name)),
+            _plain(max((value for value in norm.values(name) if value < math.inf), default=math.nan)),
+            *(_plain(_last(grid, name)) for grid in (top, zeros, update)),
+            next((step for step, value in zip(steps, norm.values(name)) if value == math.inf), None),
+        ]
+        for name in names
+    ]
     columns = ["tensor", "norm", "largest norm", "largest |g|", "zeros", "update / weights", "first NaN or Inf at step"]
     return {"columns": columns, "rows": rows}
 
@@ -239,14 +235,8 @@ def charts_of(runs: Sequence[DrawnRun], findings: Sequence[Finding]) -> tuple[li
     return charts, left_out
 
 
-def _check_samples(num: int) -> None:
-    if num < _MIN_SAMPLES:
-        raise ValueError(f"{count(num, 'sample')}, too few to plot")
-
-
 def _of_series(name: str, title: str, plot: Any, runs: Sequence[DrawnRun], findings: Sequence[Finding]) -> Chart:
     figure = plot(list(runs))
-    _check_samples(max(len(trace.x) for trace in figure.data))
     rows = []
     for trace in figure.data:
         if trace.mode == "markers" and trace.yaxis == "y2":
@@ -272,7 +262,6 @@ def _of_cells(name: str, title: str, make: Callable[[DrawnRun], Any], run: Drawn
     """A heat map, with its largest value, and the steps of NaN and Inf, in words."""
     figure = make(run)
     heat = figure.data[0]
-    _check_samples(len(heat.x))
     cells = [(z, y, x) for y, row in zip(heat.y, heat.z) for x, z in zip(heat.x, row) if z is not None]
     words = f"{len(heat.y)} rows by {len(heat.x)} sampled steps, {heat.x[0]} to {heat.x[-1]}"
     if cells:
@@ -322,6 +311,9 @@ def _mark_findings(layout: dict[str, Any], findings: Sequence[Finding], run: Dra
 
 
 def _plain_figure(figure: Any, digits: int) -> dict[str, Any]:
+    num = max(len(trace.x) for trace in figure.data)
+    if num < _MIN_SAMPLES:
+        raise ValueError(f"{count(num, 'sample')}, too few to plot")
     plain: dict[str, Any] = _rounded(figure.to_plotly_json(), digits)
     layout = plain["layout"]
     for key in ("template", "title"):
@@ -329,8 +321,7 @@ def _plain_figure(figure: Any, digits: int) -> dict[str, Any]:
     if figure.data[0].type == "scatter":  # the legend is below the axis, however many lines it has
         layout["legend"].update(yref="container", y=0, yanchor="bottom")
         layout["margin"]["b"] = 90 if len(figure.data) > 1 else 50
-        layout["xaxis"]["title"]["standoff"] = 6
-        layout["yaxis"]["nticks"] = 8
+        layout["xaxis"]["title"]["standoff"], layout["yaxis"]["nticks"] = 6, 8
         values = [y for trace in figure.data for y in trace.y if isinstance(y, (int, float)) and 0.0 < y < math.inf]
         if layout["yaxis"]["type"] == "log" and values:  # else plotly labels every digit
             span = max(values) / min(values)

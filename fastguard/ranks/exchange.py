@@ -69,14 +69,27 @@ class Wire:
         self.is_wide = max(sizes, default=1) > MOST_GATHERED
         self.num_collectives = self.num_bytes = 0
 
-    def gather(self, words: Sequence[float], group: dist.ProcessGroup) -> list[list[float]]:
-        """`words` of each rank of a group, in the order of the ranks."""
-        own = torch.tensor(words, dtype=torch.float64, device=device_of(group))
-        found = own.new_empty(group.size() * len(words))
-        self._count(8 * len(words))
-        _gather(found, own, group=group)
-        everyone = found.tolist()
-        return [everyone[i : i + len(words)] for i in range(0, len(everyone), len(words))]
+    def join(
+        self, row: Sequence[float], compared: Sequence[float] = (), added: Sequence[float] = ()
+    ) -> tuple[Sequence[float], list[list[float]], list[float]]:
+        """The fold of the rows of all ranks, what was seen of each of `compared`, and the sums of `added`."""
+        if self.is_wide:
+            rows = torch.tensor([row], dtype=torch.float64, device="cpu")
+            whole, *ends, sums = self.reduced(rows, compared, added)
+            return whole[0].tolist(), [*map(list, zip(*ends))], sums
+        seen: list[list[float]] = [[] for _ in compared]
+        for group in self.groups:
+            own = torch.tensor([*row, *compared, *added], dtype=torch.float64, device=device_of(group))
+            found = own.new_empty(group.size() * len(own))
+            self._count(8 * len(own))
+            _gather(found, own, group=group)
+            everyone = found.view(group.size(), -1).tolist()
+            row = fold([words[:NUM_COLUMNS] for words in everyone])
+            heads = [*zip(*(words[NUM_COLUMNS:] for words in everyone))]
+            for values, head in zip(seen, heads):
+                values += head
+            added = [sum(head) for head in heads[len(compared) :]]
+        return row, seen, list(added)
 
     def tell(self, said: list[Any]) -> list[Any]:
         """The lists of all ranks as one, in the order of the ranks. It pickles them: for rare events only."""
@@ -305,11 +318,7 @@ def norm_over_ranks(pieces: Pieces) -> float:
         row = ROW.unpack(divided(bytearray(ROW.pack(*row)), times))
     elif times is not None:
         row = kernels.fold_rows(divided(pieces.table, times))
-    if wire.is_wide:
-        row = wire.reduced(torch.tensor([row], dtype=torch.float64, device="cpu"))[0][0].tolist()
-    for group in [] if wire.is_wide else wire.groups:
-        row = fold(wire.gather(row, group))
-    return norm_of(*norm_parts(counted(row)))
+    return norm_of(*norm_parts(counted(wire.join(row)[0])))
 
 
 def as_everywhere(norm: torch.Tensor, mesh: Any) -> torch.Tensor:

@@ -7,11 +7,13 @@ import datetime
 import functools
 import math
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils.hooks import unserializable_hook
 
 from .. import kernels
@@ -20,7 +22,6 @@ from ..records import TrainingHistory
 from ..records.columns import COLUMNS, INDEX, norm_of, norm_parts
 from ..records.events import MAX_RANKS, BadRank
 from . import shards
-from .parity import NoiseScale, OddRanks
 from .ranks import describe
 from .shards import Unsharded, compares_ranks, num_averaged, ranks_of
 
@@ -29,51 +30,44 @@ _MAX_HELD = 4  # tensors of a rank
 _TIMEOUT = datetime.timedelta(seconds=60)
 _task_now: Callable[[], int] = torch._C._current_graph_task_id
 _NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
-_WHAT, _SO = "comparison of the ranks' own gradients", "Nothing more is said of single ranks."
+_LIMIT = 5.0  # standard deviations
+_OF_MAD, _OF_MEDIAN = 1.4826, 1.2533  # normal: deviation / MAD, error of a median / of a mean
+_LEAST = math.log(1.25)  # also if the others are nearly equal
+_WINDOW = 20  # steps
+_LEAST_RANKS = 3  # of two, either may be the odd one
 
 
 class _OwnGradients(NamedTuple):
-    """This rank's own gradients at a step.
+    """This rank's own gradients of the newest averaged backward pass of a step.
 
     Attributes:
         sum_sq: squared norm; NaN if it is not finite, or if ranks have different tensors.
-        num_passes: number of averaged backward passes; these gradients are the newest one's.
         held: index, NaNs and Infs of the first four bad parameters in backward order.
     """
 
     sum_sq: float
-    num_passes: int
     held: list[tuple[int, int, int]]
 
 
-class _Arrived:
-    """The hook on a parameter after its gradient was accumulated, before that of DistributedDataParallel."""
-
-    def __init__(self, local: weakref.ref[LocalGradients], index: int) -> None:
-        self._local, self._index = local, index
-        unserializable_hook(self)
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        local = self._local()
-        if local is None:
-            return
-        if local._task == _task_now():
-            local._fired[self._index] = parameter  # the first one of this pass has queued the callback
-        else:
-            local._arrived(self._index, parameter)
-
-
 def _hooked(local: weakref.ref[LocalGradients], index: int, parameter: torch.Tensor) -> Any:
-    return parameter.register_post_accumulate_grad_hook(_Arrived(local, index))
+    """Hooks a parameter after its gradient was accumulated, before DistributedDataParallel does."""
+
+    def arrived(parameter: torch.Tensor) -> None:
+        one = local()
+        if one is not None:
+            one._arrived(index, parameter)
+
+    unserializable_hook(arrived)
+    return parameter.register_post_accumulate_grad_hook(arrived)
 
 
 class LocalGradients(Observer):
-    """Reads each rank's gradients before they are averaged: which are not finite, which are odd, how noisy they are.
+    """Reads each rank's gradients before they are averaged: which are not finite, and which are odd.
 
     It reads them at the end of the backward pass, or as they arrive if they are views into buckets or under
     `fully_shard`. Every `every` steps, and after a non-finite one, the ranks exchange results over a gloo group.
-    The training and the wrapper's collectives do not change. The history gets `bad_ranks`, `odd_ranks` and
-    `noise_scale`; under tensor parallelism only `bad_ranks`.
+    The training and the wrapper's collectives do not change. The history gets `bad_ranks` and `odd_ranks`; under tensor
+    parallelism only `bad_ranks`.
 
     All ranks must have one, made at the same time, and step together. They stop asking a rank that does not answer
     within a minute.
@@ -86,33 +80,29 @@ class LocalGradients(Observer):
     each exchange. Under `fully_shard` one kernel call a parameter.
     """
 
-    def __init__(self, model: torch.nn.Module, params: Sequence[torch.Tensor], every: int = EVERY) -> None:
+    what, so = "comparison of the ranks' own gradients", "Nothing more is said of single ranks."
+
+    def __init__(self, model: Any, params: Sequence[torch.Tensor], every: int = EVERY) -> None:
         self._every = every
         self._model = weakref.ref(model)
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            members = dist.get_process_group_ranks(model.process_group)
+        self._is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+        put = functools.partial(_hooked, weakref.ref(self))
+        if self._is_ddp:
+            self._members = dist.get_process_group_ranks(model.process_group)
             averaged = {id(p) for p in model.module.parameters() if p.requires_grad}
-            watched = {i for i, p in enumerate(params) if id(p) in averaged}
-            self.hold(*(_hooked(weakref.ref(self), i, params[i]) for i in sorted(watched)))
-            self._is_ddp = True
+            self.hold(*(put(i, p) for i, p in enumerate(params) if id(p) in averaged))
         else:
-            members = ranks_of(params)
-            unsharded = Unsharded(model, params, functools.partial(_hooked, weakref.ref(self)))
-            self.hold(unsharded)
-            watched = unsharded.places
-            self._is_ddp = False
-        self._members, self.num_ranks = members, len(members)
+            self._members = ranks_of(params)
+            self.hold(Unsharded(model, params, put))
+        self.num_ranks = len(self._members)
         self._group: Any = None  # made once the settings of the ranks were compared, because that waits for all of them
-        self._num_params = len(params)
-        self._is_whole = all(i in watched for i, p in enumerate(params) if p.requires_grad)
         self._fired: dict[int, torch.Tensor] = {}
         self._task, self._num_passes = -1, 0
         self._seen: set[int] = set()
         self._read: dict[int, _OwnGradients] = {}
         self._next = 0  # the first step that was not sent yet
         self._awaited: tuple[Any, list[torch.Tensor]] | None = None
-        self._odd, self._noise = OddRanks(members), NoiseScale(self.num_ranks)
-        self._means: dict[int, float] = {}  # of each rank's squared norms, at steps that the history does not have yet
+        self._odd = OddRanks(self._members)
         self._trouble: tuple[int, list[tuple[int, str, int, int]]] = -1, []
         self._num_exchanges = 0
 
@@ -153,11 +143,6 @@ class LocalGradients(Observer):
         """The same for the step that was just judged, in words."""
         return describe(self.find_trouble(self._run.step - 1), self.num_ranks)
 
-    def facts(self) -> dict[str, Any]:
-        """The noise scale. Findings about single ranks are noted when they arrive."""
-        self._add_noise()
-        return {"noise_scale": self._noise.value}
-
     def costs(self) -> dict[str, float]:
         """Collectives per step on average, and bytes that each rank sent in them."""
         each = self._num_exchanges / max(1, self._run.step)
@@ -174,10 +159,13 @@ class LocalGradients(Observer):
         try:
             yield
         except Exception as error:
-            self._run.failures.note(_WHAT, error, _SO)
+            self._run.failures.note(self.what, error, self.so)
             self.close()
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
+        if self._task == _task_now():
+            self._fired[index] = parameter  # the first one of this pass has queued the callback
+            return
         model: Any = self._model()
         if model is None or (self._is_ddp and not model.require_backward_grad_sync):
             return
@@ -199,12 +187,12 @@ class LocalGradients(Observer):
             return
         with self._kept(), torch.no_grad():
             step = self._run.step
-            known = self._read.get(step, _OwnGradients(0.0, 0, []))
-            if not known.num_passes or not self._seen.isdisjoint(fired):
+            known = self._read.get(step)
+            if known is None or not self._seen.isdisjoint(fired):
                 self._seen = set()  # another pass, which has added to the gradients of the last one
                 self._num_passes += 1
                 # fully_shard may have reduced the gradients between the passes, and started again
-                known = _OwnGradients(0.0, known.num_passes + 1, [] if self._is_ddp else known.held)
+                known = _OwnGradients(0.0, [] if known is None or self._is_ddp else known.held)
             self._seen.update(fired)
             gradients: list[Any] = [parameter.grad for parameter in fired.values()]
             is_part = any(map(shards.is_sharded, gradients))
@@ -216,7 +204,7 @@ class LocalGradients(Observer):
                 bad = [(index, int(nans), int(infs)) for index, (nans, infs) in zip(fired, rows) if nans or infs]
                 held = sorted({one[0]: one for one in [*held, *bad]}.values(), reverse=True)[:_MAX_HELD]
             sum_sq = math.nan if is_part else known.sum_sq + norm * norm
-            self._read[step] = _OwnGradients(sum_sq if math.isfinite(sum_sq) else math.nan, known.num_passes, held)
+            self._read[step] = _OwnGradients(sum_sq if math.isfinite(sum_sq) else math.nan, held)
 
     def _tell(self, step: int) -> None:
         """Sends the results since the last exchange, up to `step`; does not wait."""
@@ -245,14 +233,9 @@ class LocalGradients(Observer):
         first, last = map(int, heads[0])
         sums = everyone[:, 2 : 3 + last - first]
         self._note_trouble(everyone[:, 2 + self._every :].view(self.num_ranks, _MAX_HELD, 4).tolist())
-        history = self._history()
         odd = self._odd.add(first, sums.sqrt())
         if odd is not None:
-            history.note_model(odd_ranks=odd)
-        self._keep_means(first, sums.mean(dim=0).tolist())
-        self._add_noise()
-        if self._noise.value is not None:
-            self._run.ring.attach(last, noise_scale=self._noise.value)
+            self._history().note_model(odd_ranks=odd)
         for step in [step for step in self._read if step <= last]:
             del self._read[step]
 
@@ -266,30 +249,58 @@ class LocalGradients(Observer):
             history.note_model(bad_ranks=with_bad_step(history.model.bad_ranks, step, self.num_ranks, by_step[step]))
             self._trouble = step, by_step[step]
 
-    def _keep_means(self, first: int, means: list[float]) -> None:
-        """Keeps the means of completely known steps, with all tensors and one backward pass, for `_add_noise`."""
-        if not self._is_whole or len(self._run.known_names) != self._num_params:
-            return
-        for step, mean in enumerate(means, first):
-            read = self._read.get(step)
-            if read is not None and read.num_passes == 1:
-                self._means[step] = mean
 
-    def _add_noise(self) -> None:
-        """Adds the steps that have reached the history, if they are finite; the others wait."""
-        recent = self._history().recent
-        arrived = [step for step in self._means if recent and step <= recent[-1].step]
-        entries = {entry.step: entry for entry in recent} if arrived else {}
-        for step in arrived:
-            mean, entry = self._means.pop(step), entries.get(step)
-            if entry is None or not math.isfinite(mean + entry.norm):
-                continue
-            if not self._run.has_scaler or entry.loss_scale is not None:  # otherwise only the averages were unscaled
-                self._noise.add(mean / (entry.loss_scale or 1.0) ** 2, entry.norm**2)
+class OddRanks:
+    """Ranks whose own norms differ from the others', step after step.
+
+    A rank's distance is log(norm) minus the ranks' median of it, as a median over the last twenty steps. A rank is odd
+    if that is more than five standard deviations, both of the ranks' distances (by their MAD) and of the error of such
+    a median, and if its norm is more than a quarter above or a fifth below.
+    """
+
+    def __init__(self, members: Sequence[int]) -> None:
+        self._members = list(members)
+        self._logs: deque[tuple[int, torch.Tensor]] = deque(maxlen=_WINDOW)
+        self._since: dict[int, int] = {}  # the first step of those that are odd now
+        self._known: dict[int, dict[str, Any]] = {}
+
+    def add(self, first: int, norms: torch.Tensor) -> list[dict[str, Any]] | None:
+        """Adds the norms of steps from `first` on (float64, [ranks, steps]); returns all odd ranks if there is news.
+
+        It leaves out steps at which a norm is not finite, or all are 0.
+        """
+        if len(self._members) < _LEAST_RANKS:
+            return None
+        logs = norms.clamp_min(torch.finfo(torch.float64).tiny).log()
+        says = (norms.isfinite().all(dim=0) & (norms > 0.0).any(dim=0)).tolist()
+        self._logs.extend((first + i, logs[:, i]) for i, tells in enumerate(says) if tells)
+        if len(self._logs) < _WINDOW:
+            return None
+        window = torch.stack([one for _, one in self._logs], dim=1)
+        distance = (window - window.quantile(0.5, dim=0)).quantile(0.5, dim=1)
+        # Of distances from the mean, since of those from the median one is always 0.
+        away = window - window.mean(dim=0)
+        away = (away - away.quantile(0.5, dim=1, keepdim=True)).abs() / math.sqrt(1.0 - 1.0 / len(self._members))
+        error = _OF_MEDIAN * float(away.quantile(0.5, dim=1).quantile(0.5)) / math.sqrt(_WINDOW)
+        limit = max(_LEAST, _LIMIT * _OF_MAD * max(float(distance.abs().quantile(0.5)), error))
+        odd = [place for place, apart in enumerate(distance.abs().tolist()) if apart > limit]
+        self._since = {place: self._since.get(place, self._logs[0][0]) for place in odd}
+        news = [self._note(place, math.exp(float(distance[place]))) for place in odd]
+        return list(self._known.values())[:MAX_RANKS] if any(news) else None
+
+    def _note(self, place: int, ratio: float) -> bool:
+        """Whether there is news about a rank: after twenty steps, and whenever their number has doubled."""
+        rank, last = self._members[place], self._logs[-1][0]
+        count = last + 1 - self._since[place]
+        if rank in self._known and self._known[rank]["num_steps"] * 2 > count:
+            return False
+        known = {"rank": rank, "num_ranks": len(self._members), "step": self._since[place], "last_step": last}
+        self._known[rank] = {**known, "num_steps": count, "ratio": ratio}
+        return True
 
 
 def local_gradients(
-    model: torch.nn.Module | None, groups: Sequence[Sequence[torch.Tensor]], every: bool | int | None
+    model: nn.Module | None, groups: Sequence[Sequence[torch.Tensor]], every: bool | int | None
 ) -> LocalGradients | None:
     """The reader of each rank's own gradients; None if `every` does not ask for it, or there is only one rank."""
     if not compares_ranks("watch_ranks", every):

@@ -13,19 +13,18 @@ import torch.distributed as dist
 from .. import kernels
 from ..records.columns import INDEX
 from . import shards
-from .exchange import NUM_COLUMNS, PieceReader, Wire, bytes_of, counted, divided, fold
+from .exchange import NUM_COLUMNS, PieceReader, Wire, bytes_of, counted, divided
 
 _log = logging.getLogger("fastguard")
 TABLES_EVERY, FIRST_TABLES = 10, 10
 _MAX_NAMED = 4  # tensors of a rank
-_STEP, _PARAMS, _BAD_LOSSES, _LOSS, _LOSSES, _FOUND_INF, _DECIDED, _CHANGES = range(8)  # behind the columns of a header
-_ALIKE = {
-    _STEP: "steps",
-    _PARAMS: "numbers of parameters",
-    _DECIDED: "norms of the step before",
-    _CHANGES: "checksums of what was assigned to `guard.clip` and `guard.skip_nonfinite`",
-}
-_ADDED = (_BAD_LOSSES, _LOSS, _LOSSES, _FOUND_INF)
+_PARAMS = "numbers of parameters"
+_ALIKE = (
+    "steps",
+    _PARAMS,
+    "norms of the step before",
+    "checksums of what was assigned to `guard.clip` and `guard.skip_nonfinite`",
+)
 _NANS, _INFS = INDEX["num_nans"], INDEX["num_infs"]
 _ONE = 2.0**32  # rank whose loss was not finite; its number is added, which names one that is alone
 
@@ -149,32 +148,41 @@ class Ranks:
         """
         self._num_measured += 1
         pieces = self._reader.gradients(groups, backend, inverse)
-        times = pieces.replication(self.wire.num_ranks)
         if self._flat is not None:
-            times = self._flat.replication(pieces.present)
+            counts = self._flat.num_shards
+            pieces = pieces._replace(num_shards=counts if pieces.present is None else counts[pieces.present])
+        times = pieces.replication(self.wire.num_ranks)
         own = pieces.table if times is None else divided(pieces.table, times)
         num_params = sum(map(len, groups))
         has_loss = loss is not None and math.isfinite(loss)
         bad_loss = _ONE + dist.get_rank() if loss is not None and not has_loss else 0.0
-        said = [step, num_params, bad_loss, (loss or 0.0) if has_loss else 0.0, has_loss, found_inf]
-        said += [self._decided, self.changes]
         total = pieces.total if times is None else kernels.fold_rows(own)
         if self._copies is not None:
             copies = self._copies if pieces.present is None else self._copies[pieces.present]
             total = kernels.fold_rows(divided(own, copies))
-        words = [*total, *map(float, said)]
-        everyone = self._exchange(words)
-        total = counted(everyone[:NUM_COLUMNS])
-        heads = everyone[NUM_COLUMNS:]
-        mean = heads[_LOSS] / heads[_LOSSES] if heads[_LOSSES] else None
+        compared = [float(step), float(num_params), self._decided, self.changes]
+        added = [bad_loss, (loss or 0.0) if has_loss else 0.0, float(has_loss), float(found_inf)]
+        for wire in filter(None, (self.wire, self._beyond)):
+            row, seen, added = wire.join(total, compared, added)
+            total = tuple(row)
+            for what, values in zip(_ALIKE, seen):
+                if len({*values}) > 1 and (wire is self.wire or what is not _PARAMS):
+                    raise RuntimeError(
+                        "the ranks of a guarded optimizer must step together and alike, got different "
+                        f"{what}: {values[:16]}. Have every rank call optimizer.step() as often, wrap and change "
+                        "settings at the same step, and load the same state."
+                    )
+        total = counted(total)
+        bad_losses, losses, num_losses, num_found_inf = added
+        mean = losses / num_losses if num_losses else None
         is_bad = not math.isfinite(total[INDEX["finite_norm"]]) or total[_NANS] + total[_INFS] > 0
         rows, positions = bytearray(), cast("list[int] | None", [])
         if is_bad or self.wants_tables or self.is_alone or step < FIRST_TABLES or step % TABLES_EVERY == 0:
             rows, positions = self._whole_table(own, num_params, pieces.present)
         self._decided = total[INDEX["finite_norm"]] if math.isfinite(total[INDEX["finite_norm"]]) else -1.0
-        num_bad, rank = divmod(heads[_BAD_LOSSES], _ONE)
-        is_whose = num_bad == 1.0 and heads[_LOSSES] == self.num_ranks - 1.0 and self._beyond is None
-        found = pieces.present, pieces.fingerprint, mean, heads[_FOUND_INF] > 0.0, pieces.table
+        num_bad, rank = divmod(bad_losses, _ONE)
+        is_whose = num_bad == 1.0 and num_losses == self.num_ranks - 1.0 and self._beyond is None
+        found = pieces.present, pieces.fingerprint, mean, num_found_inf > 0.0, pieces.table
         return Shared(rows, total, positions, *found, int(rank) if is_whose else None)
 
     def find_trouble(self, step: int, table: bytearray, names: Sequence[str], present: Sequence[int] | None) -> bool:
@@ -199,15 +207,6 @@ class Ranks:
     def describe_trouble(self) -> str:
         """`trouble` in words; empty where all ranks have it, or none."""
         return describe(self.trouble, self.num_ranks)
-
-    def _exchange(self, words: list[float]) -> list[float]:
-        for wire in filter(None, (self.wire, self._beyond)):
-            if wire.is_wide:
-                words = _reduced(wire, words, is_one_model=wire is self.wire)
-                continue
-            for group in wire.groups:
-                words = _folded(wire.gather(words, group), is_one_model=wire is self.wire)
-        return words
 
     def _whole_table(
         self, own: bytearray, num_params: int, present: Sequence[int] | None
@@ -235,35 +234,3 @@ def describe(trouble: Sequence[tuple[int, str, int, int]], num_ranks: int) -> st
     more = f"so are {len(ranks) - 1} of {num_ranks - 1} others"
     others = "the others were finite" if len(ranks) == 1 else more
     return f"rank {first[0]}, {first[1]}: {counts}; {others}"
-
-
-def _folded(found: list[list[float]], *, is_one_model: bool) -> list[float]:
-    """The headers of a group's ranks as one."""
-    heads = [words[NUM_COLUMNS:] for words in found]
-    for place in _ALIKE:
-        _require_alike(place, [head[place] for head in heads], is_one_model)
-    head = heads[0]
-    for place in _ADDED:
-        head[place] = sum(one[place] for one in heads)
-    return [*fold([words[:NUM_COLUMNS] for words in found]), *head]
-
-
-def _reduced(wire: Wire, words: list[float], *, is_one_model: bool) -> list[float]:
-    """The same by reductions, for a wire of many ranks."""
-    row, head = torch.tensor([words[:NUM_COLUMNS]], dtype=torch.float64, device="cpu"), words[NUM_COLUMNS:]
-    whole, lowest, highest, sums = wire.reduced(row, [head[i] for i in _ALIKE], [head[i] for i in _ADDED])
-    for place, *ends in zip(_ALIKE, lowest, highest):
-        _require_alike(place, ends, is_one_model)
-    for place, total in zip(_ADDED, sums):
-        head[place] = total
-    return [*whole[0].tolist(), *head]
-
-
-def _require_alike(place: int, seen: list[float], is_one_model: bool) -> None:
-    if min(seen) != max(seen) and (is_one_model or place != _PARAMS):
-        what = f"{_ALIKE[place]}: {seen[:16]}"
-        raise RuntimeError(
-            f"the ranks of a guarded optimizer must step together and alike, got different {what}. "
-            "Have every rank call optimizer.step() as often, wrap and change settings at the same step, and load the "
-            "same state."
-        )

@@ -100,13 +100,7 @@ def laid_out(tensor: Any) -> tuple[Any, Any]:
 
 def layouts_of(tensors: Iterable[torch.Tensor]) -> list[ShardLayout]:
     """The layouts of the DTensors among `tensors`, each once."""
-    different: list[ShardLayout] = []
-    for mesh, places in map(laid_out, tensors):
-        if mesh is not None:
-            layout = layout_of(mesh, places)
-            if layout not in different:
-                different.append(layout)
-    return different
+    return [*dict.fromkeys(layout_of(mesh, how) for mesh, how in map(laid_out, tensors) if mesh is not None)]
 
 
 def groups_across(layouts: Collection[ShardLayout]) -> list[dist.ProcessGroup]:
@@ -149,23 +143,12 @@ class FlatShards(NamedTuple):
 
     Attributes:
         groups: to reduce over, one after the other: of shards, then of their replicas.
-        num_ranks: of all groups together.
-        num_shards: number of different parts of each flat parameter.
-        are_flat: for each parameter, whether it is flat; others are whole on each rank.
+        num_shards: number of different parts of each parameter, float64 [T, 1]: 1 of those that are not flat, which
+            are whole on each rank.
     """
 
     groups: list[dist.ProcessGroup]
-    num_ranks: int
-    num_shards: int
-    are_flat: list[bool]
-
-    def replication(self, present: Sequence[int] | None) -> torch.Tensor | None:
-        """Number of ranks with the same gradient, for `present` parameters: float64, [T, 1]; None if always one."""
-        places = range(len(self.are_flat)) if present is None else present
-        times = [self.num_ranks / (self.num_shards if self.are_flat[i] else 1) for i in places]
-        if all(one == 1.0 for one in times):
-            return None
-        return torch.tensor(times, dtype=torch.float64, device="cpu").unsqueeze(1)
+    num_shards: torch.Tensor
 
 
 def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -> FlatShards | None:
@@ -177,36 +160,32 @@ def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -
     are_flat = [bool(getattr(p, "_fsdp_flattened", False)) for p in params]
     if not any(are_flat):
         return None
-    modules = [] if model is None else [m for m in model.modules() if _is_fsdp1(m)]
+    modules: list[Any] = [m for m in (() if model is None else model.modules()) if _is_fsdp1(m)]
     if not modules:
         raise TypeError(
             f"`model` must be the {_FSDP1} module whose flat parameters `optimizer` holds, got another or none. "
             f"Without it a norm would cover one rank only. Call wrap(optimizer, fsdp_model). {_REMEDY}"
         )
-    lie = [_lies(module) for module in modules if getattr(module, "_handle", None) is not None]
-    if not lie or any([list(map(id, one[0])), one[1]] != [list(map(id, lie[0][0])), lie[0][1]] for one in lie):
+    layouts = []
+    for module in (module for module in modules if getattr(module, "_handle", None) is not None):
+        strategy, groups = module.sharding_strategy.name, [module.process_group]
+        if strategy in _HYBRID:
+            groups.append(module._inter_node_pg)
+        layouts.append((groups, strategy != "NO_SHARD"))
+    if len({(*map(id, groups), is_cut) for groups, is_cut in layouts}) != 1:
         raise TypeError(
             f"`model` must have all its {_FSDP1} modules over the same process group, with one sharding strategy. "
             f"{_REMEDY}"
         )
-    groups, is_sharded = lie[0]
+    groups, is_cut = layouts[0]
     sizes = [dist.get_world_size(group) for group in groups]
-    num_ranks = sizes[0] * (sizes[1] if len(sizes) > 1 else 1)
     several = [group for group, size in zip(groups, sizes) if size > 1]
-    return FlatShards(several, num_ranks, sizes[0] if is_sharded else 1, are_flat)
+    counts = [sizes[0] if is_cut and is_flat else 1 for is_flat in are_flat]
+    return FlatShards(several, torch.tensor(counts, dtype=torch.float64, device="cpu").unsqueeze(1))
 
 
 def _is_fsdp1(module: torch.nn.Module) -> bool:
     return any(c.__name__ == _FSDP1 for c in type(module).__mro__)
-
-
-def _lies(module: Any) -> tuple[list[dist.ProcessGroup], bool]:
-    """The groups of a module's shards and, if there are any, of their replicas; and whether it shards at all."""
-    strategy = module.sharding_strategy.name
-    groups = [module.process_group]
-    if strategy in _HYBRID:
-        groups.append(module._inter_node_pg)
-    return groups, strategy != "NO_SHARD"
 
 
 class Unsharded:
@@ -219,9 +198,6 @@ class Unsharded:
         params: the sharded parameters.
         put: sets a hook on the whole parameter of an index in `params`, and returns its handle.
 
-    Attributes:
-        places: indices of the parameters of such modules.
-
     Cost: a dictionary look-up a parameter and forward pass.
     """
 
@@ -230,13 +206,11 @@ class Unsharded:
         index = {id(p): i for i, p in enumerate(params)}
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
         self._handles = []
-        self.places: set[int] = set()
         for module in filter(_is_fsdp2, model.modules()):
             owned = [
                 (m, name, index[id(p)]) for m in _own(module) for name, p in m._parameters.items() if id(p) in index
             ]
             if owned:
-                self.places.update(place for *_, place in owned)
                 self._handles.append(module.register_forward_pre_hook(ModuleHook(self.meet, owned)))
 
     def meet(self, owned: Sequence[tuple[nn.Module, str, int]], *_: Any) -> None:

@@ -40,7 +40,7 @@ class LossLevel(Part):
         harder: by how much the losses of data that were left out were above the level.
     """
 
-    _losses: deque[float]
+    losses: deque[float]
     _num_new: Count
     limit: float
     value: float
@@ -50,7 +50,7 @@ class LossLevel(Part):
 
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
-        self._losses = deque(maxlen=_NUM_KEPT)
+        self.losses = deque(maxlen=_NUM_KEPT)
         self.first = []
         self._num_new = 0
         self.value = self.spread = self.harder = 0.0
@@ -58,13 +58,13 @@ class LossLevel(Part):
 
     def take(self, loss: float) -> None:
         """Takes the loss of a healthy step."""
-        self._losses.append(loss)
+        self.losses.append(loss)
         self._num_new += 1
         if len(self.first) < _NUM_FIRST:
             self.first.append(loss)
-        if self._num_new >= _ASK_EVERY and len(self._losses) >= _NUM_NEEDED:
+        if self._num_new >= _ASK_EVERY and len(self.losses) >= _NUM_NEEDED:
             self._num_new = 0
-            losses = [*self._losses]
+            losses = [*self.losses]
             middle = median(losses[-_NUM_LEVEL:])
             sigma = _SIGMA * median([abs(x - middle) for x in losses])
             self.value = middle
@@ -74,64 +74,10 @@ class LossLevel(Part):
                 self._settings.spread * sigma, _LEAST_SHARE * abs(middle), gain, 1.5 * self.harder
             )
 
-    def is_high(self, loss: float) -> bool:
-        """Whether a loss is above the limit, or not finite."""
-        return not math.isfinite(loss) or loss > self.limit
-
-    def note_harder(self, loss: float) -> None:
-        """Raises later limits for a high loss of the same model on data that are left out: those are merely harder."""
-        if self.value > 0.0 and loss <= _MOST_LEARNED * self.value:
-            self.harder = max(self.harder, loss - self.value)
-
-    def relearn(self) -> None:
-        """The losses from here on make a new level."""
-        self._losses.clear()
-        self.spread = 0.0
-
-    def keeps_most(self, level: float) -> bool:
-        """Whether losses at `level` keep at least two thirds of the progress since the beginning."""
-        return bool(self.first) and level - self.value < _MOST_LOST * (median(self.first) - self.value)
-
     @property
     def newest(self) -> float:
         """The median of the newest healthy losses; NaN without any."""
-        return median([*self._losses][-_NUM_NEEDED:]) if self._losses else math.nan
-
-    def go_back(self, state: Any) -> None:
-        """Goes back to what `state` returned, except for `first` and `harder`."""
-        first, harder = self.first, self.harder
-        self.load(state)
-        self.first, self.harder = first, harder
-
-
-class RateCut(Part):
-    """The smaller learning rate after a rollback, which returns to its value in a straight line.
-
-    Attributes:
-        factor, start: of the rate, and the step at which it was cut.
-        lr, lr_back: the newest learning rate of the schedule, and that of the restored snapshot.
-    """
-
-    factor: float
-    start: Count
-    lr: float | None
-    lr_back: float | None
-
-    def __init__(self) -> None:
-        self.factor, self.start = 1.0, 0
-        self.lr = self.lr_back = None
-
-    def at(self, step: int, ramp: int) -> float:
-        """What the learning rate is multiplied by at `step`; 1.0 once the ramp is over."""
-        if self.factor == 1.0 or step >= self.start + ramp:
-            self.factor = 1.0
-            return 1.0
-        return self.factor + (1.0 - self.factor) * (step - self.start) / ramp
-
-    @property
-    def is_faster(self) -> bool:
-        """Whether the learning rate is still far above that of the snapshot, as when the run was ruined."""
-        return self.lr is not None and self.lr_back is not None and self.lr > _MOST_FASTER * self.lr_back > 0.0
+        return median([*self.losses][-_NUM_NEEDED:]) if self.losses else math.nan
 
 
 class Ladder(Part):
@@ -145,6 +91,8 @@ class Ladder(Part):
         attempts: steps of the rollbacks.
         is_waiting: the run was rolled back, and its loss is not yet known to be normal.
         num_sat_out: steps skipped since then.
+        cut, cut_at: the factor of the learning rate after a rollback, and the step of the rollback.
+        lr, lr_back: the newest learning rate of the schedule, and that of the restored snapshot.
         rise: detects losses that stay above their level, also below the limit.
         has_aim: whether a lower loss is better.
         has_grown: whether parameters are many times larger than before the loss began to rise.
@@ -153,7 +101,10 @@ class Ladder(Part):
 
     level: LossLevel
     rise: LossRise
-    rate: RateCut
+    cut: float
+    cut_at: Count
+    lr: float | None
+    lr_back: float | None
     _norms: deque[float]
     num_high: Count
     num_bad: Count
@@ -164,7 +115,9 @@ class Ladder(Part):
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
         self._norms = deque(maxlen=_NUM_KEPT)
-        self.level, self.rise, self.rate = LossLevel(settings), LossRise(), RateCut()
+        self.level, self.rise = LossLevel(settings), LossRise()
+        self.cut, self.cut_at = 1.0, 0
+        self.lr = self.lr_back = None
         self.has_aim, self.has_grown = True, False
         self.trial: Trial | None = None
         self.num_high = self.num_bad = 0
@@ -180,7 +133,7 @@ class Ladder(Part):
 
         Non-finite and skipped steps enter no baseline.
         """
-        self.rate.lr = lr
+        self.lr = lr
         is_bad = not (math.isfinite(norm) or vetoed)
         self.num_bad = self.num_bad + 1 if is_bad else 0
         if loss is not None and not (is_bad and skipped):  # the batch has changed nothing
@@ -192,21 +145,24 @@ class Ladder(Part):
             self._norms.append(norm)
 
     def _judge(self, loss: float, lr: float | None, skipped: bool) -> None:
-        is_high = self.level.is_high(loss) if self.has_aim else not math.isfinite(loss)
-        if self.is_waiting and is_high:
-            self.level.note_harder(loss)
+        level = self.level
+        is_high = not math.isfinite(loss) or (self.has_aim and loss > level.limit)
+        if self.is_waiting and is_high and level.value > 0.0 and loss <= _MOST_LEARNED * level.value:
+            level.harder = max(level.harder, loss - level.value)  # the same model: these data are merely harder
         self.num_high = self.num_high + 1 if is_high else 0
         if not self.has_aim:
             self.rise.calm()
-        elif not self.is_waiting and self.level.spread > 0.0:
-            self.rise.see(loss, lr, self.level.value, self.level.spread)
+        elif not self.is_waiting and level.spread > 0.0:
+            self.rise.see(loss, lr, level.value, level.spread)
             if self.rise.num_suspect > _NUM_SAT_OUT * self._settings.every:  # with a reason, or hardly
                 self._relearn()
         if not is_high and not skipped and not self.rise.is_suspect:
-            self.level.take(loss)
+            level.take(loss)
 
     def _relearn(self) -> None:
-        self.level.relearn()
+        """The losses from here on make a new level."""
+        self.level.losses.clear()
+        self.level.spread = 0.0
         self.rise.calm()
         self.has_grown = False
 
@@ -238,7 +194,9 @@ class Ladder(Part):
     @property
     def _is_of_rate(self) -> bool:
         """Whether a higher learning rate may explain the loss: most of the progress is kept."""
-        return self.rise.is_explained and self.level.keeps_most(self.rise.level)
+        first, level = self.level.first, self.level.value
+        is_kept = bool(first) and self.rise.level - level < _MOST_LOST * (median(first) - level)
+        return self.rise.is_explained and is_kept
 
     @property
     def is_lawful(self) -> bool:
@@ -280,13 +238,15 @@ class Ladder(Part):
         self.load_baseline(baseline)
         self.attempts.append(step)
         self.is_waiting, self.num_sat_out = True, 0
-        self.rate.factor, self.rate.start, self.rate.lr_back = self._settings.lr_factor**earlier, step, baseline["lr"]
-        return self.rate.factor
+        self.cut, self.cut_at, self.lr_back = self._settings.lr_factor**earlier, step, baseline["lr"]
+        return self.cut
 
     def sit_out(self) -> bool | None:
         """Whether to skip the next step after a rollback because losses are too high; None to accept the new level."""
         if not self.num_high:
-            self.is_waiting = self.rate.is_faster and self.num_sat_out < self._settings.every
+            # at a learning rate far above that of the snapshot, the run would be ruined again
+            is_faster = self.lr is not None and self.lr_back is not None and self.lr > _MOST_FASTER * self.lr_back > 0.0
+            self.is_waiting = is_faster and self.num_sat_out < self._settings.every
             self.num_sat_out += self.is_waiting
             return self.is_waiting
         if self.num_sat_out >= _NUM_SAT_OUT * self._settings.every:
@@ -298,16 +258,21 @@ class Ladder(Part):
         return True
 
     def lr_factor(self, step: int) -> float:
-        """What the learning rate is multiplied by at `step`."""
-        return self.rate.at(step, self._settings.ramp)
+        """What the learning rate is multiplied by at `step`: it returns to its value in a straight line."""
+        since, ramp = step - self.cut_at, self._settings.ramp
+        if since >= ramp:
+            self.cut = 1.0
+        return 1.0 if self.cut == 1.0 else self.cut + (1.0 - self.cut) * since / ramp
 
     def baseline(self) -> dict[str, Any]:
         """Losses and norms as plain data."""
-        return {"level": self.level.state(), "norms": [*self._norms], "lr": self.rate.lr}
+        return {"level": self.level.state(), "norms": [*self._norms], "lr": self.lr}
 
     def load_baseline(self, baseline: dict[str, Any]) -> None:
         """Goes back to what `baseline` returned; all alarms are over."""
-        self.level.go_back(baseline["level"])
+        first, harder = self.level.first, self.level.harder
+        self.level.load(baseline["level"])
+        self.level.first, self.level.harder = first, harder
         self._norms = deque(baseline["norms"], _NUM_KEPT)
         self.num_high, self.num_bad, self.cause = 0, 0, ""
         self.rise.calm()

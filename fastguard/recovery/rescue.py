@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from typing import Any, NamedTuple
@@ -15,12 +16,12 @@ from ..observers.observer import while_alive
 from ..records import values
 from ..records.codec import reader_of
 from ..records.events import RecoveryEvent, describe_recovery
-from .keeper import WHAT, Keeper
 from .ladder import Groups, Ladder, StepSeen, averaged, groups_of, is_common, seen_of
 from .settings import Recovery
-from .snapshots import Snapshot
+from .snapshots import Snapshot, Snapshots, are_finite, have_not_grown, largest, parameters_of
 
 _log = logging.getLogger("fastguard")
+WHAT = "recovery"
 _GRACE = 24  # steps after a rollback in which rules still see losses from before it
 _UNSET: Any = object()
 _read_events = reader_of(list[RecoveryEvent])
@@ -53,7 +54,9 @@ class Rescue:
         self._settings, self._run, self._ledger, self._judge = settings, run, ledger, judge
         self.ladder = Ladder(settings)
         self._observers = observers
-        self._keeper = Keeper(settings, run, self.ladder, while_alive(self._forget))
+        self._snapshots = Snapshots(settings.keep, settings.quarantine or 0, settings.patience)
+        self._due = 0  # the step after which to take the next
+        self._flags: list[tuple[int, torch.Tensor, str]] = []  # step; whether all is well; the problem if not
         self.events: list[RecoveryEvent] = []
         self.lr_factor = 1.0
         self._begun = self._seen = self._newest_to = -1
@@ -104,11 +107,11 @@ class Rescue:
         for one in arrived:
             ladder.see(one.loss, one.norm, skipped=one.skipped, vetoed=one.vetoed, lr=one.lr)
         if ladder.rise.is_odd and not was_odd:
-            self._keeper.look_for_growth(step)
+            self._look_for_growth(step)
         if self._is_fresh:
             self._is_fresh = False
-            self._keeper.take(step, is_proved=True)
-        self._keeper.snapshots.prove(step, is_healthy=ladder.is_healthy, is_blow=ladder.is_blow)
+            self._take(step, is_proved=True)
+        self._snapshots.prove(step, is_healthy=ladder.is_healthy, is_blow=ladder.is_blow)
         can_veto = all(member.can_skip for member in run.members)
         heard = any(one.loss is not None for one in arrived)
         if self._doubt is not None:
@@ -141,10 +144,10 @@ class Rescue:
         run = self._run
         was_vetoed = run.is_vetoed
         self._end_veto()
-        if run.step < self._keeper.due or was_vetoed or not self.ladder.is_healthy:
+        if run.step < self._due or was_vetoed or not self.ladder.is_healthy:
             return
         if not (run.waits and run.ring.newest >= 0 and run.ring.is_skipped):
-            self._keeper.take(run.step)
+            self._take(run.step)
 
     def _end_veto(self) -> None:
         run = self._run
@@ -156,10 +159,66 @@ class Rescue:
                 run.ring.latest()  # made now, because it describes the present policy
             (run.clip, run.ring.tell_of_parts), self._clip = self._clip, _UNSET
 
+    def _take(self, step: int, *, is_proved: bool = False) -> None:
+        """Takes a snapshot ahead of `step`."""
+        run = self._run
+        self._due = step + self._settings.every
+        with run.failures.kept(WHAT, "No snapshot was taken."):
+            snapshot = self._snapshots.take(step, self._fill, is_proved=is_proved)
+            places = [] if run.buffers is None else run.buffers.places
+            written = [place.tensor for place in places if place.is_written and place.tensor is not None]
+            sizes = snapshot.largest = largest(self._parameters())
+            for what, found in (("parameters", sizes), ("buffers", largest(written))):
+                if found is not None:
+                    self._flags.append((step, found.isfinite().all(), f"{what} are not finite"))
+
+    def _fill(self, snapshot: Snapshot) -> None:
+        """Copies the present state."""
+        run, settings = self._run, self._settings
+        places = [] if run.buffers is None else run.buffers.places
+        snapshot.take(run.optimizers(), places, settings.state, with_random_state=settings.replay)
+        clip_state = None if run.clip is None else copy.deepcopy(run.clip.state_dict())
+        snapshot.baseline = {"ladder": self.ladder.baseline(), "clip": clip_state}
+        snapshot.loss = self.ladder.level.newest
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        """Restores it, and drops everything pending from earlier steps."""
+        run = self._run
+        snapshot.restore()
+        if run.clip is not None and snapshot.baseline["clip"] is not None:
+            run.clip.load_state_dict(copy.deepcopy(snapshot.baseline["clip"]))
+        if run.buffers is not None:
+            run.buffers.refresh()
+        self._observers.forget()
+        self._ledger.skips.due = None
+        self._flags.clear()
+        self.ladder.has_grown = False
+
+    def _flagged(self, step: int) -> str:
+        """Why to roll back, as found in earlier snapshots; "" for no reason."""
+        late, found = self._settings.quarantine or 0, ""
+        for flag in [flag for flag in self._flags if flag[1].is_cpu or step >= flag[0] + late]:
+            self._flags.remove(flag)
+            if not flag[1] and flag[2]:
+                found = flag[2]
+            elif not flag[1]:
+                self.ladder.has_grown = True
+        return found
+
+    def _look_for_growth(self, step: int) -> None:
+        """Compares the sizes of parameters with the newest proved snapshot, once the loss has risen."""
+        before = self._snapshots.proved
+        flag = None if before is None else have_not_grown(largest(self._parameters()), before.largest)
+        if flag is not None:
+            self._flags.append((step, flag, ""))
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return parameters_of(self._run.optimizers())
+
     def _look_for_causes(self, step: int) -> None:
         """Looks for reasons to roll back that this process can see."""
         ladder = self.ladder
-        ladder.cause = self._keeper.cause(step) or ladder.cause
+        ladder.cause = self._flagged(step) or ladder.cause
         checkup = self._ledger.checkup
         found = [] if checkup is None else checkup.take_new()
         critical = [f for f in found if f.severity == "critical" and {f.rule, *by_sign([f])} & {*self._settings.rules}]
@@ -170,7 +229,7 @@ class Rescue:
             ladder.cause = f"of {critical[0].rule}: {critical[0].summary.rstrip('.')}"
         count = ladder.num_bad
         is_looked_at = count >= 2 and count & (count - 1) == 0  # the second, fourth, eighth in a row
-        if is_looked_at and not self._keeper.are_finite():
+        if is_looked_at and not are_finite(self._parameters()):
             ladder.cause = "parameters are not finite"
         if ladder.has_aim and not self._is_to_fall and (ladder.rise.is_suspect or ladder.num_high):
             ladder.has_aim = needs.descent(self._ledger.history) is not False
@@ -189,11 +248,6 @@ class Rescue:
         """Rolls back instead of raising because too many steps in a row were skipped."""
         if not self.ladder.is_waiting and not self._run.is_vetoed and self._doubt is None:
             self.ladder.cause = f"{self._ledger.skips.limit} steps in a row were skipped"
-
-    def _forget(self) -> None:
-        """Drops what is pending from steps of a state that was given up."""
-        self._observers.forget()
-        self._ledger.skips.due = None
 
     def _sit_out(self, step: int, *, heard: bool, can_veto: bool) -> None:
         """Skips steps after a rollback while the losses of the new data are too high."""
@@ -230,14 +284,14 @@ class Rescue:
         if snapshot is None:
             ladder.accept()
             return
-        aside = self._keeper.snapshots.spare(snapshot)
+        aside = self._snapshots.spare(snapshot)
         with run.failures.kept(WHAT, "A loss that has risen is taken for lawful."):
-            self._keeper.fill(aside)
+            self._fill(aside)
             is_kept = True
         if not is_kept:
             ladder.accept()
             return
-        self._keeper.restore(snapshot)
+        self._restore(snapshot)
         ladder.try_back()
         self._doubt = _Doubt(snapshot, aside, reason)
         self._leave_out(step, has_closure, can_veto=True)
@@ -255,20 +309,18 @@ class Rescue:
             self._went_back(step, doubt.tried, doubt.reason, step - doubt.tried.step)
             ladder.is_waiting = False
         else:
-            self._keeper.restore(doubt.aside)
+            self._restore(doubt.aside)
             self._accept(step, num_asked + (0 if has_closure else 2))
             self._leave_out(step, has_closure, can_veto=not has_closure)
-        self._keeper.snapshots.take_back(doubt.aside)
+        self._snapshots.take_back(doubt.aside)
 
     def _accept(self, step: int, num_batches: int) -> None:
         self.ladder.accept()
         self._tell({"kind": "new-level", "step": step, "reason": "", "num_batches": num_batches})
 
     def _choose(self, step: int, earlier: int) -> Snapshot | None:
-        newest = self._keeper.snapshots.proved
-        chosen = self._keeper.snapshots.choose(
-            older=earlier > 0 and newest is not None and newest.step == self._newest_to
-        )
+        newest = self._snapshots.proved
+        chosen = self._snapshots.choose(older=earlier > 0 and newest is not None and newest.step == self._newest_to)
         if not self._is_common(chosen):
             self._fail(step, "a process has no snapshot of the step that others go back to")
         return chosen
@@ -291,7 +343,7 @@ class Rescue:
         if snapshot is None:
             self._fail(step, f"{reason}, and there was no snapshot that counts")
             return
-        self._keeper.restore(snapshot)
+        self._restore(snapshot)
         num_batches = step - snapshot.step + (1 if can_veto or not has_closure else 0)
         self._went_back(step, snapshot, reason, num_batches)
         self._leave_out(step, has_closure, can_veto)
@@ -303,14 +355,14 @@ class Rescue:
         event = RecoveryEvent(kind="rollback", step=step, to=snapshot.step, reason=reason, num_batches=num_batches)
         self._tell({**event, "lr_factor": factor, "until": until})
         self._ledger.skips.clear()
-        self._keeper.due = step + self._settings.every
+        self._due = step + self._settings.every
 
     def _fail(self, step: int, reason: str) -> None:
-        best = self._keeper.snapshots.best()
+        best = self._snapshots.best()
         if not self._is_common(best):
             best = None
         if best is not None:
-            self._keeper.restore(best)
+            self._restore(best)
             self.ladder.load_baseline(best.baseline["ladder"])
         event = RecoveryEvent(kind="failed", step=step, reason=reason)
         if best is not None:
@@ -346,7 +398,9 @@ class Rescue:
             self.ladder.load(state["ladder"])
             self.events = _read_events(state["events"])
         self._arrived = [StepSeen(*one) for one in ([] if state is None else state["arrived"])]
-        self._keeper.forget()
+        self._snapshots.forget()
+        self._flags.clear()
+        self.ladder.has_grown = False
         self._is_fresh = True
         self._begun = self._seen = step - 1
         self._heard_from, self._newest_to = step, -1

@@ -92,15 +92,9 @@ class Recovery:
 
 
 def as_recovery(recovery: Any) -> Recovery | None:
-    """The settings for `wrap(recovery=...)`.
-
-    Raises:
-        TypeError: it is neither a Recovery nor a bool nor None.
-    """
-    if recovery is None or recovery is False:
-        return None
-    if recovery is True:
-        return Recovery()
+    """The settings for `wrap(recovery=...)`; a TypeError for anything but a Recovery, a bool or None."""
+    if recovery is None or isinstance(recovery, bool):
+        return Recovery() if recovery else None
     if not isinstance(recovery, Recovery):
         raise TypeError(f"`recovery` must be True or a fastguard.Recovery, got {recovery!r}")
     return recovery

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import sys
 import weakref
@@ -14,7 +15,7 @@ import torch
 
 from .. import kernels
 from ..observers.buffers import BufferPlace, tensor_can_be_kept
-from ..ranks.shards import as_part_of, is_sharded, local_of
+from ..ranks.shards import as_part_of, is_sharded, local_of, locals_of
 
 # Entries of param groups that schedulers and users set: a rollback leaves them alone.
 _OF_SCHEDULES = frozenset(
@@ -30,6 +31,7 @@ States = list[tuple[Callable[[Any], Any], Any]]  # a function that restores a st
 _PREFIXES_OF_TORCH = ("_optimizer_", "_zero_grad", "_step_", "_opt_", "_warned_")
 _KEPT = (bool, int, float, complex, torch.Tensor, dict, list, deque, random.Random, torch.Generator)
 _ACCELERATORS = ("cuda", "xpu")
+_GROWN, _LEAST = 16.0, 1e-2  # times the earlier size; below this size growth is learning
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -55,7 +57,7 @@ class Snapshot:
         is_proved: whether it is valid.
         is_spared: whether it is valid for now, because the loss has jumped after healthy steps.
         baseline: plain data to restore with it.
-        largest: the largest element of each parameter, from `keeper.largest`.
+        largest: the largest element of each parameter, from `largest`.
     """
 
     def __init__(self) -> None:
@@ -246,6 +248,42 @@ def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Ten
     """All parameters, each once."""
     params = {id(p): p for one in optimizers for group in one.param_groups for p in group["params"]}
     return list(params.values())
+
+
+def largest(tensors: Iterable[torch.Tensor]) -> torch.Tensor | None:
+    """The largest absolute value of each tensor or local part; NaN or Inf if it holds some; None without tensors.
+
+    Returns float64 [N] on the device of the first tensor. Cost: one read, no sync.
+    """
+    asked = [
+        t.detach()
+        for t in locals_of(tensors)
+        if (t.is_floating_point() or t.is_complex()) and t.itemsize > 1 and t.layout is torch.strided
+    ]
+    asked = [t for t in asked if t.numel() and not t.is_meta]
+    if not asked:
+        return None
+    if all(t.device.type == "cpu" for t in asked):  # a sixth of what torch takes
+        rows = kernels.tensor_stats(asked)
+        known = zip(*(rows.column(name).tolist() for name in ("abs_max", "num_nans", "num_infs")))
+        sizes = [math.nan if num_nans else math.inf if num_infs else size for size, num_nans, num_infs in known]
+        return torch.tensor(sizes, dtype=torch.float64, device="cpu")
+    with torch.no_grad():
+        found = torch._foreach_norm(asked, math.inf)
+        return torch.stack([x.to(asked[0].device, torch.float64) for x in found])
+
+
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether all elements are. Cost: one read; on an accelerator a sync."""
+    sizes = largest(tensors)
+    return sizes is None or bool(sizes.isfinite().all())
+
+
+def have_not_grown(now: torch.Tensor | None, before: torch.Tensor | None) -> torch.Tensor | None:
+    """Whether no largest element has grown sixteenfold; None if they do not belong to the same tensors."""
+    if now is None or before is None or now.shape != before.shape or now.device != before.device:
+        return None
+    return (now <= _GROWN * before.clamp(min=_LEAST)).all()
 
 
 class Snapshots:

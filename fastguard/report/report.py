@@ -68,11 +68,12 @@ class Report:
 
         Cost: half a second, and 20 us for each line of the guard's `JsonlSink`, if there is one.
         """
-        from ..page.build import page_of, save_page
+        from ..page.build import render, runs_of, save_page
 
         if self.source is None:
             raise ValueError("This report has no recorded steps to plot; print it instead.")
-        return save_page(page_of(self, self.source(), title), path, force=True)
+        runs = runs_of(self.source())
+        return save_page(render(runs, [self], title or runs[0].name), path, force=True)
 
     def __repr__(self) -> str:
         steps = f", {count(self.numbers['num_steps'], 'step')}" if "num_steps" in self.numbers else ""
@@ -109,7 +110,11 @@ class Report:
         }
 
     def __str__(self) -> str:
-        lines = [self._status_line(), *self._unobserved_line()]
+        lines, numbers = [self._status_line()], self.numbers
+        seen = {"validation loss": "val_loss_last" in numbers, "activations": self.modules, "weights": self.weights}
+        missing = [name for name, there in seen.items() if not there]
+        if missing and self.status == "healthy" and numbers["num_steps"] and "skip_rate" in numbers:
+            lines.append(f"    not observed: {', '.join(missing)}")  # no finding there does not mean healthy
         shown_rules: set[str] = set()
         for one in self.causes:
             lines += ["", *_cause_lines(one)]
@@ -133,17 +138,6 @@ class Report:
             return "NOTHING TO REPORT: no step has been recorded yet"
         after = count(numbers["num_steps"], "step")
         return f"{self.status.upper().replace('-', ' ')} after {after}: {num_of_each(self.findings)}"
-
-    def _unobserved_line(self) -> list[str]:
-        """What was not observed, if nothing was found: no finding there does not mean healthy."""
-        seen = {
-            "validation loss": "val_loss_last" in self.numbers,
-            "activations": self.modules,
-            "weights": self.weights,
-        }
-        missing = ", ".join(name for name, there in seen.items() if not there)
-        is_of_steps = self.numbers["num_steps"] and "skip_rate" in self.numbers
-        return [f"    not observed: {missing}"] if missing and self.status == "healthy" and is_of_steps else []
 
 
 def build_report(
@@ -182,8 +176,7 @@ def build_report(
     found.sort(key=lambda finding: finding.weight, reverse=True)
     causes = find_causes(found, history, failures=failures)
     figures: dict[str, float] = {"num_steps": history.num_steps}
-    modules: tuple[Row, ...] = ()
-    weights: tuple[Row, ...] = ()
+    modules = weights = tuple[Row, ...]()
     with failures.kept("the report's numbers", "They are missing."):
         figures = {**numbers_of(history), **(numbers or {})}
     with failures.kept("the report's tables", "They are missing."):
@@ -205,17 +198,8 @@ def build_report(
             status = finding.severity
     advising = (*(one for one in causes if one.rule != UNKNOWN), *found)
     recommendations = list(dict.fromkeys(one.recommendation for one in advising if one.recommendation))
-    return Report(
-        status,
-        tuple(found),
-        recommendations,
-        figures,
-        tuple(causes),
-        modules,
-        weights,
-        tuple(sinks),
-        source or (lambda: history),
-    )
+    whole = status, tuple(found), recommendations, figures, tuple(causes), modules, weights, tuple(sinks)
+    return Report(*whole, source or (lambda: history))
 
 
 def _lost_records(lost: Mapping[str, int]) -> Finding | None:

@@ -45,7 +45,6 @@ def numbers_of(history: TrainingHistory) -> dict[str, float]:
         "num_ranks": model.num_ranks,
         "num_bad_ranks": None if model.num_ranks is None else len(model.bad_ranks),
         "num_restarts": model.num_restarts,
-        "noise_scale": model.noise_scale,
     }
     numbers = {name: value for name, value in known.items() if value is not None}
     if history.recent:
@@ -110,8 +109,6 @@ def number_rows(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any]]
         rows.append(("ranks", f"{n['num_ranks']}{bad}"))
     if "num_restarts" in n:
         rows.append(("restarts", f"{n['num_restarts']} by torchrun"))
-    if "noise_scale" in n:
-        rows.append(("noise scale", f"{n['noise_scale']} batches of one rank, of {n.get('num_ranks', 1)} a step"))
     if "num_collectives_per_step" in n:
         sent = f"{numbers['collective_bytes_per_step']:.0f} bytes from each rank"
         rows.append(("cost of ranks", f"{n['num_collectives_per_step']} collectives a step, {sent}"))
@@ -131,17 +128,10 @@ def module_rows(history: TrainingHistory) -> tuple[Row, ...]:
         {
             "module": m.name,
             "family": m.family,
-            "mean": m.stats.mean,
-            "std": m.stats.std,
-            "zero_ratio": m.stats.zero_ratio,
-            "saturation_ratio": m.stats.saturation_ratio,
+            **{name: getattr(m.stats, name) for name in ("mean", "std", "zero_ratio", "saturation_ratio")},
             "num_nonfinite": m.stats.num_nans + m.stats.num_infs,
-            "num_units": m.num_units,
-            "num_dead_units": m.num_dead_units,
-            "is_choice": m.is_choice,
-            "entropy": math.nan if m.entropy is None else m.entropy,
-            "max_logit": math.nan if m.max_logit is None else m.max_logit,
-            "max_load": max(m.load) if m.load else math.nan,
+            **{name: getattr(m, name) for name in ("num_units", "num_dead_units", "is_choice")},
+            **_or_nan(entropy=m.entropy, max_logit=m.max_logit, max_load=max(m.load) if m.load else None),
         }
         for m in newest
     )
@@ -149,18 +139,20 @@ def module_rows(history: TrainingHistory) -> tuple[Row, ...]:
 
 def weight_rows(history: TrainingHistory) -> tuple[Row, ...]:
     """The newest sample of each parameter, in the order of the model; unknown ratios are NaN."""
-    newest = [window.last.value for _, window in history.weights.items()]
     return tuple(
         {
             "parameter": w.name,
             "norm": w.norm,
             "std": w.std,
-            "update_ratio": math.nan if w.update_ratio is None else w.update_ratio,
-            "gradient_ratio": math.nan if w.gradient_ratio is None else w.gradient_ratio,
+            **_or_nan(update_ratio=w.update_ratio, gradient_ratio=w.gradient_ratio),
             "num_nonfinite": w.num_nonfinite,
         }
-        for w in newest
+        for w in (window.last.value for _, window in history.weights.items())
     )
+
+
+def _or_nan(**known: float | None) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in known.items()}
 
 
 def sample_tables(modules: Sequence[Row], weights: Sequence[Row]) -> list[list[str]]:

@@ -52,14 +52,7 @@ class Worker:
         weakref.finalize(owner, self.close)
 
     def put(self, item: Any) -> None:
-        """Queues `item`.
-
-        Raises:
-            ValueError: the worker is closed.
-            RuntimeError: the queue is full.
-
-        Cost: 1 us.
-        """
+        """Queues `item`; a ValueError if the worker is closed, a RuntimeError if the queue is full. Cost: 1 us."""
         if not self._is_open:
             raise ValueError(f"`{self._name}` must be open to write, got a closed one. Make a new one.")
         if self._num_put - self._num_done >= self._max_items:
@@ -68,10 +61,9 @@ class Worker:
         self._queue.put(item)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Waits until the queue is empty. A second call, or a call in a forked process, does nothing.
+        """Waits until the queue is empty; a TimeoutError after `timeout_s`, when the items that are left are lost.
 
-        Raises:
-            TimeoutError: after `timeout_s`; the items that are left are lost.
+        A second call, or a call in a forked process, does nothing.
         """
         if not self._is_open or self._process != os.getpid():
             return
@@ -99,17 +91,13 @@ class Worker:
             if items[-1] is _END:
                 is_open = False
                 del items[-1]
-            if items:
-                self._do(items)
-
-    def _do(self, items: list[Any]) -> None:
-        try:
-            self._work(items)
-        except BaseException as error:  # the guard reports it; SystemExit would silently end only this thread
-            self.last_error = error
-            if not self._is_given_up:
-                self.num_lost += len(items)
-        finally:
+            try:
+                if items:
+                    self._work(items)
+            except BaseException as error:  # the guard reports it; SystemExit would silently end only this thread
+                self.last_error = error
+                if not self._is_given_up:
+                    self.num_lost += len(items)
             self._num_done += len(items)
 
 
@@ -156,7 +144,15 @@ class BackgroundSink(OnWorker, Sink):
     def __init__(self, sink: Sink | Callable[[StepStats], object], max_records: int = 1000) -> None:
         values.at_least(1, "max_records", max_records)
         self.sink = as_sink(sink)
-        self._worker = Worker(self, "BackgroundSink", _caller(self.sink), max_records)
+        inner = self.sink  # not `self`, which the thread must not keep alive
+
+        def call(items: list[tuple[str, Any]]) -> None:
+            for what, item in items:
+                take = getattr(inner, what, None)  # a sink that does not subclass `Sink` may have only `write`
+                if take is not None:
+                    take(item)
+
+        self._worker = Worker(self, "BackgroundSink", call, max_records)
 
     def write(self, record: StepStats) -> None:
         """Queues the record.
@@ -186,13 +182,3 @@ class BackgroundSink(OnWorker, Sink):
 
     def __repr__(self) -> str:
         return f"BackgroundSink({name_of(self.sink)})"
-
-
-def _caller(sink: Sink) -> Callable[[list[tuple[str, Any]]], None]:
-    def call(items: list[tuple[str, Any]]) -> None:
-        for what, item in items:
-            take = getattr(sink, what, None)  # a sink that does not subclass `Sink` may have only `write`
-            if take is not None:
-                take(item)
-
-    return call

@@ -67,8 +67,7 @@ class JsonlSink(Sink, LogState):
         self._owed: list[bytes] = []  # lines that must be written before the next one
         self._fd = -1
         self._torn = bytearray(1)  # whether the file ends within a line; C++ writes it too
-        self._newest: int | None = None  # the last step that was written completely
-        self._is_unsure = False  # whether `_newest` is right, after an interrupt
+        self._tried: tuple[int | None, bytes] = None, b""  # the newest line, and the step that it is of
         self._look_at = _monotonic() + LOOK_EVERY_S
         self._open(append is not False)
 
@@ -156,37 +155,10 @@ class JsonlSink(Sink, LogState):
             _log.warning("log %s holds another run; this run is written to %s", given, self.path)
 
     def has_taken(self, step: int) -> bool | None:
-        """Whether the last line written is that of `step`; None if unknown. Called after an interrupt."""
-        is_unsure, self._is_unsure = self._is_unsure, False
-        return None if is_unsure else self._newest == step
-
-    def _append(self, text: bytes, step: int | None) -> None:
-        """Writes a line, which is that of `step` unless that is None."""
-        if self._fd < 0:
-            raise ValueError(f"`JsonlSink` must be open to write, got a closed one - at {self.path}. Make a new one.")
-        if _monotonic() >= self._look_at:
-            self._check_file()
-        try:
-            if self._torn[0]:
-                self._finish(b"\n" + text, 0)
-            elif (num_written := os.write(self._fd, text)) < len(text):
-                self._finish(text, num_written)
-            self._newest = step
-        except OSError:
-            raise
-        except BaseException:  # an interrupt, which may have come after the bytes were written
-            is_whole = self._has_written(text)
-            self._newest, self._is_unsure = step if is_whole else None, is_whole is None
-            raise
-
-    def _finish(self, text: bytes, num_written: int) -> None:
-        while num_written < len(text):
-            self._torn[0] |= num_written > 0
-            num_written += os.write(self._fd, text[num_written:])
-        self._torn[0] = False
-
-    def _has_written(self, text: bytes) -> bool | None:
-        """Whether `text` was the last thing written through this descriptor; None if that cannot be read back."""
+        """Whether the last line written is that of `step`; None if that cannot be read back."""
+        tried, text = self._tried
+        if tried != step:
+            return False
         try:
             end = os.lseek(self._fd, 0, os.SEEK_CUR)
             found = os.pread(self._fd, len(text), max(0, end - len(text)))
@@ -195,6 +167,24 @@ class JsonlSink(Sink, LogState):
         if end:
             self._torn[0] = found[-1:] != b"\n"
         return found == text
+
+    def _append(self, text: bytes, step: int | None) -> None:
+        """Writes a line, which is that of `step` unless that is None."""
+        if self._fd < 0:
+            raise ValueError(f"`JsonlSink` must be open to write, got a closed one - at {self.path}. Make a new one.")
+        if _monotonic() >= self._look_at:
+            self._check_file()
+        self._tried = step, text
+        if self._torn[0]:
+            self._finish(b"\n" + text, 0)
+        elif (num_written := os.write(self._fd, text)) < len(text):
+            self._finish(text, num_written)
+
+    def _finish(self, text: bytes, num_written: int) -> None:
+        while num_written < len(text):
+            self._torn[0] |= num_written > 0
+            num_written += os.write(self._fd, text[num_written:])
+        self._torn[0] = False
 
     def _check_file(self) -> None:
         """Continues in a new file if this one is gone, and writes the lines that are owed."""
@@ -267,9 +257,9 @@ def with_samples(line: bytes, samples: Mapping[str, Any]) -> bytes:
     Args:
         samples: fields of the record.
     """
-    numbers = {"grad/cosine": samples.get("grad_cosine"), "grad/noise_scale": samples.get("noise_scale")}
     start, mark, rest = line.partition(b',"clip/coef"')
-    known = {key: number for key, number in numbers.items() if number is not None}
+    cosine = samples.get("grad_cosine")
+    known = {} if cosine is None else {"grad/cosine": cosine}
     return start + _items(known) + mark + rest[:-2] + _items(_plain(samples)) + b"}\n"
 
 

@@ -9,7 +9,7 @@ import zlib
 from typing import Any
 
 from .background import OnWorker, Worker
-from .tracker import MAX_LAYERS, Buckets, TrackerSink, Wanted, imported
+from .tracker import Buckets, TrackerSink, imported
 
 _MAX_METRICS, _MAX_TAGS = 1000, 100  # the maximum that a server takes at once
 _MOST, _WAIT_S, _MAX_RECORDS = 50, 5.0, 10_000  # records a batch; seconds to wait for them; records that may wait
@@ -41,21 +41,12 @@ class MlflowSink(OnWorker, TrackerSink):
     holds Python's lock for a part of that.
     """
 
-    def __init__(
-        self,
-        run: Any = None,
-        *,
-        tracking_uri: str | None = None,
-        prefix: str = "",
-        every: int = 1,
-        layers: Wanted = MAX_LAYERS,
-        tensors_every: int = 100,
-    ) -> None:
-        super().__init__(prefix=prefix, every=every, layers=layers, tensors_every=tensors_every)
+    def __init__(self, run: Any = None, *, tracking_uri: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self._mlflow = imported("mlflow", "MlflowSink", "mlflow")
         self._run = run
-        sender = _Sender(self._mlflow, tracking_uri)
-        self._worker = Worker(self, "MlflowSink", sender.send, _MAX_RECORDS, most=_MOST, wait_s=_WAIT_S)
+        send = _Sender(self._mlflow, tracking_uri).send
+        self._worker = Worker(self, "MlflowSink", send, _MAX_RECORDS, most=_MOST, wait_s=_WAIT_S)
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
         """Queues a row to be logged.
@@ -124,9 +115,6 @@ def accepted(name: str) -> str:
     """
     parts = _ODD.sub("_", name).split("/")
     parts = ["_" * max(1, len(part)) if part in ("", ".", "..") else part for part in parts]
-    whole = "/".join(parts)
-    if whole.startswith(".."):
-        whole = "__" + whole[2:]
-    return (
-        whole if len(whole) <= _MAX_NAME else whole[: _MAX_NAME // 2] + "_" + whole[len(whole) - _MAX_NAME // 2 + 1 :]
-    )
+    whole = re.sub(r"^\.\.", "__", "/".join(parts))
+    half = _MAX_NAME // 2
+    return whole if len(whole) <= _MAX_NAME else f"{whole[:half]}_{whole[1 - half :]}"

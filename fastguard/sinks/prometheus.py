@@ -92,7 +92,10 @@ class PrometheusSink(Sink):
                 self._layers.choose(record.tensors, record.nonfinite)
             self._record = record
         if not self._is_served:
-            self._serve()
+            registry = self._client.CollectorRegistry()
+            registry.register(self)
+            self._server, self._thread = self._client.start_http_server(*self._address, registry=registry)
+            self.port, self._is_served = self._server.server_port, True
 
     def tell(self, finding: dict[str, Any]) -> None:
         """Counts the finding."""
@@ -123,12 +126,6 @@ class PrometheusSink(Sink):
             for i in chosen:
                 layers.add_metric([record.tensors.names[i]], record.tensors[i].norm)
         yield layers
-
-    def _serve(self) -> None:
-        registry = self._client.CollectorRegistry()
-        registry.register(self)
-        self._server, self._thread = self._client.start_http_server(*self._address, registry=registry)
-        self.port, self._is_served = self._server.server_port, True
 
     def _metric(self, key: str) -> str:
         return f"{self._prefix}_{_ODD.sub('_', key)}"

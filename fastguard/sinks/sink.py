@@ -123,7 +123,6 @@ def flatten(record: StepStats) -> dict[str, Any]:
     | `grad/mean`, `grad/std` | of the finite elements |
     | `grad/num_zeros`, `grad/num_nans`, `grad/num_infs`, `grad/num_elements` | counts |
     | `grad/cosine` | cosine with the gradient of the step before, at the steps where it was computed |
-    | `grad/noise_scale` | gradient noise scale in batches of one rank, at the steps where it was computed |
     | `clip/coef` | the factor that clipping multiplied the gradients by |
     | `clip/trigger` | the norm of all gradients above which the clip policy acts, if it has one |
     | `grad/clipped_norm` | norm of all gradients after clipping, if they were clipped |
@@ -193,7 +192,6 @@ def flatten_step(record: StepStats) -> dict[str, Any]:
         "grad/num_infs": gradients.num_infs,
         "grad/num_elements": gradients.total_elements,
         "grad/cosine": record.grad_cosine,
-        "grad/noise_scale": record.noise_scale,
         "clip/coef": record.clip_coef,
         "clip/trigger": record.trigger,
         "grad/clipped_norm": record.clipped_norm if record.clipped else None,
@@ -246,10 +244,7 @@ class SafeSink(Sink, LineCounts):
         self.sink = as_sink(sink)
         self.name = name_of(self.sink) if name is None else name
         self.takes_lines = _takes_lines(self.sink)
-        self._take_line: Callable[[int, bytes], bool] | None = None
-        if self.takes_lines:
-            self._take_line = cast(Any, self.sink).write_line
-        self.num_taken = self._num_lost = self._num_reported = 0
+        self.num_taken = self._num_lost = 0
         self.last_error: BaseException | None = None
         self.newest = -1
         self._interrupted = (-1, 0)  # the step whose writing was interrupted, and how often
@@ -269,18 +264,23 @@ class SafeSink(Sink, LineCounts):
         self.seconds += now - started
         self.num_taken += 1
         self._report_later_losses()
-        if self._since is None:
-            self._since = started
-        elif self.seconds > SLOW_S and not self._is_known_slow and self.seconds > SLOW_SHARE * (now - self._since):
-            self._report_slow(now - self._since)
+        self._since = started if self._since is None else self._since
+        elapsed_s = now - self._since
+        if self.seconds > SLOW_S and not self._is_known_slow and self.seconds > SLOW_SHARE * elapsed_s:
+            self._is_known_slow = True
+            _log.warning(
+                "sink %s takes %.0f %% of the time (%.1f s of %.1f s), and training waits for it. Write less often, or "
+                "use a BackgroundSink.",
+                *(self.name, 100.0 * self.seconds / elapsed_s, self.seconds, elapsed_s),
+            )
 
     def write_line(self, step: int, line: bytes) -> bool:
         """Passes a clean step on as a line of JSON; False if the sink wants its record instead."""
-        if self._take_line is None:
+        if not self.takes_lines:
             return False
         started = 0.0 if step % TIMED_EVERY else _perf_counter()
         try:
-            if not self._take_line(step, line):
+            if not cast(Any, self.sink).write_line(step, line):
                 return False
             self.newest = step
             self.num_lines += 1
@@ -314,12 +314,8 @@ class SafeSink(Sink, LineCounts):
 
     @property
     def num_lost(self) -> int:
-        return self._num_lost + self._num_lost_later
-
-    @property
-    def _num_lost_later(self) -> int:
         later = getattr(self.sink, "num_lost", 0)
-        return later if isinstance(later, int) else 0
+        return self._num_lost + (later if isinstance(later, int) else 0)
 
     def cost(self) -> dict[str, Any]:
         """What the sink costs the training thread, for reports.
@@ -329,10 +325,8 @@ class SafeSink(Sink, LineCounts):
             line of JSON in 16 is timed and stands for the others.
         """
         num_steps = self.num_taken + self.num_lines
-        total_s = self.seconds
-        if self.num_lines_timed:
-            total_s += self.line_seconds * self.num_lines / self.num_lines_timed
-        mean_us = 1e6 * total_s / num_steps if num_steps else 0.0
+        total_s = self.seconds + self.line_seconds * self.num_lines / (self.num_lines_timed or 1)
+        mean_us = 1e6 * total_s / (num_steps or 1)
         numbers = {"num_steps": num_steps, "mean_us": mean_us, "total_s": total_s, "num_lost": self.num_lost}
         return {"name": self.name, **numbers}
 
@@ -356,18 +350,8 @@ class SafeSink(Sink, LineCounts):
         raise error
 
     def _report_later_losses(self) -> None:
-        if self._num_lost_later > self._num_reported:
-            self._num_reported = self._num_lost_later
+        if not self._has_warned and self.num_lost > self._num_lost:
             self._warn("could not write a record", getattr(self.sink, "last_error", None))
-
-    def _report_slow(self, elapsed_s: float) -> None:
-        self._is_known_slow = True
-        share = 100.0 * self.seconds / elapsed_s
-        _log.warning(
-            "sink %s takes %.0f %% of the time (%.1f s of %.1f s), and training waits for it. Write less often, or use "
-            "a BackgroundSink.",
-            *(self.name, share, self.seconds, elapsed_s),
-        )
 
     def _warn(self, problem: str, error: BaseException | None) -> None:
         self.last_error = error

@@ -6,7 +6,7 @@ import os
 import weakref
 from typing import Any
 
-from .tracker import MAX_LAYERS, Buckets, TrackerSink, Wanted, imported
+from .tracker import Buckets, TrackerSink, imported
 
 _FLUSH_EVERY_S = 30
 _TORCH = "torch.utils.tensorboard"
@@ -32,17 +32,8 @@ class TensorBoardSink(TrackerSink):
     Cost: 100 us a step on the training thread, and 150 us a histogram. The writer's thread does the rest.
     """
 
-    def __init__(
-        self,
-        target: str | os.PathLike[str] | Any,
-        *,
-        purge_step: int | None = None,
-        prefix: str = "",
-        every: int = 1,
-        layers: Wanted = MAX_LAYERS,
-        tensors_every: int = 100,
-    ) -> None:
-        super().__init__(prefix=prefix, every=every, layers=layers, tensors_every=tensors_every)
+    def __init__(self, target: Any, *, purge_step: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self._purge_step = purge_step
         self._is_open, self._folder = True, ""
         self._writer: Any = None
@@ -68,8 +59,7 @@ class TensorBoardSink(TrackerSink):
         """
         writer = self._file_writer()
         made = self._made
-        kind = made.Summary.Value
-        values = [kind(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        values = [made.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         for tag, text in texts.items():
             values.extend(made.text(tag, text).value)
         for tag, (counts, edges) in histograms.items():

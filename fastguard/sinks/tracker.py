@@ -58,15 +58,17 @@ class Layers:
     """
 
     def __init__(self, wanted: Wanted) -> None:
-        if isinstance(wanted, bool) or not isinstance(wanted, (int, str, re.Pattern)):
+        self._pattern: re.Pattern[str] | None = None
+        self._most = 0
+        if isinstance(wanted, int) and not isinstance(wanted, bool):
+            self._most = values.at_least(0, "layers", wanted)
+        elif isinstance(wanted, (str, re.Pattern)):
+            try:
+                self._pattern = re.compile(wanted)
+            except re.error as error:
+                raise ValueError(f"`layers` must be a regular expression, got {wanted!r}: {error}") from None
+        else:
             raise TypeError(f"`layers` must be a number or a regular expression, got {wanted!r}")
-        if isinstance(wanted, int) and wanted < 0:
-            raise ValueError(f"`layers` must be at least 0, got {wanted}. 0 draws no curves of single tensors.")
-        try:
-            self._pattern = None if isinstance(wanted, int) else re.compile(wanted)
-        except re.error as error:
-            raise ValueError(f"`layers` must be a regular expression, got {wanted!r}: {error}") from None
-        self._most = wanted if isinstance(wanted, int) else 0
         self.names: dict[str, None] = {}  # chosen so far; an ordered set
 
     def choose(self, tensors: TensorStats, nonfinite: Iterable[str] = ()) -> list[int]:
@@ -221,12 +223,32 @@ class TrackerSink(Sink):
         scalars[name("grad/num_nonfinite_tensors")] = float(len(nonfinite))
 
 
-def imported(module: str, sink: str, extra: str) -> Any:
-    """Imports the module of a tracker.
+class RunSink(TrackerSink):
+    """Logs rows to the run that `init` of a tracker's package returned; None on ranks that do not log."""
 
-    Raises:
-        ImportError: it is missing; the message says how to install it.
-    """
+    _package = ""
+
+    def __init__(self, run: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self._histogram = imported(self._package, type(self).__name__, self._package).Histogram
+        if run is not None and not callable(getattr(run, "log", None)):
+            raise TypeError(f"`run` must be what {self._package}.init returned, got {run!r}")
+        self._run = run
+
+    def _row(self, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> dict[str, Any]:
+        """The values of a step as the tracker takes them; a ValueError if there is no run."""
+        if self._run is None:
+            init = f"{self._package}.init"
+            raise ValueError(f"`run` must be what {init} returned, got None. Call {init} before the sink is made.")
+        made = {name: self._histogram(np_histogram=tuple(buckets)) for name, buckets in histograms.items()}
+        return {**scalars, **texts, **made}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({getattr(self._run, 'name', None) or getattr(self._run, 'id', None)!r})"
+
+
+def imported(module: str, sink: str, extra: str) -> Any:
+    """Imports the module of a tracker; an ImportError says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -234,9 +256,8 @@ def imported(module: str, sink: str, extra: str) -> Any:
 
 
 def _event(record: StepStats) -> str:
-    names = record.nonfinite
-    if names:
-        what = f"gradients are not finite, first in {listed(names)}"
+    if record.nonfinite:
+        what = f"gradients are not finite, first in {listed(record.nonfinite)}"
     elif not record.is_finite:
         what = "the norm of all gradients overflowed"
     else:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from .tracker import MAX_LAYERS, Buckets, TrackerSink, Wanted, imported
-from .wandb import checked_run, needs_run
+from .tracker import Buckets, RunSink
 
 
-class TrackioSink(TrackerSink):
+class TrackioSink(RunSink):
     """Logs to a Trackio run, alongside your own logging; names are those of `TrackerSink`.
 
     Trackio accepts steps in any order and keeps every row. NaN and Inf are kept.
@@ -24,12 +21,7 @@ class TrackioSink(TrackerSink):
     Cost: 40 us a step on the training thread. Trackio's thread does the rest.
     """
 
-    def __init__(
-        self, run: Any, *, prefix: str = "", every: int = 1, layers: Wanted = MAX_LAYERS, tensors_every: int = 100
-    ) -> None:
-        super().__init__(prefix=prefix, every=every, layers=layers, tensors_every=tensors_every)
-        self._histogram = imported("trackio", "TrackioSink", "trackio").Histogram
-        self._run = checked_run(run, "trackio.init")
+    _package = "trackio"
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
         """Logs a row. Trackio warns if it cannot.
@@ -37,9 +29,5 @@ class TrackioSink(TrackerSink):
         Raises:
             ValueError: there is no run.
         """
-        needs_run(self._run, "trackio.init")
-        made = {name: self._histogram(np_histogram=tuple(buckets)) for name, buckets in histograms.items()}
-        self._run.log({**scalars, **texts, **made}, step=step)
-
-    def __repr__(self) -> str:
-        return f"TrackioSink({getattr(self._run, 'name', None)!r})"
+        row = self._row(scalars, texts, histograms)
+        self._run.log(row, step=step)

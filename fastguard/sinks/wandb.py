@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .tracker import MAX_LAYERS, Buckets, TrackerSink, Wanted, imported
+from .tracker import Buckets, RunSink
 
 _ASK_EVERY = 64  # records
 
 
-class WandbSink(TrackerSink):
+class WandbSink(RunSink):
     """Logs to a Weights & Biases run, alongside your own logging; names are those of `TrackerSink`.
 
     W&B keeps one row per step and silently drops rows for earlier steps. The sink therefore writes a record into the
@@ -34,19 +34,10 @@ class WandbSink(TrackerSink):
     W&B's own process does the rest.
     """
 
-    def __init__(
-        self,
-        run: Any,
-        *,
-        commit: bool = True,
-        prefix: str = "",
-        every: int = 1,
-        layers: Wanted = MAX_LAYERS,
-        tensors_every: int = 100,
-    ) -> None:
-        super().__init__(prefix=prefix, every=every, layers=layers, tensors_every=tensors_every)
-        self._histogram = imported("wandb", "WandbSink", "wandb").Histogram
-        self._run = checked_run(run, "wandb.init")
+    _package = "wandb"
+
+    def __init__(self, run: Any, *, commit: bool = True, **options: Any) -> None:
+        super().__init__(run, **options)
         self._commit = commit
         self._defined: set[str] = set()
         self._was_behind = True
@@ -59,10 +50,8 @@ class WandbSink(TrackerSink):
             wandb.Error: the run was finished.
             ValueError: there is no run.
         """
-        needs_run(self._run, "wandb.init")
         run, axis = self._run, self.name("step")
-        made = {name: self._histogram(np_histogram=tuple(buckets)) for name, buckets in histograms.items()}
-        row: dict[str, Any] = {axis: step, **scalars, **texts, **made}
+        row = {axis: step, **self._row(scalars, texts, histograms)}
         for name in row.keys() - self._defined:
             run.define_metric(name, **({} if name == axis else {"step_metric": axis}))
         self._defined.update(row)
@@ -85,23 +74,3 @@ class WandbSink(TrackerSink):
             except Exception:  # unknown if several processes write the run, or after a timeout: assume it is
                 self._was_behind = True
         return self._was_behind
-
-    def __repr__(self) -> str:
-        return f"WandbSink({getattr(self._run, 'name', None) or getattr(self._run, 'id', None)!r})"
-
-
-def checked_run(run: Any, maker: str) -> Any:
-    """Returns `run`, which may be None on a rank that does not log.
-
-    Raises:
-        TypeError: `run` has no `log` method.
-    """
-    if run is not None and not callable(getattr(run, "log", None)):
-        raise TypeError(f"`run` must be what {maker} returned, got {run!r}")
-    return run
-
-
-def needs_run(run: Any, maker: str) -> None:
-    """Raises ValueError if there is no run to log to."""
-    if run is None:
-        raise ValueError(f"`run` must be what {maker} returned, got None. Call {maker} before the sink is made.")

@@ -276,8 +276,8 @@ def wrap(
         parity: compare replicas bit for bit: True for gradients every 20 steps and weights every 100, or one number of
             steps for both. Differences are the finding `replicas-differ`.
         watch_ranks: with DistributedDataParallel or `fully_shard`, read each rank's own gradients before they are
-            averaged: a skip names the rank and the tensor, `odd-rank` finds ranks whose norms differ, and the report
-            has the gradient noise scale. True: exchange every 10 steps; or a number of steps (docs/scale.md).
+            averaged: a skip names the rank and the tensor, and `odd-rank` finds ranks whose norms differ. True:
+            exchange every 10 steps; or a number of steps (docs/scale.md).
 
         experiments: try causes that are neither sure nor unlikely: True, or `fastguard.experiments.Experiments`. Forked
             copies of the process take the same steps with one thing changed (docs/guide/try.md).

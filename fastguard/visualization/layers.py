@@ -8,7 +8,7 @@ from typing import Any
 
 from . import style
 from .runs import DrawnRun, runs_of
-from .style import Grid, Mark, Rail, worst
+from .style import Mark, Rail, worst
 
 MAX_ROWS = 512
 _MEASURES = {
@@ -19,10 +19,10 @@ _MEASURES = {
     "max": ("max", "largest |gradient|", True),
 }
 _ACTIVATIONS = {
-    "zeros": ("near zero", "share of (near) zero activations"),
-    "saturation": ("saturated", "share of saturated activations"),
-    "dead": ("dead", "share of dead units"),
-    "entropy": ("entropy", "entropy of attention and routers, as a share of its maximum"),
+    "zeros": ("near zero", "share of (near) zero activations", False),
+    "saturation": ("saturated", "share of saturated activations", False),
+    "dead": ("dead", "share of dead units", False),
+    "entropy": ("entropy", "entropy of attention and routers, as a share of its maximum", False),
 }
 
 
@@ -62,22 +62,14 @@ def plot_gradient_flow(source: Any, *, index: int = -1) -> Any:
     first, last = grid.steps[index]
     when = f"step {last}" if first == last else f"steps {first} to {last}, the largest of each"
     made = style.figure(f"Gradient flow, {when}", "|gradient|", log=True, x="tensor, from the input to the output")
-    bar = style.graph_objects().Bar
-    x = [style.text(name) for name in names]
-    if highest:
-        made.add_trace(bar(x=x, y=_drawable(highest, names), name="largest", marker={"color": style.COLOURS[5]}))
-    made.add_trace(bar(x=x, y=_drawable(rms, names), name="root mean square", marker={"color": style.COLOURS[0]}))
+    for name, values, colour in (("largest", highest, 5), ("root mean square", rms, 0)):
+        if values:
+            y = [values[name] if 0.0 < values[name] < math.inf else None for name in names]  # the axis is logarithmic
+            made.add_bar(x=[*map(style.text, names)], y=y, name=name, marker={"color": style.COLOURS[colour]})
     bad = Rail(len(names))
     bad.marks = [Mark(style.text(name), style.text(name), 1) for name in names if math.isinf(rms[name])]
     style.add_rails(made, [("NaN or Inf", "bad", bad)], "tensor")
-    made.update_layout(barmode="overlay", hovermode="x")
-    made.update_xaxes(type="category")
-    return made
-
-
-def _drawable(values: Mapping[str, float], names: Sequence[str]) -> list[float | None]:
-    """The values that a logarithmic axis can show, else None."""
-    return [values[name] if 0.0 < values[name] < math.inf else None for name in names]
+    return made.update_layout(barmode="overlay", hovermode="x").update_xaxes(type="category")
 
 
 def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -> Any:
@@ -102,11 +94,7 @@ def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -
 
     Cost: as for `plot_loss`.
     """
-    if value not in _MEASURES:
-        raise ValueError(f"`value` must be one of {', '.join(_MEASURES)}; got {value!r}")
-    key, title, is_log = _MEASURES[value]
-    run = _one(source, "a heat map")
-    return _heat_map(run, run.grids[key], title, is_log, max_rows)
+    return _heat_map(source, value, _MEASURES, max_rows)
 
 
 def plot_activations(source: Any, value: str = "dead") -> Any:
@@ -127,14 +115,15 @@ def plot_activations(source: Any, value: str = "dead") -> Any:
 
     Cost: as for `plot_loss`.
     """
-    if value not in _ACTIVATIONS:
-        raise ValueError(f"`value` must be one of {', '.join(_ACTIVATIONS)}; got {value!r}")
-    key, title = _ACTIVATIONS[value]
+    return _heat_map(source, value, _ACTIVATIONS, MAX_ROWS)
+
+
+def _heat_map(source: Any, value: str, measures: Mapping[str, tuple[str, str, bool]], max_rows: int) -> Any:
+    if value not in measures:
+        raise ValueError(f"`value` must be one of {', '.join(measures)}; got {value!r}")
+    key, title, is_log = measures[value]
     run = _one(source, "a heat map")
-    return _heat_map(run, run.grids[key], title, False, MAX_ROWS)
-
-
-def _heat_map(run: DrawnRun, grid: Grid, title: str, is_log: bool, max_rows: int) -> Any:
+    grid = run.grids[key]
     if not grid.rows:
         raise ValueError(f"{run.name!r} has no samples of this: {title}")
     names = run.in_order(grid.rows)
@@ -151,14 +140,13 @@ def _heat_map(run: DrawnRun, grid: Grid, title: str, is_log: bool, max_rows: int
         labels_of_cells.append([_label_of(group, column, one) for column, one in zip(columns, top)])
     x = [last for _, last in grid.steps]
     made = style.figure(title[0].upper() + title[1:], "")
-    heat = style.graph_objects().Heatmap
     bar: dict[str, Any] = {"title": {"text": "log10" if is_log else ""}}
     limits = {} if is_log else {"zmin": 0.0, "zmax": 1.0}
     hover = {"text": labels_of_cells, "hovertemplate": "step %{x}<br>%{text}<extra></extra>", "hoverongaps": False}
-    made.add_trace(heat(x=x, y=labels, z=values, colorscale="Cividis", colorbar=bar, name=title, **limits, **hover))
+    made.add_heatmap(x=x, y=labels, z=values, colorscale="Cividis", colorbar=bar, name=title, **limits, **hover)
     if any(one is not None for row in bad for one in row):
         red = [[0.0, style.RED], [1.0, style.RED]]
-        made.add_trace(heat(x=x, y=labels, z=bad, colorscale=red, showscale=False, name="NaN or Inf", **hover))
+        made.add_heatmap(x=x, y=labels, z=bad, colorscale=red, showscale=False, name="NaN or Inf", **hover)
     made.update_layout(hovermode="closest", margin={"l": 200})
     made.update_xaxes(type="category" if len(x) < 3 else "linear")
     made.update_yaxes(autorange="reversed", type="category", nticks=40)

@@ -137,15 +137,6 @@ class DrawnRun(TrainingHistory):
         """The history for the rules: this one, or the one that it was made from."""
         return self if self._of is None else self._of
 
-    @classmethod
-    def of(cls, history: TrainingHistory, name: str) -> DrawnRun:
-        """A run from `history`: the newest steps one by one, older ones by their smallest, mean and largest values."""
-        run = cls(name)
-        run._of = history
-        _draw_history(run, history)
-        run.finish()
-        return run
-
     def _another(self) -> DrawnRun:
         return DrawnRun(self.name)
 
@@ -256,11 +247,9 @@ def _run_of(source: Any, name: str) -> DrawnRun:
         return from_log(source, name)
     guard = getattr(source, "guard", source)  # of an optimizer
     if hasattr(guard, "history") and hasattr(guard, "flush"):
-        run = _from_guard(guard, name)
-        run.guard = guard
-        return run
+        return _of_guard(guard, name)
     if isinstance(source, TrainingHistory):
-        return DrawnRun.of(source, name)
+        return _of_history(source, name)
     raise TypeError(
         "`source` must be a guard, a guarded optimizer, a TrainingHistory or the path of a log, or several in a list "
         f"or a dict, got {type(source).__name__}"
@@ -296,53 +285,49 @@ def from_log(path: str | os.PathLike[str], name: str) -> DrawnRun:
     return run
 
 
-def _from_guard(guard: Any, name: str) -> DrawnRun:
+def _of_guard(guard: Any, name: str) -> DrawnRun:
+    """From the records of a `MemorySink`, else from the file of a `JsonlSink`, else from the history."""
     guard.flush()
-    records = next((sink.records for sink in _sinks_of(guard) if hasattr(sink, "records")), None)
-    if records and len(records) == guard.history.num_steps:
-        return _from_records(records, guard.history, name)
-    path = next((sink.path for sink in _sinks_of(guard) if hasattr(sink, "tensors_every")), None)
-    if path is not None and os.path.isfile(path):
-        return from_log(path, name)
-    return DrawnRun.of(guard.history, name)
-
-
-def _sinks_of(guard: Any) -> Sequence[Any]:
-    return [getattr(sink, "sink", sink) for sink in guard._ledger.sinks]
-
-
-def _from_records(records: Iterable[StepStats], history: TrainingHistory, name: str) -> DrawnRun:
-    run = DrawnRun(name)
-    run.model = history.model
-    for record in list(records):
-        run.add(record)
-    run.finish()
+    history, sinks = guard.history, [getattr(sink, "sink", sink) for sink in guard._ledger.sinks]
+    records = next((sink.records for sink in sinks if hasattr(sink, "records")), ())
+    path = next((sink.path for sink in sinks if hasattr(sink, "tensors_every")), None)
+    if records and len(records) == history.num_steps:
+        run = DrawnRun(name)
+        run.model = history.model
+        for record in list(records):
+            run.add(record)
+        run.finish()
+    else:
+        run = _of_history(history, name) if path is None or not os.path.isfile(path) else from_log(path, name)
+    run.guard = guard
     return run
 
 
-def _draw_history(run: DrawnRun, history: TrainingHistory) -> None:
-    curves = run.curves
+def _of_history(history: TrainingHistory, name: str) -> DrawnRun:
+    """The newest steps one by one, older ones by their smallest, mean and largest values."""
+    run = DrawnRun(name)
+    run._of, curves = history, run.curves
     newest = list(history.recent)
     begin = newest[0].step if newest else 0
     run.is_whole = len(newest) == history.num_steps
-    if not run.is_whole:
-        for bucket in history.overview.buckets:
-            if bucket.last_step < begin:
-                for key, series in (("loss", bucket.loss), ("norm", bucket.norm), ("lr", bucket.lr)):
-                    if series.num:
-                        steps = bucket.first_step, bucket.last_step
-                        curves[key].add_stretch(Stretch(*steps, series.min, series.mean, series.max))
-        seen = {event.step: event for event in (*history.first_events, *history.last_events) if event.step < begin}
-        for step, event in sorted(seen.items()):
-            run.rails["NaN" if event.num_nans else "Inf"].add(step)
-            if event.skipped:
-                run.rails["skipped"].add(step)
-        for validation in history.validations:
-            if validation.step < begin:
-                curves["val_loss"].add(validation.step, validation.val_loss)
+    for bucket in () if run.is_whole else history.overview.buckets:
+        for key, series in (("loss", bucket.loss), ("norm", bucket.norm), ("lr", bucket.lr)):
+            if bucket.last_step < begin and series.num:
+                steps = bucket.first_step, bucket.last_step
+                curves[key].add_stretch(Stretch(*steps, series.min, series.mean, series.max))
+    events = {event.step: event for event in (*history.first_events, *history.last_events) if event.step < begin}
+    for step, event in sorted(events.items()):
+        run.rails["NaN" if event.num_nans else "Inf"].add(step)
+        if event.skipped:
+            run.rails["skipped"].add(step)
+    for validation in history.validations:
+        if validation.step < begin:
+            curves["val_loss"].add(validation.step, validation.val_loss)
     run.draw(newest)
     _take_samples(run, history)
     _take_tracks(run, history)
+    run.finish()
+    return run
 
 
 def _take_tracks(run: DrawnRun, history: TrainingHistory) -> None:
@@ -360,10 +345,9 @@ def _take_tracks(run: DrawnRun, history: TrainingHistory) -> None:
 
 def _take_samples(run: DrawnRun, history: TrainingHistory) -> None:
     """The windows of sampled activations and weights, by step."""
-    kinds: tuple[tuple[Any, dict[str, Any]], ...] = ((history.activations, _OF_MODULES), (history.weights, _OF_WEIGHTS))
-    for sampled, measures in kinds:
+    for windows, measures in ((history.activations, _OF_MODULES), (history.weights, _OF_WEIGHTS)):
         by_step: dict[int, list[Any]] = {}
-        for _, window in sampled.items():
+        for _, window in windows.items():
             for point in {p.step: p for p in (window.first, *window.recent)}.values():
                 by_step.setdefault(point.step, []).append(point.value)
         for step, items in sorted(by_step.items()):

@@ -74,12 +74,10 @@ def plot_gradient_norm(source: Any) -> Any:
         if run.ribbon.counts["clipped"] and len(runs) == 1:
             style.add_curve(made, run.curves["clipped norm"], f"{name} after clipping", style.COLOURS[2], dash="dot")
         style.add_curve(made, run.curves["norm"], name, colour, what=_middle(run))
-        limit = run.history.model.clip_limit
+        limit, whose = run.history.model.clip_limit, "" if len(runs) == 1 else f"{run.name}, "
         if limit is not None and 0.0 < limit < math.inf:
-            label = f"clip limit {limit:g}" if len(runs) == 1 else f"{run.name}, clip limit {limit:g}"
             beside = colour if len(runs) > 1 else style.GREY
-            style.add_line(made, style.span([run.curves["norm"]]), [limit, limit], label, beside)
-        whose = "" if len(runs) == 1 else f"{run.name}, "
+            style.add_line(made, style.span([run.curves["norm"]]), [limit] * 2, f"{whose}clip limit {limit:g}", beside)
         for kind in ("NaN", "Inf", "skipped", "zero"):
             rails.append((whose + ("norm of zero" if kind == "zero" else kind), kind, run.rails[kind]))
     style.add_rails(made, rails)
@@ -139,9 +137,8 @@ def plot_loss_scale(source: Any) -> Any:
     Raises:
         ValueError: no step had a loss scale. Others as for `plot_loss`.
     """
-    runs = runs_of(source)
     made = style.figure("Loss scale", "loss scale", log=True)
-    _add_curves(made, runs, "loss scale", lambda run: run.curves["loss_scale"])
+    _add_curves(made, runs_of(source), "loss scale", lambda run: run.curves["loss_scale"])
     if not made.data:
         raise ValueError(
             "no step had a loss scale: there is no GradScaler, or it unscaled the gradients before the step"
@@ -198,10 +195,8 @@ def plot_lr_finder(result: Any) -> Any:
     for (name, one), colour in zip(results.items(), style.COLOURS):
         if not one["lrs"]:
             raise ValueError("the range test has no point to plot: its first loss was not finite")
-        label = style.text(f"{name}: loss" if name else "loss")
-        line = {"color": colour}
-        made.add_trace(style.graph_objects().Scatter(x=list(one["lrs"]), y=list(one["losses"]), name=label, line=line))
-        suggested, losses = one["suggested_lr"], one["losses"]
-        note = (f"{name}: " if name else "") + f"suggested {suggested:.3g}"
-        style.add_line(made, [suggested] * 2, [min(losses), max(losses)], note, colour)
+        whose, losses, suggested = f"{name}: " if name else "", list(one["losses"]), one["suggested_lr"]
+        made.add_scatter(x=list(one["lrs"]), y=losses, name=style.text(f"{whose}loss"), line={"color": colour})
+        ends = [min(losses), max(losses)]
+        style.add_line(made, [suggested] * 2, ends, f"{whose}suggested {suggested:.3g}", colour)
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .._text import NAME_WIDTH, shown
@@ -55,11 +55,10 @@ class Curve:
     """
 
     def __init__(self, max_points: int) -> None:
-        self._max_points = max_points
+        self._max_points, self._width = max_points, 1  # values in a point
         self._closed: list[Stretch] = []
         self._steps: list[int] = []
         self._open: list[float] = []
-        self._width = 1  # values in a point
 
     def add(self, step: int, value: float) -> None:
         """Takes the value of one step. Cost: 1 us."""
@@ -67,50 +66,46 @@ class Curve:
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
         """As `add` for each. Cost: 0.15 us a value of a long series."""
-        place = 0
-        while place < len(values):
-            end = place + self._width - len(self._open)
-            self._steps += steps[place:end]
-            self._open += values[place:end]
-            place = end
-            if len(self._open) >= self._width:
-                self._closed.append(self._open_stretch())
-                self._steps, self._open = [], []
-                self._shrink()
+        self._steps += steps
+        self._open += values
+        begin = 0
+        while (end := begin + self._width) <= len(self._open):
+            self.add_stretch(_stretch(self._steps[begin:end], self._open[begin:end]))
+            begin = end
+        del self._steps[:begin], self._open[:begin]
 
     def add_stretch(self, point: Stretch) -> None:
         """Takes values that are summarised already."""
         self._closed.append(point)
-        self._shrink()
-
-    def _shrink(self) -> None:
         if len(self._closed) >= self._max_points:
-            last = self._closed[-1:] if len(self._closed) % 2 else []
-            self._closed = [_merged(a, b) for a, b in zip(self._closed[::2], self._closed[1::2])] + last
+            self._closed = _in_pairs(self._closed, _merged)
             self._width *= 2
-
-    def _open_stretch(self) -> Stretch:
-        values = sorted(self._open)
-        half = len(values) // 2
-        middle = values[half] if len(values) % 2 else values[half - 1] / 2 + values[half] / 2
-        return Stretch(self._steps[0], self._steps[-1], values[0], middle, values[-1])
 
     @property
     def points(self) -> list[Stretch]:
-        return [*self._closed, self._open_stretch()] if self._open else list(self._closed)
+        return [*self._closed, _stretch(self._steps, self._open)] if self._open else list(self._closed)
 
     @property
     def is_merged(self) -> bool:
         """Whether a point may be for more than one value."""
         return self._width > 1 or any(point.low != point.high for point in self._closed)
 
-    def __len__(self) -> int:
-        return len(self._closed) + bool(self._open)
+
+def _stretch(steps: Sequence[int], values: Sequence[float]) -> Stretch:
+    values = sorted(values)
+    half = len(values) // 2
+    middle = values[half] if len(values) % 2 else values[half - 1] / 2 + values[half] / 2
+    return Stretch(steps[0], steps[-1], values[0], middle, values[-1])
 
 
 def _merged(a: Stretch, b: Stretch) -> Stretch:
     middle = a.middle / 2 + b.middle / 2
     return Stretch(a.first_step, b.last_step, min(a.low, b.low), middle, max(a.high, b.high))
+
+
+def _in_pairs(items: list[Any], merge: Callable[[Any, Any], Any]) -> list[Any]:
+    """Half as many: neighbours as one. The last one is left if it has no neighbour."""
+    return [*map(merge, items[::2], items[1::2]), *items[len(items) - len(items) % 2 :]]
 
 
 class Mark(NamedTuple):
@@ -153,11 +148,6 @@ class Rail:
         else:
             self.marks.append(mark)
 
-    @property
-    def count(self) -> int:
-        """The number of marked steps."""
-        return sum(mark.num for mark in self.marks)
-
 
 class Grid:
     """Values by name and step: a row for each name, in the order of first appearance, a column for each sampled step.
@@ -190,15 +180,14 @@ class Grid:
                     column.append(math.nan)
                 column[place] = value
             self._names = tuple(rows) if len(names) == len(rows) else ()
-        if self._num_open and self._columns:
+        if self._num_open:
             self._columns[-1] = _worst(self._columns[-1], (step, step, column))
         else:
             self._columns.append((step, step, column))
         self._num_open = (self._num_open + 1) % self._width
         if len(self._columns) > max(2, min(self._max_columns, _MAX_CELLS // (len(rows) or 1))):
-            last = self._columns[-1:] if len(self._columns) % 2 else []
-            self._columns = [_worst(a, b) for a, b in zip(self._columns[::2], self._columns[1::2])] + last
-            self._num_open += self._width if last else 0
+            self._num_open += self._width * (len(self._columns) % 2)
+            self._columns = _in_pairs(self._columns, _worst)
             self._width *= 2
 
     @property
@@ -233,34 +222,18 @@ def worst(values: Sequence[float]) -> float:
     return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
-def graph_objects() -> Any:
-    """`plotly.graph_objects`.
-
-    Raises:
-        ImportError: plotly is not installed; the message says how to install it.
-    """
-    try:
-        from plotly import graph_objects
-    except ImportError as error:
-        raise missing_package("fastguard.visualization", "plotly", error, "report") from error
-    return graph_objects
-
-
 def text(name: object) -> str:
     """`name` with HTML and control characters escaped: plotly interprets some HTML."""
     return shown(name, NAME_WIDTH).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def translucent(colour: str) -> str:
-    """The colour of a band."""
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.2)"
-
-
 def figure(title: str, y: str, *, log: bool = False, x: str = "step") -> Any:
-    """An empty figure."""
-    made = graph_objects().Figure()
-    made.update_layout(
+    """An empty figure; an ImportError says how to install plotly."""
+    try:
+        from plotly import graph_objects
+    except ImportError as error:
+        raise missing_package("fastguard.visualization", "plotly", error, "report") from error
+    return graph_objects.Figure().update_layout(
         title={"text": text(title)},
         template="plotly_white",
         hovermode="x unified",
@@ -269,7 +242,6 @@ def figure(title: str, y: str, *, log: bool = False, x: str = "step") -> Any:
         xaxis={"title": {"text": x}},
         yaxis={"title": {"text": y}, "type": "log" if log else "linear", "exponentformat": "power" if log else "B"},
     )
-    return made
 
 
 def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "solid", what: str = "median") -> None:
@@ -277,41 +249,36 @@ def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "s
     points = curve.points
     if not points:
         return
-    lines = graph_objects().Scatter
-    x = [point.last_step for point in points]
+    x, group = [point.last_step for point in points], name
     if curve.is_merged:
-        outline = [point.high for point in points] + [point.low for point in reversed(points)]
-        band = {
-            "mode": "lines",
-            "fill": "toself",
-            "fillcolor": translucent(colour),
-            "line": {"width": 0},
-            "hoverinfo": "skip",
-            "showlegend": False,
-        }
-        made.add_trace(
-            lines(x=x + x[::-1], y=outline, name=text(f"{name}: smallest to largest"), legendgroup=name, **band)
+        red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        made.add_scatter(
+            x=x + x[::-1],
+            y=[point.high for point in points] + [point.low for point in reversed(points)],
+            name=text(f"{name}: smallest to largest"),
+            legendgroup=group,
+            mode="lines",
+            fill="toself",
+            fillcolor=f"rgba({red},{green},{blue},0.2)",
+            line={"width": 0},
+            hoverinfo="skip",
+            showlegend=False,
         )
         name = f"{name}: {what}"
-    made.add_trace(
-        lines(
-            x=x,
-            y=[point.middle for point in points],
-            name=text(name),
-            legendgroup=name.partition(":")[0],
-            mode="lines" if len(points) > 1 else "markers",
-            line={"color": colour, "dash": dash},
-        )
+    made.add_scatter(
+        x=x,
+        y=[point.middle for point in points],
+        name=text(name),
+        legendgroup=group,
+        mode="lines" if len(points) > 1 else "markers",
+        line={"color": colour, "dash": dash},
     )
 
 
 def add_rails(made: Any, rails: Sequence[tuple[str, str, Rail]], x: str = "step") -> None:
     """Marks along the top for steps without a value on the axis, or that were skipped. None is ever left out.
 
-    Args:
-        made: the figure.
-        rails: for each, its name, a kind of `_MARKS`, and the steps.
-        x: what the marks are for, if not steps.
+    `rails` has, for each, its name, a kind of `_MARKS`, and the steps; or what `x` says, if not steps.
     """
     rails = [(name, kind, rail) for name, kind, rail in rails if rail.marks]
     if not rails:
@@ -323,24 +290,22 @@ def add_rails(made: Any, rails: Sequence[tuple[str, str, Rail]], x: str = "step"
     for height, (name, kind, rail) in enumerate(rails):
         symbol, colour = _MARKS[kind]
         labels = [f"{x} {a}" if a == b else f"{num} of the {x}s {a} to {b}" for a, b, num in rail.marks]
-        made.add_trace(
-            graph_objects().Scatter(
-                x=[mark.first_step for mark in rail.marks],
-                y=[height] * len(labels),
-                yaxis="y2",
-                mode="markers",
-                name=text(f"{name} ({rail.count})"),
-                marker={"symbol": symbol, "color": colour, "size": 9, "line": {"width": 2, "color": colour}},
-                text=labels,
-                hovertemplate="%{text}<extra>" + text(name) + "</extra>",
-            )
+        made.add_scatter(
+            x=[mark.first_step for mark in rail.marks],
+            y=[height] * len(labels),
+            yaxis="y2",
+            mode="markers",
+            name=text(f"{name} ({sum(mark.num for mark in rail.marks)})"),
+            marker={"symbol": symbol, "color": colour, "size": 9, "line": {"width": 2, "color": colour}},
+            text=labels,
+            hovertemplate="%{text}<extra>" + text(name) + "</extra>",
         )
 
 
 def add_line(made: Any, x: Sequence[float], y: Sequence[float], name: str, colour: str) -> None:
     """A dashed reference line, as a trace: plotly misplaces the labels of its own lines on a log axis."""
     line = {"color": colour, "dash": "dash", "width": 1.5}
-    made.add_trace(graph_objects().Scatter(x=list(x), y=list(y), mode="lines", name=text(name), line=line))
+    made.add_scatter(x=list(x), y=list(y), mode="lines", name=text(name), line=line)
 
 
 def span(curves: Sequence[Curve]) -> tuple[int, int]:

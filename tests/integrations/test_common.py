@@ -74,14 +74,14 @@ class Owner:
 
 def test_a_method_is_put_back():
     owner = Owner()
-    first = replace_method(owner, "method", lambda method: lambda: f"({method()})")
-    second = replace_method(owner, "method", lambda method: lambda: f"[{method()}]")
+    first = replace_method(owner, "method", lambda method: f"({method()})")
+    second = replace_method(owner, "method", lambda method: f"[{method()}]")
     assert owner.method() == "[(its own)]"
     second()
     assert owner.method() == "(its own)"
     first()
     assert owner.method() == "its own" and "method" not in owner.__dict__
-    late = replace_method(owner, "method", lambda method: lambda: "ours")
+    late = replace_method(owner, "method", lambda method: "ours")
     owner.method = lambda: "somebody's"  # type: ignore[method-assign]
     late()
     assert owner.method() == "somebody's"

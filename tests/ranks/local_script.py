@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import fastguard
 
 NUM_STEPS, BAD = 22, 13
-BATCH, TRUTH, NOISE, LIMIT = 5, 3.0, 2.0, 0.05
+BATCH, LIMIT = 5, 0.05
 Settings = dict[str, Any]
 
 
@@ -93,7 +93,6 @@ def train(
         "same": is_same,
         "bad": list(history.model.bad_ranks),
         "odd": list(history.model.odd_ranks),
-        "noise": history.model.noise_scale,
         "num_ranks": history.model.num_ranks,
         "skipped": history.num_skipped,
         "findings": sorted(finding.rule for finding in report.findings),
@@ -142,48 +141,6 @@ def zero(bad: int = 5) -> dict[str, Any]:
     }
 
 
-def known_noise(num_steps: int = 110, scaler: Any = None, unscales: bool = False) -> dict[str, Any]:
-    """Gradients whose noise is known: of (w - x)^2 / 2 with x of the true mean 0 and variance NOISE^2, kept at w."""
-    w = nn.Linear(8, 1, bias=False)
-    nn.init.constant_(w.weight, TRUTH)
-
-    class Mean(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = w
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (self.w.weight[0] - x).square().sum(dim=1).mean() / 2
-
-    model = DistributedDataParallel(Mean())
-    memory = fastguard.MemorySink()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    fastguard.wrap(optimizer, model, watch_ranks=True, sinks=[memory], ranks="all")
-    torch.manual_seed(7 + RANK)
-    for _ in range(num_steps):
-        optimizer.zero_grad()
-        loss = model(NOISE * torch.randn(BATCH, 8))
-        if scaler is None:
-            loss.backward()
-            optimizer.step()
-            continue
-        scaler.scale(loss).backward()
-        if unscales:
-            scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-    # tr(Sigma) = 8 NOISE^2 a sample, |G|^2 = 8 TRUTH^2, in samples; a rank's batch has BATCH of them
-    guard = optimizer.guard
-    guard.flush()
-    sampled = [[record.step, record.noise_scale] for record in memory.records if record.noise_scale is not None]
-    return {
-        "found": guard.report().numbers.get("noise_scale"),
-        "exact": (NOISE / TRUTH) ** 2 / BATCH,
-        "sampled": sampled,
-        "text": str(guard.report()),
-    }
-
-
 def of_another_mind() -> dict[str, Any]:
     """One rank's guard is at another step: that is told once, and the training goes on."""
     model = DistributedDataParallel(small())
@@ -225,10 +182,6 @@ def main() -> None:
         "odd": train(factor=4.0, num_steps=42),
         "not asked": train(bad=BAD, watch_ranks=None),
         "zero": zero(),
-        "noise": known_noise(),
-        "noise of 40": known_noise(40),
-        "noise, scaled": known_noise(40, torch.amp.GradScaler("cpu", init_scale=1024.0)),
-        "noise, unscaled": known_noise(40, torch.amp.GradScaler("cpu", init_scale=1024.0), unscales=True),
         "of another mind": of_another_mind(),
         "refused": refused(),
     }

@@ -22,7 +22,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import fastguard
-from fastguard.ranks.parity import NoiseScale
 
 LIMIT, BAD, NUM_STEPS = 0.05, 12, 42
 
@@ -40,8 +39,7 @@ def train(model: Any, num_micro: int = 1, *, bad: bool = True, sinks: Any = (), 
     optimizer = fastguard.wrap(optimizer, model, max_norm=LIMIT, sinks=sinks, **settings)
     guard, alone = optimizer.guard, net()
     torch.manual_seed(10 + RANK)
-    found: dict[str, Any] = {"norm": 0.0, "own": 0.0, "bits": [], "skipped": [], "noises": []}
-    scale = NoiseScale(WORLD)
+    found: dict[str, Any] = {"norm": 0.0, "own": 0.0, "bits": [], "skipped": []}
     for step in range(NUM_STEPS):
         whole = {name: p.full_tensor() for name, p in model.named_parameters()}
         alone.load_state_dict(whole)
@@ -58,10 +56,6 @@ def train(model: Any, num_micro: int = 1, *, bad: bool = True, sinks: Any = (), 
         if guard._local is not None and not (bad and step == BAD):
             own = sum(float(p.grad.double().square().sum()) for p in alone.parameters())
             found["own"] = max(found["own"], abs(guard._local._read[step].sum_sq / own - 1.0))
-            mean = torch.tensor(own, dtype=torch.float64)
-            dist.all_reduce(mean)
-            scale.add(float(mean) / WORLD, exact**2)
-            found["noises"].append(scale.value)
         optimizer.step()
         optimizer.zero_grad()
         last = guard.last
@@ -72,7 +66,7 @@ def train(model: Any, num_micro: int = 1, *, bad: bool = True, sinks: Any = (), 
             found["norm"] = max(found["norm"], abs(last.norm / exact - 1.0))
     found["costs"] = guard.report().numbers.get("num_collectives_per_step")
     model_facts = guard.history.model
-    found |= {"bad": list(model_facts.bad_ranks), "noise": model_facts.noise_scale, "num_ranks": model_facts.num_ranks}
+    found |= {"bad": list(model_facts.bad_ranks), "num_ranks": model_facts.num_ranks}
     found["failures"] = [str(one) for one in guard._run.failures]
     found["told"] = [text for text in told if text.startswith("step ")]
     guard.close()
@@ -108,7 +102,7 @@ def tensor_parallel() -> dict[str, Any]:
     guard = optimizer.guard
     return {
         "bad": [one["rank"] for one in guard.history.model.bad_ranks],
-        "noise": guard.history.model.noise_scale,
+        "odd": list(guard.history.model.odd_ranks),
         "failures": [str(one) for one in guard._run.failures],
     }
 

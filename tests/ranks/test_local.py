@@ -1,4 +1,4 @@
-"""Each rank's own gradients, read before they are averaged: who brought NaN, who is odd, how noisy they are."""
+"""Each rank's own gradients, read before they are averaged: who brought NaN, and who is odd."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from several_processes import run, slow
 
 import fastguard
-from fastguard.ranks.parity import NoiseScale, OddRanks
+from fastguard.ranks.local import OddRanks
 
 SCRIPT = Path(__file__).with_name("local_script.py")
 WORLD = 3
@@ -58,24 +58,6 @@ def test_single_spikes_bad_steps_and_two_ranks_make_nobody_odd() -> None:
     two = norms(2, 60, 0.1)
     two[1] *= 10.0
     assert entered(OddRanks(range(2)), two) == []
-
-
-def test_the_noise_scale_is_that_of_gradients_of_known_noise() -> None:
-    generator, num_ranks = torch.Generator().manual_seed(0), 4
-    signal = torch.full((50,), 0.3, dtype=torch.float64)
-    scale = NoiseScale(num_ranks)
-    for _ in range(19):
-        scale.add(1.0, 1.0)
-    assert scale.value is None
-    scale = NoiseScale(num_ranks)
-    for _ in range(400):
-        own = signal + 0.6 * torch.randn(num_ranks, 50, generator=generator, dtype=torch.float64)
-        scale.add(float(own.square().sum(dim=1).mean()), float(own.mean(dim=0).square().sum()))
-    assert scale.value == pytest.approx(50 * 0.6**2 / (50 * 0.3**2), rel=0.1)
-    lost = NoiseScale(2)
-    for _ in range(30):
-        lost.add(3.0, 1.0)  # the average is no larger than noise alone would make it
-    assert lost.value is None
 
 
 @pytest.mark.parametrize("argument", ["watch_ranks", "parity"])
@@ -133,7 +115,7 @@ class TestOnRealRanks:
             assert (sound["findings"], sound["bad"], sound["odd"], sound["num_ranks"]) == ([], [], [], WORLD)
             assert sound["costs"]["num_collectives_per_step"] == 3 / 32
             assert sound["costs"]["collective_bytes_per_step"] == 3 * 8 * 28 / 32
-            assert "\nranks             3\n" in sound["text"] and "\nnoise scale       0." in sound["text"]
+            assert "\nranks             3\n" in sound["text"]
 
     def test_a_rank_of_another_scale_is_a_finding_on_all(self, found: list[dict[str, Any]]) -> None:
         for each in found:
@@ -142,23 +124,10 @@ class TestOnRealRanks:
             assert each["odd"]["findings"] == ["ranks-differ"]
             assert f"norm of rank 2's own gradients was {odd['ratio']:.3g} times the median" in each["odd"]["said"][0]
 
-    def test_the_noise_scale_is_the_known_one_in_report_and_records(self, found: list[dict[str, Any]]) -> None:
-        for each in found:
-            noise = each["noise"]
-            assert noise["found"] == pytest.approx(noise["exact"], rel=0.2)
-            assert [step for step, _ in noise["sampled"]] == list(range(29, 100, 10))
-            assert noise["sampled"][-1][1] == noise["found"]
-            assert " batches of one rank, of 3 a step\n" in noise["text"]
-
-    def test_a_scaler_leaves_the_noise_scale_as_it_is_or_untold(self, found: list[dict[str, Any]]) -> None:
-        for each in found:
-            assert each["noise, scaled"]["found"] == pytest.approx(each["noise of 40"]["found"], rel=1e-6)
-            assert each["noise, unscaled"]["found"] is None  # of averages unscaled before the step, beside scaled parts
-
     def test_what_all_know_is_the_same_on_all(self, found: list[dict[str, Any]]) -> None:
         for case in ("sound", "odd", *BAD):
             for each in found[1:]:
-                keys = ("bad", "odd", "noise", "findings", "costs")
+                keys = ("bad", "odd", "findings", "costs")
                 assert [each[case][key] for key in keys] == [found[0][case][key] for key in keys]
 
     def test_ranks_that_do_not_fit_are_told_once_and_training_goes_on(self, found: list[dict[str, Any]]) -> None:

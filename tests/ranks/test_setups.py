@@ -45,15 +45,11 @@ def test_under_fully_shard_a_skip_names_the_rank_that_brought_nan_into_the_sum(f
 
 
 @pytest.mark.parametrize("case", WATCHED)
-def test_what_is_read_under_fully_shard_is_a_ranks_own_and_its_noise_scale(found: Any, case: str) -> None:
+def test_what_is_read_under_fully_shard_is_a_ranks_own(found: Any, case: str) -> None:
     for each in found:
         own = each[case]
         assert own["own"] < (0.05 if case == "mixed precision" else 1e-6)  # of gradients in bfloat16
         assert own["hooks"] == 4  # those of fully_shard are left
-        if case == "accumulation":
-            assert own["noise"] is None
-        else:
-            assert any(abs(own["noise"] / one - 1.0) < 0.05 for one in own["noises"][-12:])
 
 
 def test_collectives_are_those_of_the_norm_and_one_in_ten_steps(found: Any) -> None:
@@ -69,7 +65,7 @@ def test_nan_that_came_after_the_sum_is_told_of_whose_part_has_it(found: Any) ->
 
 def test_beside_tensor_parallelism_no_norms_of_ranks_are_compared(found: Any) -> None:
     for each in found:
-        assert each["tensor parallel"] == {"bad": [0, 1], "noise": None, "failures": []}
+        assert each["tensor parallel"] == {"bad": [0, 1], "odd": [], "failures": []}
 
 
 def test_each_rank_writes_its_own_log_if_asked(ran: tuple[list[dict[str, Any]], Path]) -> None:

@@ -56,7 +56,7 @@ def run(case: str) -> dict[str, Any]:
                 local(model[2].weight).mul_(1e4)
         if step == 60 and RANK == 1 and case == "lost snapshots":
             guard = optimizer.guard
-            guard._rescue._keeper.snapshots.choose(older=True)  # as if the newest could not have been taken here
+            guard._rescue._snapshots.choose(older=True)  # as if the newest could not have been taken here
         optimizer.zero_grad()
         loss = loss_of(model, 2 * step + own)
         loss.backward()

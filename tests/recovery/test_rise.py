@@ -104,6 +104,33 @@ def test_a_trial_is_seldom_wrong_and_ends(is_worse: bool) -> None:
     assert trial.is_lower is False
 
 
+def test_harder_data_are_sat_out_once() -> None:
+    rng, ladder = random.Random(0), Ladder(Recovery())
+    started, step = 0, 0
+    while step < 3000:
+        factor = 1.6 if step % 200 >= 100 else 1.0
+        ladder.see(factor * rng.lognormvariate(0.0, 0.02), 1.0, skipped=ladder.is_waiting)
+        if ladder.is_waiting:
+            ladder.sit_out()
+        elif ladder.reason():
+            started += 1
+            ladder.went_back(step, ladder.baseline())
+        step += 1
+    assert started == 1
+
+
+def test_the_learning_rate_comes_back_in_a_straight_line() -> None:
+    ladder = Ladder(Recovery(ramp=10))
+    ladder.went_back(5, ladder.baseline())
+    assert ladder.lr_factor(5) == 1.0
+    assert ladder.went_back(20, ladder.baseline()) == 0.5
+    assert [ladder.lr_factor(step) for step in (20, 22, 25, 30, 31)] == [0.5, 0.6, 0.75, 1.0, 1.0]
+    ladder = Ladder(Recovery(window=100))  # and attempts of long ago are over
+    for step in (10, 60):
+        ladder.went_back(step, ladder.baseline())
+    assert ladder.attempts_before(109) == 2 and ladder.attempts_before(110) == 1
+
+
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +208,7 @@ def test_harder_data_are_nobodys_fault(closure: bool) -> None:
     optimizer.guard.flush()
     left_out = [e.step for e in optimizer.guard.history.recent if e.skipped]
     assert len(left_out) == int(told.split(", after ")[1].split()[0]) and len(left_out) < 36
-    kept = optimizer.guard._rescue._keeper.snapshots
+    kept = optimizer.guard._rescue._snapshots
     copies = {id(one) for one in (*kept, *kept._free)}
     assert len(copies) <= QUICK.keep
 

@@ -14,7 +14,7 @@ from guard_helpers import assert_identical, make_model, take_step
 from torch import nn
 
 from fastguard.observers.buffers import places_of
-from fastguard.recovery.snapshots import Snapshot, Snapshots
+from fastguard.recovery.snapshots import Snapshot, Snapshots, are_finite, have_not_grown, largest
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
@@ -137,3 +137,31 @@ def test_the_last_that_counts_is_never_written_over_and_an_older_one_gives_up_wh
     snapshots.take(30, _fill(), is_proved=True)
     snapshots.take(40, _fill())
     assert [one.step for one in snapshots] == [40, 30, 10]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", [0, 1, 2, 3])
+def test_what_is_not_finite_is_found_wherever_it_is(bad: float, where: int) -> None:
+    tensors = [
+        torch.full((600, 1000), -0.5),  # with the next one more than is looked at together
+        torch.full((700, 1000), 2.0).t(),
+        torch.zeros(3, dtype=torch.bfloat16),
+        torch.ones(2, dtype=torch.complex64),
+    ]
+    odd = [torch.zeros(2, dtype=torch.int64), torch.zeros(0), torch.empty(2, device="meta"), torch.eye(3).to_sparse()]
+    found = largest([*tensors, *odd])
+    assert found is not None and found.tolist() == [0.5, 2.0, 0.0, 1.0]
+    assert are_finite([*tensors, *odd])
+    tensors[where][-1] = bad
+    found = largest([*tensors, *odd])
+    assert found is not None and found.isfinite().tolist() == [i != where for i in range(4)]
+    assert not are_finite([*tensors, *odd])
+
+
+def test_what_has_grown() -> None:
+    before = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    for now, is_so in (([15.9, 0.15], True), ([16.1, 0.0], False), ([1.0, 0.17], False), ([math.nan, 0.0], False)):
+        flag = have_not_grown(torch.tensor(now, dtype=torch.float64), before)
+        assert flag is not None and bool(flag) is is_so
+    assert have_not_grown(before[:1], before) is None and have_not_grown(None, before) is None
+    assert largest([]) is None and are_finite([])

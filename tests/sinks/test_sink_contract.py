@@ -47,7 +47,6 @@ FULL_RECORD = make_bad_record(
     loss_scale=1024.0,
     clip_coef=0.5,
     grad_cosine=-0.5,
-    noise_scale=12.5,
     trigger=2.0,
     over=("b",),
     activations=(activity("m", units=0), attending("a", entropy=0.5), routing([1.5, 0.5, 0.0], "r")),
@@ -125,7 +124,7 @@ class TestFlatten:
         flat = flatten(FULL_RECORD)
         assert [key for key in flat if not key.startswith("activation/")] == documented
         assert {key for key in documented if key not in flatten(make_record(0))} == {
-            *("loss", "val_loss", "lr", "loss_scale", "grad/cosine", "grad/noise_scale", "clip/trigger"),
+            *("loss", "val_loss", "lr", "loss_scale", "grad/cosine", "clip/trigger"),
             *("grad/clipped_norm", "nonfinite", "clip/over"),
         }
         assert {key: value for key, value in flat.items() if key.startswith("activation/")} == {

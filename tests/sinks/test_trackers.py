@@ -121,7 +121,7 @@ class TestWhichSteps:
         [
             ({"every": 0}, ValueError, "`every` must be an integer >= 1, got 0"),
             ({"tensors_every": -1}, ValueError, "`tensors_every` must be an integer >= 0"),
-            ({"layers": -1}, ValueError, "`layers` must be at least 0, got -1"),
+            ({"layers": -1}, ValueError, "`layers` must be an integer >= 0, got -1"),
             ({"layers": "("}, ValueError, "`layers` must be a regular expression"),
             ({"layers": None}, TypeError, "`layers` must be a number or a regular expression"),
             ({"prefix": 3}, TypeError, "`prefix` must be text, got 3"),
