@@ -16,9 +16,9 @@ from ...records.samples import ModuleActivity
 from ..buffers import forward_undone
 from ..observer import Observer
 from .arrivals import Origin as Origin
+from .arrivals import draw, origin_of
 from .budget import Cost as Cost
 from .monitor import ActivationMonitor as ActivationMonitor
-from .sightings import draw, origin_of
 from .units import detect_dead_neurons as detect_dead_neurons
 
 

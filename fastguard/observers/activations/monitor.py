@@ -7,6 +7,7 @@ import logging
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -17,14 +18,13 @@ from ...records import values
 from ...records.failures import Failures
 from ...records.samples import ActivationStats, ModuleActivity
 from ..observer import held_weakly, unwrapped
-from .arrivals import Arrivals, Origin
+from .arrivals import Arrivals, Origin, draw
 from .attention import AttentionWatch
 from .budget import Budget, Cost
 from .collector import Collector
-from .hooks import Hook, PlaceHook, RouterHook, TensorHook
-from .routers import routers_of
-from .selection import Selector, choose, chosen_by, class_name, names_of
-from .sightings import draw
+from .hooks import Hook, first_input, nothing, outputs
+from .routers import KIND, routers_of
+from .selection import Selector, Target, choose, chosen_by, class_name, names_of
 from .units import UnitRuns
 
 _log = logging.getLogger("fastguard")
@@ -122,7 +122,7 @@ class ActivationMonitor:
         self._is_guarded = False
         self._failures = Failures()
         self._hooks: list[Hook] = []
-        self._pass_hooks: list[PlaceHook] = []
+        self._pass_hooks: list[Hook] = []
         self._collector: Collector | None = None
         self._attention: AttentionWatch | None = None
         self.names: tuple[str, ...] = ()
@@ -140,16 +140,15 @@ class ActivationMonitor:
             if attention:
                 self._attention = AttentionWatch(collector, named, fits)
                 self._hooks += self._attention.hooks(named.values())
-            self._hooks += [TensorHook(target, collector) for target in targets]
-            self._hooks += [
-                RouterHook(target, collector, router) for target, router in routers_of(named, routers, fits)
-            ]
+            self._hooks += [_hook_of(target, collector) for target in targets]
+            for target, router in routers_of(named, routers, fits):
+                show = partial(router.show, collector, target.name)
+                self._hooks.append(Hook(target.module, collector, router.find, show, target.name + KIND))
+            ends = held_weakly(self._pass_ends)
             self._pass_hooks = [
-                PlaceHook(root, collector, collector.begin, at_end=False),
-                PlaceHook(root, collector, held_weakly(self._pass_ends), at_end=True),
+                Hook(root, collector, nothing, collector.begin, at_end=False, on_every_step=True),
+                Hook(root, collector, nothing, ends, on_every_step=True),
             ]
-            for hook in self._pass_hooks:
-                hook.on_every_step = True
             # The hooks do not keep the monitor alive, and go when it does.
             hooks = (*self._hooks, *self._pass_hooks)
             self._remove = weakref.finalize(self, _remove, collector, hooks, self._attention)
@@ -278,7 +277,7 @@ class ActivationMonitor:
 
     def _next_end_after(self, step: int) -> int:
         """The next step after `step` at whose end the guard must call `end_step`."""
-        is_busy = self._arrivals.are_pending or (self._collector is not None and self._collector.is_on)
+        is_busy = bool(self._arrivals.pending) or (self._collector is not None and self._collector.is_on)
         return step + 1 if is_busy else max(step + 1, self._next_sample - 1)
 
     @contextlib.contextmanager
@@ -320,7 +319,7 @@ class ActivationMonitor:
         if self._collector is not None:
             self._collector.failures = failures
 
-    def _pass_ends(self) -> None:
+    def _pass_ends(self, *_: Any) -> None:
         if self._collector is not None:
             self._collector.end()
             if not self._is_guarded:
@@ -337,8 +336,8 @@ class ActivationMonitor:
         num_steps, self._step = max(1, step + 1 - self._step), step + 1
         cost_s = time.perf_counter() - started
         self._arrivals.collect()
-        cost_s += collector.take_seconds() + self._arrivals.seconds
-        self._arrivals.seconds = 0.0
+        cost_s += collector.seconds + self._arrivals.seconds
+        collector.seconds = self._arrivals.seconds = 0.0
         elapsed = None if self._ended_at is None else started - self._ended_at
         self._budget.step(elapsed, cost_s, sampled, num_steps)
         self._ended_at = started
@@ -351,7 +350,7 @@ class ActivationMonitor:
     def _send(self, step: int, collector: Collector) -> bool:
         sightings, events = collector.deliver()
         if sightings:
-            self._arrivals.expect(step, sightings, events)
+            self._arrivals.pending.append((step, sightings, events))
         self._num_silent = 0 if sightings else self._num_silent + 1
         if self._num_silent == _NUM_SILENT:
             _log.warning(
@@ -380,6 +379,12 @@ class ActivationMonitor:
         for hook in (*self._hooks, *(self._pass_hooks if self._is_guarded else ())):
             if not hook.is_compiled:
                 hook.remove()
+
+
+def _hook_of(target: Target, collector: Collector) -> Hook:
+    show = partial(collector.see, target._replace(module=None))  # a hook does not keep its module alive
+    find = first_input if target.of_input else outputs
+    return Hook(target.module, collector, find, show, target.name, at_end=not target.of_input)
 
 
 def _remove(collector: Collector, hooks: Iterable[Hook], attention: AttentionWatch | None) -> None:

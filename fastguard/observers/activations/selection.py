@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
 from ...names import PEFT_PREFIX
 from ..observer import WRAPPERS
-from .families import BLOCK, GELU, RELU, Judgement, is_activation, is_block, judgement_of, unit_dim_after
+from .families import BLOCK, GELU, RELU, Judgement, is_block, judgement_of, unit_dim_after
 
 Selector: TypeAlias = str | type[nn.Module] | nn.Module | Iterable[Any]
 
 _SILENT = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # never called
+_ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax")
 _CALL_MODULES = (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder)  # and nothing else
-
-
-class WatchedModule(NamedTuple):
-    """A target without its module. Attributes as for `Target`."""
-
-    name: str
-    judgement: Judgement
-    unit_dim: int | None
-    is_quiet: bool
 
 
 class Target(NamedTuple):
@@ -37,16 +28,12 @@ class Target(NamedTuple):
         is_quiet: it makes a record only when it is not finite.
     """
 
-    module: nn.Module
+    module: Any
     name: str
     judgement: Judgement
     unit_dim: int | None = None
     of_input: bool = False
     is_quiet: bool = False
-
-    def subject(self) -> WatchedModule:
-        """The same without the module."""
-        return WatchedModule(self.name, self.judgement, self.unit_dim, self.is_quiet)
 
 
 def class_name(module: nn.Module) -> str:
@@ -133,13 +120,12 @@ def _default(named: dict[str, nn.Module]) -> list[Target]:
     kept = []
     for target in _everything(named):
         parent = named.get(target.name.rpartition(".")[0])
-        wanted = is_activation(target.judgement) or target.judgement.family in ("attention", "norm") or target.of_input
-        if wanted:
+        if target.judgement.family in (*_ACTIVATIONS, "attention", "norm") or target.of_input:
             kept.append(target)
         elif target.module is named[""] or is_block(target.module, parent):
             kept.append(target._replace(judgement=BLOCK))
         else:
-            kept.append(target._replace(judgement=replace(target.judgement, has_units=False), is_quiet=True))
+            kept.append(target._replace(judgement=target.judgement._replace(has_units=False), is_quiet=True))
     return kept
 
 
