@@ -40,11 +40,13 @@ class Collector:
         skipped: outputs that could not be read, and why, by name.
         seconds: host time spent here since it was last set to zero.
         failures: counts errors, because a hook must not stop a forward pass.
+        root: refers to the model.
     """
 
-    def __init__(self, root: nn.Module, backend: str, failures: Failures, *, training_only: bool) -> None:
-        self.failures = failures
-        self._root, self._backend, self._training_only = weakref.ref(root), backend, training_only
+    def __init__(self, backend: str, *, training_only: bool) -> None:
+        self.failures = Failures()
+        self.root: Callable[[], nn.Module | None] = lambda: None
+        self._backend, self._training_only = backend, training_only
         self._readers: dict[torch.device, ImmediateReader | DeferredReader] = {}
         self._done: list[Sighting] = []
         self._pass: list[Sighting] = []
@@ -58,7 +60,7 @@ class Collector:
         """Whether to record the current pass: not a recomputation in backward, nor evaluation."""
         if self.is_paused or torch._C._current_graph_task_id() != -1 or torch._C._is_tracing():
             return False
-        root = self._root()
+        root = self.root()
         return root is None or root.training or not self._training_only
 
     def begin(self, *_: Any) -> None:

@@ -112,48 +112,47 @@ class ActivationMonitor:
             raise ValueError(f"`unit_share` must be in (0, 1], got {unit_share!r}")
         if overhead_budget is not None and not overhead_budget > 0.0:
             raise ValueError(f"`overhead_budget` must be > 0 or None, got {overhead_budget!r}")
+        if not isinstance(model, (nn.Module, type(None))):
+            raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
         self._backend = kernels.resolve_backend(backend)
         self._budget = Budget(every, overhead_budget)
         self._arrivals = Arrivals(window_size, UnitRuns(window, unit_share))
-        self._step = 0
-        self._next_sample = 0
+        self._collector = Collector(self._backend, training_only=training_only)
+        self._step = self._next_sample = self._num_silent = 0
         self._ended_at: float | None = None
-        self._num_silent = 0
         self._is_guarded = False
-        self._failures = Failures()
-        self._hooks: list[Hook] = []
+        self._hooks: list[Hook] = []  # none without a model
         self._pass_hooks: list[Hook] = []
-        self._collector: Collector | None = None
         self._attention: AttentionWatch | None = None
         self.names: tuple[str, ...] = ()
-        if model is not None:
-            if not isinstance(model, nn.Module):
-                raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
-            root, named, fits = unwrapped(model), names_of(model), chosen_by(modules, include, exclude)
-            if modules is None:
-                modules = "default" if include is None else "all"
-            is_default = isinstance(modules, str) and modules == "default"
-            targets = choose(named, is_default, fits, unit_dim)
-            self.names = tuple(target.name for target in targets if not target.is_quiet)
-            self._arrivals.root = class_name(root)
-            collector = self._collector = Collector(root, self._backend, self._failures, training_only=training_only)
-            if attention:
-                self._attention = AttentionWatch(collector, named, fits)
-                self._hooks += self._attention.hooks(named.values())
-            self._hooks += [_hook_of(target, collector) for target in targets]
-            for target, router in routers_of(named, routers, fits):
-                show = partial(router.show, collector, target.name)
-                self._hooks.append(Hook(target.module, collector, router.find, show, target.name + KIND))
-            ends = held_weakly(self._pass_ends)
-            self._pass_hooks = [
-                Hook(root, collector, nothing, collector.begin, at_end=False, on_every_step=True),
-                Hook(root, collector, nothing, ends, on_every_step=True),
-            ]
-            # The hooks do not keep the monitor alive, and go when it does.
-            hooks = (*self._hooks, *self._pass_hooks)
-            self._remove = weakref.finalize(self, _remove, collector, hooks, self._attention)
-            self._remove.atexit = False
-            self._arm(collector)
+        if model is None:
+            return
+        root, named, fits = unwrapped(model), names_of(model), chosen_by(modules, include, exclude)
+        if modules is None:
+            modules = "default" if include is None else "all"
+        targets = choose(named, isinstance(modules, str) and modules == "default", fits, unit_dim)
+        routers_found = routers_of(named, routers, fits)
+        self.names = tuple(target.name for target in targets if not target.is_quiet)
+        self._arrivals.root = class_name(root)
+        collector = self._collector
+        collector.root = weakref.ref(root)
+        if attention:
+            self._attention = AttentionWatch(collector, named, fits)
+            self._hooks += self._attention.hooks(named.values())
+        self._hooks += [_hook_of(target, collector) for target in targets]
+        for target, router in routers_found:
+            show = partial(router.show, collector, target.name)
+            self._hooks.append(Hook(target.module, collector, router.find, show, target.name + KIND))
+        begins, ends = collector.begin, held_weakly(self._pass_ends)
+        self._pass_hooks = [
+            Hook(root, collector, nothing, begins, class_name(root), at_end=False, on_every_step=True),
+            Hook(root, collector, nothing, ends, class_name(root), on_every_step=True),
+        ]
+        # The hooks do not keep the monitor alive, and go when it does.
+        hooks = (*self._hooks, *self._pass_hooks)
+        self._remove = weakref.finalize(self, _remove, collector, hooks, self._attention)
+        self._remove.atexit = False
+        self._arm()
 
     def record(self, layer_name: str, activations: Any) -> ActivationStats:
         """Measures `activations` and adds the result to the records of `layer_name`.
@@ -208,13 +207,12 @@ class ActivationMonitor:
     @property
     def origin(self) -> Origin | None:
         """The newest of `origins`."""
-        origins = self.origins
-        return origins[-1] if origins else None
+        return (self.origins or (None,))[-1]
 
     @property
     def skipped(self) -> dict[str, str]:
         """Outputs that could not be read, and why: integers, tensors without values, …"""
-        return {} if self._collector is None else dict(self._collector.skipped)
+        return dict(self._collector.skipped)
 
     @property
     def cost(self) -> Cost:
@@ -238,7 +236,7 @@ class ActivationMonitor:
             RuntimeError: the monitor already follows a guard.
             ValueError: it has no model.
         """
-        if self._collector is None:
+        if not self._hooks:
             raise ValueError("`activations` must be a monitor of a model. Make it with ActivationMonitor(model).")
         if self._is_guarded:
             raise RuntimeError("`activations` must be a monitor that follows no other guard. Make one for each guard.")
@@ -272,20 +270,16 @@ class ActivationMonitor:
 
     def _wait(self, is_waiting: bool) -> None:
         """Removes the hooks, or sets them again: others may have to come first on the model."""
-        if self._collector is not None and is_waiting is self._collector.is_on:
-            self._disarm(self._collector) if is_waiting else self._arm(self._collector)
+        if self._hooks and is_waiting is self._collector.is_on:
+            self._disarm() if is_waiting else self._arm()
 
     def _next_end_after(self, step: int) -> int:
         """The next step after `step` at whose end the guard must call `end_step`."""
-        is_busy = bool(self._arrivals.pending) or (self._collector is not None and self._collector.is_on)
-        return step + 1 if is_busy else max(step + 1, self._next_sample - 1)
+        return step + 1 if self._arrivals.pending or self._collector.is_on else max(step + 1, self._next_sample - 1)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """For passes through the model that are not part of the training: it neither counts nor records them."""
-        if self._collector is None:
-            yield
-            return
         before, self._collector.is_paused = self._collector.is_paused, True
         try:
             yield
@@ -304,35 +298,30 @@ class ActivationMonitor:
     def detach(self) -> None:
         """Removes all hooks; records stay readable. A compiled graph continues without."""
         self._arrivals.collect(wait=True)
-        if self._collector is not None:
+        if self._hooks:
             self._remove()
-        self._hooks, self._pass_hooks, self._collector = [], [], None
+        self._hooks, self._pass_hooks = [], []
 
     @property
     def failures(self) -> Failures:
         """Errors of the monitor, which never reach a forward pass; the report of a guard shows them."""
-        return self._failures
+        return self._collector.failures
 
     @failures.setter
     def failures(self, failures: Failures) -> None:
-        self._failures = failures
-        if self._collector is not None:
-            self._collector.failures = failures
+        self._collector.failures = failures
 
     def _pass_ends(self, *_: Any) -> None:
-        if self._collector is not None:
-            self._collector.end()
-            if not self._is_guarded:
-                with self._failures.kept("activation sampler", "What it saw of that pass was left out."):
-                    self._end_step(self._step)
+        self._collector.end()
+        if not self._is_guarded:
+            self._end_step(self._step)
 
     def _end_step(self, step: int) -> float:
         """Delivers the samples of this step, and sets or removes hooks for the next. Returns the seconds it took."""
-        collector = self._collector
-        if collector is None:
+        if not self._hooks:
             return 0.0
-        started = time.perf_counter()
-        sampled = collector.is_on and self._send(step, collector)
+        collector, started = self._collector, time.perf_counter()
+        sampled = collector.is_on and self._send(step)
         num_steps, self._step = max(1, step + 1 - self._step), step + 1
         cost_s = time.perf_counter() - started
         self._arrivals.collect()
@@ -344,11 +333,11 @@ class ActivationMonitor:
         if sampled:
             self._next_sample = step - step % self._budget.every + self._budget.interval
         if (step + 1 >= self._next_sample) is not collector.is_on:
-            self._disarm(collector) if collector.is_on else self._arm(collector)
+            self._disarm() if collector.is_on else self._arm()
         return cost_s
 
-    def _send(self, step: int, collector: Collector) -> bool:
-        sightings, events = collector.deliver()
+    def _send(self, step: int) -> bool:
+        sightings, events = self._collector.deliver()
         if sightings:
             self._arrivals.pending.append((step, sightings, events))
         self._num_silent = 0 if sightings else self._num_silent + 1
@@ -362,8 +351,8 @@ class ActivationMonitor:
             )
         return bool(sightings)
 
-    def _arm(self, collector: Collector) -> None:
-        collector.is_on = True
+    def _arm(self) -> None:
+        self._collector.is_on = True
         begins, ends = self._pass_hooks
         if not ends.is_compiled:
             ends.remove()  # it must follow the hook on the output of the whole model
@@ -372,8 +361,8 @@ class ActivationMonitor:
         if self._attention is not None:
             self._attention.begin()
 
-    def _disarm(self, collector: Collector) -> None:
-        collector.is_on = False
+    def _disarm(self) -> None:
+        self._collector.is_on = False
         if self._attention is not None:
             self._attention.end()
         for hook in (*self._hooks, *(self._pass_hooks if self._is_guarded else ())):
