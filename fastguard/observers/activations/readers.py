@@ -40,7 +40,7 @@ class ImmediateReader:
         row, units = run_activation(
             x.detach(), (judgement.low, judgement.high, judgement.near_zero), dim, self._backend
         )
-        found = Reading(ActivationRow._make(row), units)
+        found = Reading(ActivationRow(*row), units)
         return lambda: found
 
     def deliver(self) -> Any:
@@ -98,7 +98,7 @@ class DeferredReader:
 
         def reading() -> Reading:
             table = float64_bytes(buffers.host_units[units]) if channels else None
-            return Reading(ActivationRow._make(buffers.host_rows[row].tolist()), table)
+            return Reading(ActivationRow(*buffers.host_rows[row].tolist()), table)
 
         return reading
 
