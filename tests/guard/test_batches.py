@@ -16,9 +16,8 @@ from torch import nn
 
 import fastguard
 from fastguard.kernels import cpu
-from fastguard.observers.batches import BatchWatch, can_be_quiet
+from fastguard.observers.batches import can_be_quiet
 from fastguard.records import BatchSample
-from fastguard.records.failures import Failures
 
 pytestmark = needs_extension
 
@@ -265,15 +264,3 @@ def test_a_model_within_a_compiled_function_is_one_graph() -> None:
     model(x).sum().backward()
     optimizer.step()
     assert len(batches_of(optimizer)) == before + 1
-
-
-def test_the_hook_of_a_guard_that_is_gone_lets_the_pass_be() -> None:
-    model = make_model()
-
-    def place() -> int:
-        raise ReferenceError
-
-    watch = BatchWatch(model, place, lambda: None, Failures(), "cpu")
-    model(torch.ones(2, 6))
-    assert not watch.found
-    watch.close()

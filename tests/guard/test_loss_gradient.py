@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fastguard
-from fastguard.observers.dependence import sample_inputs
 from fastguard.observers.loss_gradient import LossGradient
 from fastguard.observers.loss_kind import Loss, OutputSample
 from fastguard.records.failures import Failures
@@ -317,15 +316,3 @@ def test_nothing_is_held_of_a_pass_and_its_inputs(ending: str) -> None:
     assert [one() for one in held] == [None] * 2
     optimizer.step()
     assert "failed-parts" not in [finding.rule for finding in optimizer.guard.report().findings]
-
-
-class TestInputs:
-    @pytest.mark.parametrize("shape", [(100, 3, 40, 40), (100, 70000), (70000,)], ids=str)
-    def test_of_large_ones_the_first_samples_and_a_few_features(self, shape: tuple[int, ...]) -> None:
-        x = numbers(*shape)
-        [sample] = sample_inputs([x])
-        width = math.prod(shape[1:])
-        assert sample.values is not None and not sample.is_whole and sample.num_samples == shape[0]
-        assert torch.equal(sample.values, x.view(shape[0], -1)[:64, :: -(-width // 256)])
-        strided = x.repeat_interleave(2, -1)[..., ::2]
-        assert torch.equal(torch.as_tensor(sample_inputs([strided])[0].values), sample.values)
