@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -130,20 +130,25 @@ def _watching(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     return scaled_dot_product_attention
 
 
-def _show(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor | None = None,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> None:
+class _Call(NamedTuple):
+    """The arguments of the function."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor | None = None
+    attn_mask: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+def _show(*args: Any, **kwargs: Any) -> None:
     """Adds the operator that reads the call to the graph that is being compiled."""
-    if is_dense(query) and is_dense(key) and (attn_mask is None or is_dense(attn_mask)):
-        mask = None if attn_mask is None else attn_mask.detach()
-        torch.ops.fastguard.attend(query.detach(), key.detach(), mask, is_causal, scale, TOKEN)
+    q, k, _, mask, _, is_causal, scale, _ = _Call(*args, **kwargs)
+    if is_dense(q) and is_dense(k) and (mask is None or is_dense(mask)):
+        mask = None if mask is None else mask.detach()
+        torch.ops.fastguard.attend(q.detach(), k.detach(), mask, is_causal, scale, TOKEN)
 
 
 @torch.library.custom_op(
@@ -160,18 +165,7 @@ def _attend(*args: Any) -> None:
 _attend.register_fake(lambda *args: None)
 
 
-def attention_extracts(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor | None = None,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    *,
-    turn: int = 0,
-) -> Iterator[Extract] | str:
+def attention_extracts(*args: Any, turn: int = 0, **kwargs: Any) -> Iterator[Extract] | str:
     """Weights, entropy and largest logit of some queries of a call of `scaled_dot_product_attention`, before dropout.
 
     It takes up to 17 queries of up to 16 heads of up to 2 sequences, evenly spaced, with other heads at each `turn`, in
@@ -180,17 +174,17 @@ def attention_extracts(
 
     Cost: 2 · queries · keys · width multiplications; on a CPU memory for a few queries of one head.
     """
+    query, key, _, mask, _, is_causal, scale, _ = _Call(*args, **kwargs)
     for x in (query, key):
         problem = unreadable(x) or (None if is_dense(x) else f"a {type(x).__name__}")
         if problem is not None:
             return problem
     if not (query.numel() and key.numel()):
         return "nothing to attend to"
-    mask = None if attn_mask is None else attn_mask.detach().broadcast_to((*query.shape[:-1], key.shape[-2]))
-    size = query.shape[-1] ** -0.5 if scale is None else scale
-    return _parts(
-        _four(query.detach()), _four(key.detach()), None if mask is None else _four(mask), is_causal, size, turn
-    )
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if mask is not None:
+        mask = _four(mask.detach().broadcast_to((*query.shape[:-1], key.shape[-2])))
+    return _parts(_four(query.detach()), _four(key.detach()), mask, is_causal, scale, turn)
 
 
 def _parts(

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -221,7 +221,11 @@ class ActivationMonitor:
 
     def table(self) -> str:
         """The newest sampled step as text: a line for each module, then unreadable outputs, then the cost."""
-        lines = [draw(self.activities), *_describe_skipped(self.skipped)]
+        lines = [draw(self.activities)]
+        unread = [f"{shown(name, NAME_WIDTH)} ({why})" for name, why in self.skipped.items()]
+        if unread:
+            more = f" and {len(unread) - _MAX_NAMED} more" if len(unread) > _MAX_NAMED else ""
+            lines.append(f"not read: {', '.join(unread[:_MAX_NAMED])}{more}")
         if self._budget.num_steps:
             lines.append(self.cost.describe(self._budget.share))
         return "\n".join(lines)
@@ -382,10 +386,3 @@ def _remove(collector: Collector, hooks: Iterable[Hook], attention: AttentionWat
         attention.end()
     for hook in hooks:
         hook.remove()
-
-
-def _describe_skipped(skipped: Mapping[str, str]) -> Iterator[str]:
-    if skipped:
-        first = [f"{shown(name, NAME_WIDTH)} ({why})" for name, why in list(skipped.items())[:_MAX_NAMED]]
-        more = f" and {len(skipped) - _MAX_NAMED} more" if len(skipped) > _MAX_NAMED else ""
-        yield f"not read: {', '.join(first)}{more}"
