@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,8 +14,6 @@ from .families import Judgement
 from .readers import Measurement
 from .units import SUM_ABS, UnitRuns, UnitVerdict, as_table
 
-LOOK_BACK = 10
-DEAD, SATURATED = 0.5, 0.1
 _NUM_ORIGINS = 32
 _NUM_UNCLAIMED = 64  # sampled steps with records that were not taken
 _HEAD = ("module", "family", "mean", "std", "|max|", "zero", "saturated", "dead units", "")
@@ -80,6 +77,8 @@ class Arrivals:
         latest: records of the newest step.
         origins: where NaN or Inf appeared, oldest first.
         pending: steps whose figures have not arrived, with their readings, and the events that fire when they have.
+        layers: statistics of each layer, oldest first, each with the share that is dead.
+        unclaimed: records of steps that were not taken.
         seconds: host time spent here since it was last set to zero.
     """
 
@@ -90,23 +89,24 @@ class Arrivals:
         self.pending: deque[tuple[int, list[Sighting], list[Any]]] = deque()
         self.seconds = 0.0
         self._window_size, self._runs = window_size, runs
-        self._layers: dict[str, deque[tuple[ActivationStats, float]]] = {}  # with the dead share
+        self.layers: dict[str, deque[tuple[ActivationStats, float]]] = {}
+        self.unclaimed: dict[int, tuple[ModuleActivity, ...]] = {}
         self._once_bad: set[str] = set()
-        self._unclaimed: dict[int, tuple[ModuleActivity, ...]] = {}
 
-    def collect(self, *, wait: bool = False) -> None:
-        """Makes records of the figures that have arrived, or, with `wait`, of all."""
+    def collect(self, *, wait: bool = False) -> Arrivals:
+        """Makes records of the figures that have arrived, or, with `wait`, of all. Returns itself."""
         while self.pending:
             step, sightings, events = self.pending[0]
             if not all(event.query() for event in events):
                 if not wait:
-                    return
+                    break
                 for event in events:
                     event.synchronize()
             started = time.perf_counter()
             self.pending.popleft()
             self._add(step, self._records(sightings))
             self.seconds += time.perf_counter() - started
+        return self
 
     def _add(self, step: int, records: tuple[ModuleActivity, ...]) -> None:
         self.latest = records
@@ -116,9 +116,9 @@ class Arrivals:
         origin = origin_of(records)
         if origin is not None:
             self.origins.append(Origin(step, origin))
-        self._unclaimed[step] = records
-        if len(self._unclaimed) > _NUM_UNCLAIMED:
-            del self._unclaimed[next(iter(self._unclaimed))]
+        self.unclaimed[step] = records
+        if len(self.unclaimed) > _NUM_UNCLAIMED:
+            del self.unclaimed[next(iter(self.unclaimed))]
 
     def _records(self, sightings: Iterable[Sighting]) -> tuple[ModuleActivity, ...]:
         """One record for each key, in the order of their first readings; readings of several passes are merged.
@@ -168,32 +168,7 @@ class Arrivals:
 
     def add(self, layer: str, stats: ActivationStats, dead: float) -> None:
         """Adds statistics to those of a layer, with the share that is dead."""
-        self._layers.setdefault(layer, deque(maxlen=self._window_size)).append((stats, dead))
-
-    def claim(self, step: int) -> tuple[ModuleActivity, ...]:
-        """The records of one step, once; empty if there are none."""
-        return self._unclaimed.pop(step, ())
-
-    def claim_all(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
-        """All records that were not claimed, oldest first."""
-        found = list(self._unclaimed.items())
-        self._unclaimed.clear()
-        return found
-
-    def layers(self) -> dict[str, list[ActivationStats]]:
-        """The statistics of each layer, oldest first."""
-        return {layer: [stats for stats, _ in kept] for layer, kept in self._layers.items()}
-
-    def diagnose(self) -> dict[str, str]:
-        """Problems by layer, without healthy layers."""
-        issues = {}
-        for layer, kept in self._layers.items():
-            recent = list(kept)[-LOOK_BACK:]
-            is_dead = statistics.fmean(dead for _, dead in recent) > DEAD
-            is_saturated = statistics.fmean(stats.saturation_ratio for stats, _ in recent) > SATURATED
-            if is_dead or is_saturated:
-                issues[layer] = ", ".join(["Dead"] * is_dead + ["Saturated"] * is_saturated)
-        return issues
+        self.layers.setdefault(layer, deque(maxlen=self._window_size)).append((stats, dead))
 
 
 def _inputs_finite(bad: dict[str, Sighting], root: str) -> dict[str, bool | None]:

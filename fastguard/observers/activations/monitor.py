@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from torch import nn
@@ -29,6 +30,8 @@ from .units import UnitRuns
 
 _log = logging.getLogger("fastguard")
 _MAX_NAMED = 6  # modules that could not be read, in the table
+_LOOK_BACK = 10  # records of a layer
+_DEAD, _SATURATED = 0.5, 0.1  # shares beyond which it is called so
 _NUM_SILENT = 3  # steps in a row in which hooks saw nothing, before a warning
 
 
@@ -179,20 +182,25 @@ class ActivationMonitor:
         >>> monitor.diagnose()
         {'relu1': 'Dead'}
         """
-        self._arrivals.collect()
-        return self._arrivals.diagnose()
+        issues = {}
+        for layer, kept in self._arrivals.collect().layers.items():
+            recent = list(kept)[-_LOOK_BACK:]
+            is_dead = fmean(dead for _, dead in recent) > _DEAD
+            is_saturated = fmean(stats.saturation_ratio for stats, _ in recent) > _SATURATED
+            if is_dead or is_saturated:
+                issues[layer] = ", ".join(["Dead"] * is_dead + ["Saturated"] * is_saturated)
+        return issues
 
     @property
     def history(self) -> dict[str, list[ActivationStats]]:
         """The last `window_size` records of each layer, oldest first."""
-        self._arrivals.collect()
-        return self._arrivals.layers()
+        layers = self._arrivals.collect().layers
+        return {layer: [stats for stats, _ in kept] for layer, kept in layers.items()}
 
     @property
     def activities(self) -> tuple[ModuleActivity, ...]:
         """The newest sampled step's records, in the order of execution. Never blocks; on a GPU it lags."""
-        self._arrivals.collect()
-        return self._arrivals.latest
+        return self._arrivals.collect().latest
 
     @property
     def origins(self) -> tuple[Origin, ...]:
@@ -201,8 +209,7 @@ class ActivationMonitor:
         This is the first module, in the order of execution, with finite inputs and an output that is not; if no module
         is known to have finite inputs, the first one whose output is not finite.
         """
-        self._arrivals.collect()
-        return tuple(self._arrivals.origins)
+        return tuple(self._arrivals.collect().origins)
 
     @property
     def origin(self) -> Origin | None:
@@ -256,8 +263,7 @@ class ActivationMonitor:
         Cost: a microsecond on a step that was not sampled; with `wait`, a sync of the device.
         """
         self.end_step(step)
-        self._arrivals.collect(wait=wait)
-        return self._arrivals.claim(step)
+        return self._arrivals.collect(wait=wait).unclaimed.pop(step, ())
 
     def end_step(self, step: int) -> float:
         """Ends step `step` of the guard, and sets or removes the hooks for the next one.
@@ -292,8 +298,10 @@ class ActivationMonitor:
 
     def arrived(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
         """Steps with records that were not taken yet, oldest first. Returns each once; never blocks."""
-        self._arrivals.collect()
-        return self._arrivals.claim_all()
+        unclaimed = self._arrivals.collect().unclaimed
+        found = list(unclaimed.items())
+        unclaimed.clear()
+        return found
 
     def flush(self) -> None:
         """Waits for pending figures."""
