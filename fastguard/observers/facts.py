@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from .. import kernels
 from ..names import Namer, strip_wrappers
 from ..records import values
-from .observer import Observer, ParameterHook
+from .observer import Observer, parameter_hook
 
 _NUM_COUNTED = 4  # steps whose backward passes are counted
 _MAX_STEPS = 64  # after which counting ends, also if gradients never came from a backward pass
@@ -51,7 +51,7 @@ class ModelFacts(Observer):
         self._devices = {p.device for p in params}  # others may be out of the backend's reach
         counted = next((p for p in params if p.requires_grad and p.is_leaf and p.layout is torch.strided), None)
         if counted is not None:
-            self.hold(counted.register_post_accumulate_grad_hook(ParameterHook(self._count_pass)))
+            self.hold(counted.register_post_accumulate_grad_hook(parameter_hook(self._count_pass)))
 
     def at_first(self) -> dict[str, Any]:
         """Facts when the guard is made: names, spread of the weights, dropout, kinds of modules, dtypes.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .observer import ObservedRun, Observer, ParameterHook
+from .observer import ObservedRun, Observer, parameter_hook
 from .sketches import sample
 from .tensors import can_be_read, strided
 
@@ -34,8 +34,8 @@ class _Watched(Observer):
         self._version = self.num_passes = 0
         self.is_left = self.was_cleared = False
         self.hold(
-            parameter.register_hook(ParameterHook(self._is_to_be_added)),
-            parameter.register_post_accumulate_grad_hook(ParameterHook(self._was_added)),
+            parameter.register_hook(parameter_hook(self._is_to_be_added)),
+            parameter.register_post_accumulate_grad_hook(parameter_hook(self._was_added)),
         )
 
     def _is_to_be_added(self, gradient: torch.Tensor) -> None:
