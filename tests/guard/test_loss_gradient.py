@@ -140,18 +140,6 @@ class TestUnderGuard:
         for name in ("loss_kind", "num_targets", "num_target_classes", "target_top_share", "target_batch_top_share"):
             assert getattr(scaled, name) == getattr(read, name) == getattr(notes, name)
 
-    def test_transforms_of_functions_are_left_alone(self) -> None:
-        model, optimizer = guarded_model()
-        params = {name: p.detach() for name, p in model.named_parameters()}
-
-        def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-            return torch.func.functional_call(model, params, (x,)).square().mean()
-
-        torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, torch.randn(5, 3, 6))  # gradients of each sample
-        y = model(torch.randn(3, 6))
-        torch.autograd.grad(y, list(model.parameters()), torch.ones(2, 3, 4), is_grads_batched=True)
-        assert not optimizer.guard._run.failures.counts()
-
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
