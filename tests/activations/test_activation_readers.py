@@ -66,17 +66,6 @@ def test_both_readers_read_the_same(shape, judgement):
     assert measured() == expected
 
 
-def test_a_device_buffer_that_is_full_is_followed_by_a_larger_one():
-    clock = Clock()
-    reader = DeferredReader(CPU, "reference", clock.make_event)
-    tensors = [torch.full((2, 100), float(i)) for i in range(600)] + [torch.ones(1, 70_000)]
-    measured = [reader.measure(x, UNKNOWN, 1) for x in tensors]
-    reader.deliver().synchronize()
-    readings = [one() for one in measured]
-    assert [reading.row[1] for reading in readings] == [*map(float, range(600)), 1.0]
-    assert [len(reading.units) for reading in readings] == [3200] * 600 + [70_000 * 32]
-
-
 def test_records_come_when_they_have_arrived_and_nothing_waits(clock):
     net = relu_net()
     monitor = ActivationMonitor(net, every=1, overhead_budget=None)

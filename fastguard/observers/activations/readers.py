@@ -14,8 +14,6 @@ from ...kernels.tensors import float64_bytes, plain
 from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS, ActivationRow
 from .families import Judgement
 
-_ROWS, _UNITS = 256, 1 << 14  # of a device buffer, to begin with
-
 
 class Reading(NamedTuple):
     """The result of one pass over a tensor: a row, and a table of CHANNEL_COLUMNS (float64 bytes)."""
@@ -48,29 +46,9 @@ class ImmediateReader:
         return None
 
 
-class _Buffers:
-    """Rows and unit tables on a device, and their copies on the host."""
-
-    def __init__(self, device: torch.device, num_rows: int, num_units: int) -> None:
-        dtype = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-        self.rows = torch.empty(num_rows, len(ACTIVATION_COLUMNS), dtype=dtype, device=device)
-        self.units = torch.empty(num_units, len(CHANNEL_COLUMNS), dtype=dtype, device=device)
-        pinned = device.type in ("cuda", "xpu")
-        self.host_rows = torch.empty(self.rows.shape, dtype=dtype, device="cpu", pin_memory=pinned)
-        self.host_units = torch.empty(self.units.shape, dtype=dtype, device="cpu", pin_memory=pinned)
-        self.num_rows = self.num_units = 0
-
-    def send(self, *, wait: bool) -> None:
-        """Queues the copies on the current stream; waits for them only with `wait`."""
-        self.host_rows[: self.num_rows].copy_(self.rows[: self.num_rows], non_blocking=not wait)
-        self.host_units[: self.num_units].copy_(self.units[: self.num_units], non_blocking=not wait)
-
-
 class DeferredReader:
-    """Reads into buffers on the device and never waits. Figures are copied to pinned memory, and are there when the
-    event after the copies has fired.
-
-    Each delivery keeps its buffers until its readings are dropped; then they return to the caching allocators.
+    """Reads into small tensors on the device and never waits. A delivery copies all of them to pinned memory at once;
+    the figures are there when the event after the copy has fired.
 
     Args:
         make_event: default that of the device; without events, deliveries wait.
@@ -82,40 +60,39 @@ class DeferredReader:
         self._device, self._backend = device, backend
         self._module = None if device.type == "cpu" else getattr(torch, device.type, None)
         self._make_event = make_event or getattr(self._module, "Event", None)
-        self._size = 1  # of the buffers, doubled for each that was full, so that one will do
-        self._buffers: list[_Buffers] = []  # the last has room
+        self._dtype = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+        self._parts: list[torch.Tensor] = []
+        self._num = 0  # of their elements
+        self._arrived: list[torch.Tensor] = []  # gets what the next delivery copies
 
     def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
         """As `ImmediateReader.measure`."""
         x = plain(x.detach(), 0)
-        channels = 0 if dim is None else x.shape[dim]
-        buffers = self._room_for(channels)
-        row, units = buffers.num_rows, slice(buffers.num_units, buffers.num_units + channels)
+        num_units = 0 if dim is None else x.shape[dim]
+        row = torch.empty(len(ACTIVATION_COLUMNS), dtype=self._dtype, device=self._device)
+        units = torch.empty(num_units, len(CHANNEL_COLUMNS), dtype=self._dtype, device=self._device)
         chosen = choose_or_fall_back(x.device, self._backend, "activation_into")
-        chosen.activation_into(x, dim, judgement.limits, buffers.rows[row], buffers.units[units])
-        buffers.num_rows += 1
-        buffers.num_units += channels
+        chosen.activation_into(x, dim, judgement.limits, row, units)
+        start, middle, arrived = self._num, self._num + row.numel(), self._arrived
+        self._num = end = middle + units.numel()
+        self._parts += row, units.view(-1)
 
         def reading() -> Reading:
-            table = float64_bytes(buffers.host_units[units]) if channels else None
-            return Reading(ActivationRow(*buffers.host_rows[row].tolist()), table)
+            (found,) = arrived
+            table = float64_bytes(found[middle:end]) if num_units else None
+            return Reading(ActivationRow(*found[start:middle].tolist()), table)
 
         return reading
 
-    def _room_for(self, channels: int) -> _Buffers:
-        last = self._buffers[-1] if self._buffers else None
-        if last is not None and last.num_rows < len(last.rows) and last.num_units + channels <= len(last.units):
-            return last
-        self._size *= 1 if last is None else 2
-        self._buffers.append(_Buffers(self._device, self._size * _ROWS, max(self._size * _UNITS, channels)))
-        return self._buffers[-1]
-
     def deliver(self) -> Any:
         """As `ImmediateReader.deliver`."""
+        parts, arrived = self._parts, self._arrived
+        self._parts, self._num, self._arrived = [], 0, []
         with contextlib.nullcontext() if self._module is None else self._module.device(self._device):
-            for buffers in self._buffers:
-                buffers.send(wait=self._make_event is None)
-            self._buffers = []
+            if parts:
+                pinned = self._device.type in ("cuda", "xpu")
+                arrived.append(torch.empty(sum(map(len, parts)), dtype=self._dtype, device="cpu", pin_memory=pinned))
+                arrived[0].copy_(torch.cat(parts), non_blocking=self._make_event is not None)
             if self._make_event is None:
                 return None
             event = self._make_event()
