@@ -45,7 +45,9 @@ class Machine:
 
     def usage(self, step: int) -> Any:
         cpu = 0.5 * self.seconds
-        return resources._Usage(step, self.seconds, cpu, 0.1 * cpu, self.faults, 0, 0.25 * self.seconds, self.thread)
+        used = {"cpu_s": cpu, "system_s": 0.1 * cpu, "page_faults": self.faults, "major_faults": 0}
+        at = {"step": step, "seconds": self.seconds, "core_wait_s": 0.25 * self.seconds, "thread": self.thread}
+        return {**used, **at}
 
     def train(self, num_steps: int, faults_a_step: int) -> None:
         self.step += num_steps

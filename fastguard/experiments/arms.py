@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -54,15 +54,17 @@ class Context:
         return [] if self.model is None else [one for one in self.model.modules() if isinstance(one, kinds)]
 
 
+# First yields why the change cannot be made, or would change nothing, and None if it can; then makes it.
+Change: TypeAlias = Callable[[Context], Iterator[str | None]]
+
+
 @dataclass(frozen=True)
 class Arm:
     """One change to a training."""
 
     name: str  # what is changed, as a table shows it
     text: str  # the same as a clause that follows "with": "the learning rate divided by 10"
-    apply: Callable[[Context], None]  # makes the change, from the next forward pass or step on
-    # returns why the change cannot be made, or would change nothing; None if it can
-    applies: Callable[[Context], str | None] = lambda context: None
+    change: Change
     remedies: tuple[str, ...] = ()  # causes (`fastguard.diagnosis.CAUSES`) whose remedy this is
     advice: str = ""  # what to change in the script if the arm helps
     needs_model: bool = False  # it cannot be made where the model is not known
@@ -74,24 +76,29 @@ class Arm:
     # runs already, the arm cannot be applied then
     prepare: Callable[[], None] | None = None
 
+    def apply(self, context: Context) -> None:
+        """Makes the change, from the next forward pass or step on."""
+        for _ in self.change(context):
+            pass
+
     def why_not(self, context: Context) -> str | None:
         """Why the arm cannot be run here, as a clause; None if it can."""
         if (self.from_start or self.prepare is not None) and context.step:
             return "it has to start before the first step"
         if self.needs_model and context.model is None:
             return "the model is not known"
-        return self.applies(context)
+        return next(self.change(context))
 
 
 ARMS: dict[str, Arm] = {}
 
 
-def arm(name: str, text: str, *remedies: str, **more: Any) -> Callable[[Callable[[Context], None]], Any]:
+def arm(name: str, text: str, *remedies: str, **more: Any) -> Callable[[Change], Change]:
     """Registers a function as the arm `name`, the remedy of these causes; `more` are further fields of `Arm`."""
 
-    def register(apply: Callable[[Context], None]) -> Callable[[Context], None]:
-        ARMS[name] = Arm(name, text, apply, remedies=remedies, **more)
-        return apply
+    def register(change: Change) -> Change:
+        ARMS[name] = Arm(name, text, change, remedies, **more)
+        return change
 
     return register
 
@@ -105,8 +112,9 @@ def arms_for(causes: Iterable[str]) -> list[Arm]:
     return list(dict.fromkeys(arm for cause in causes for arm in ARMS.values() if cause in arm.remedies))
 
 
-def _multiply_lr(context: Context, of: Callable[[int], float]) -> None:
+def _multiply_lr(context: Context, of: Callable[[int], float]) -> Iterator[str | None]:
     """Multiplies the learning rate within each step, by `of(number of steps since the arm began)`."""
+    yield None if any(group.get("lr") is not None for group in context.groups()) else "the optimizer has no `lr`"
 
     def begin(optimizer: torch.optim.Optimizer) -> None:
         numbers, slowed = itertools.count(), list[Slowed]()
@@ -127,44 +135,23 @@ def _multiply_lr(context: Context, of: Callable[[int], float]) -> None:
         begin(optimizer)
 
 
-def _has_lr(context: Context) -> str | None:
-    has = any(group.get("lr") is not None for group in context.groups())
-    return None if has else "the optimizer has no `lr`"
+@arm("lr x10", "the learning rate times 10", "learning-rate-too-low", advice="Multiply the learning rate by 10.")
+def _raise_lr(context: Context) -> Iterator[str | None]:
+    return _multiply_lr(context, lambda step: 10.0)
 
 
-@arm(
-    "lr x10",
-    "the learning rate times 10",
-    "learning-rate-too-low",
-    applies=_has_lr,
-    advice="Multiply the learning rate by 10.",
-)
-def _raise_lr(context: Context) -> None:
-    _multiply_lr(context, lambda step: 10.0)
+@arm("lr x0.1", "the learning rate divided by 10", "learning-rate-too-high", advice="Divide the learning rate by 10.")
+def _lower_lr(context: Context) -> Iterator[str | None]:
+    return _multiply_lr(context, lambda step: 0.1)
 
 
-@arm(
-    "lr x0.1",
-    "the learning rate divided by 10",
-    "learning-rate-too-high",
-    applies=_has_lr,
-    advice="Divide the learning rate by 10.",
-)
-def _lower_lr(context: Context) -> None:
-    _multiply_lr(context, lambda step: 0.1)
+_WARM_UP = "Raise the learning rate linearly over the first steps."
 
 
-@arm(
-    "warm-up",
-    "a linear warm-up",
-    "learning-rate-too-high",
-    applies=_has_lr,
-    advice="Raise the learning rate linearly over the first steps.",
-    from_start=True,
-)
-def _warm_up(context: Context) -> None:
+@arm("warm-up", "a linear warm-up", "learning-rate-too-high", advice=_WARM_UP, from_start=True)
+def _warm_up(context: Context) -> Iterator[str | None]:
     length = max(context.num_steps // 2, 1)
-    _multiply_lr(context, lambda step: min((step + 1) / length, 1.0))
+    return _multiply_lr(context, lambda step: min((step + 1) / length, 1.0))
 
 
 class ScriptClip:
@@ -191,67 +178,41 @@ class ScriptClip:
 
 
 SCRIPT_CLIP = ScriptClip()
+_LIMITED = ("clipped-away", "gradients-too-large-to-clip")
 
 
-def _limit(context: Context) -> float | None:
+@arm("max_norm x10", "the clip limit times 10", *_LIMITED, advice="Multiply max_norm by 10.")
+def _raise_limit(context: Context) -> Iterator[str | None]:
     clip = None if context.guard is None else context.guard.clip
-    return clip.max_norm if isinstance(clip, GlobalNorm) else None
-
-
-def _has_limit(context: Context) -> str | None:
-    return None if _limit(context) or SCRIPT_CLIP.num_calls else "nothing clips at a fixed norm"
-
-
-@arm(
-    "max_norm x10",
-    "the clip limit times 10",
-    "clipped-away",
-    "gradients-too-large-to-clip",
-    applies=_has_limit,
-    advice="Multiply max_norm by 10.",
-)
-def _raise_limit(context: Context) -> None:
-    limit = _limit(context)
+    limit = clip.max_norm if isinstance(clip, GlobalNorm) else None
+    yield None if limit or SCRIPT_CLIP.num_calls else "nothing clips at a fixed norm"
     if limit is None:
         SCRIPT_CLIP.factor = 10.0
     else:
         context.guard.clip = GlobalNorm(10.0 * limit)
 
 
-def _median_norm(context: Context) -> float:
-    history = context.history
-    norms = [] if history is None else sorted(one.norm for one in history.recent if one.is_clean and one.norm > 0.0)
-    return norms[len(norms) // 2] if norms else 0.0
+_CLIP = "Clip the gradients at their usual norm: fastguard.wrap(..., max_norm=...)."
 
 
-def _may_clip(context: Context) -> str | None:
+@arm("clipping", "gradients clipped at their median norm", "exploding-gradients", advice=_CLIP)
+def _clip_at_median(context: Context) -> Iterator[str | None]:
+    recent = [] if context.history is None else context.history.recent
+    norms = sorted(one.norm for one in recent if one.is_clean and one.norm > 0.0)
     if context.guard is None:
-        return "there is no guard to clip with"
-    if context.guard.clip is not None or SCRIPT_CLIP.num_calls:
-        return "the gradients are clipped already"
-    return None if _median_norm(context) else "no gradient norm is known yet"
+        yield "there is no guard to clip with"
+    elif context.guard.clip is not None or SCRIPT_CLIP.num_calls:
+        yield "the gradients are clipped already"
+    yield None if norms else "no gradient norm is known yet"
+    context.guard.clip = GlobalNorm(norms[len(norms) // 2])
 
 
-@arm(
-    "clipping",
-    "gradients clipped at their median norm",
-    "exploding-gradients",
-    applies=_may_clip,
-    advice="Clip the gradients at their usual norm: fastguard.wrap(..., max_norm=...).",
-)
-def _clip_at_median(context: Context) -> None:
-    context.guard.clip = GlobalNorm(_median_norm(context))
-
-
-def _has_decay(context: Context) -> str | None:
-    return None if any(group.get("weight_decay") for group in context.groups()) else "there is no weight decay"
-
-
-@arm("no weight decay", "no weight decay", "weight-decay-too-high", applies=_has_decay, advice="Set weight_decay=0.")
-def _stop_decay(context: Context) -> None:
-    for group in context.groups():
-        if group.get("weight_decay"):
-            group["weight_decay"] = 0.0
+@arm("no weight decay", "no weight decay", "weight-decay-too-high", advice="Set weight_decay=0.")
+def _stop_decay(context: Context) -> Iterator[str | None]:
+    decaying = [group for group in context.groups() if group.get("weight_decay")]
+    yield None if decaying else "there is no weight decay"
+    for group in decaying:
+        group["weight_decay"] = 0.0
 
 
 def _defaults(optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
@@ -261,40 +222,25 @@ def _defaults(optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
     return {name: known[name] for name in _TUNED if known.get(name) is not None}
 
 
-def _has_tuned(context: Context) -> str | None:
-    for optimizer in context.optimizers:
-        defaults = _defaults(optimizer)
-        if any(group.get(name, value) != value for group in optimizer.param_groups for name, value in defaults.items()):
-            return None
-    return "the optimizer has its default settings"
+_TUNING = ("the optimizer's default betas, eps and momentum", "wrong-optimizer-settings")
 
 
-@arm(
-    "default settings",
-    "the optimizer's default betas, eps and momentum",
-    "wrong-optimizer-settings",
-    applies=_has_tuned,
-    advice="Leave betas, eps and momentum at the optimizer's defaults.",
-)
-def _set_defaults(context: Context) -> None:
-    for optimizer in context.optimizers:
-        for group in optimizer.param_groups:
-            group.update({name: value for name, value in _defaults(optimizer).items() if name in group})
+@arm("default settings", *_TUNING, advice="Leave betas, eps and momentum at the optimizer's defaults.")
+def _set_defaults(context: Context) -> Iterator[str | None]:
+    found = [(group, _defaults(optimizer)) for optimizer in context.optimizers for group in optimizer.param_groups]
+    is_tuned = any(group.get(name, value) != value for group, defaults in found for name, value in defaults.items())
+    yield None if is_tuned else "the optimizer has its default settings"
+    for group, defaults in found:
+        group.update({name: value for name, value in defaults.items() if name in group})
 
 
-def _are_left(context: Context) -> str | None:
+_CLEAR = "Call optimizer.zero_grad() after each step."
+
+
+@arm("gradients cleared", "the gradients cleared after each step", "missing-zero-grad", advice=_CLEAR)
+def _clear_gradients(context: Context) -> Iterator[str | None]:
     facts = context.facts
     is_cleared = facts.num_watched_backwards and not facts.num_left_gradients
-    return "the loop clears the gradients itself" if is_cleared else None
-
-
-@arm(
-    "gradients cleared",
-    "the gradients cleared after each step",
-    "missing-zero-grad",
-    applies=_are_left,
-    advice="Call optimizer.zero_grad() after each step.",
-)
-def _clear_gradients(context: Context) -> None:
+    yield "the loop clears the gradients itself" if is_cleared else None
     for optimizer in context.optimizers:
         optimizer.register_step_post_hook(lambda optimizer, args, kwargs: optimizer.zero_grad())

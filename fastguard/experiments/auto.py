@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -136,11 +137,9 @@ class AutoGuard:
 
     def _guard(self, optimizer: torch.optim.Optimizer) -> None:
         name = type(optimizer).__name__
-        try:
+        with contextlib.suppress(NotGuardedError):
             self.others.append(Guard.of(optimizer))  # the script's own
             return
-        except NotGuardedError:
-            pass
         if graph_task() != -1:
             self.problems[name] = "it steps within the backward pass: call fastguard.wrap_backward in the script"
         elif len(self.guards) >= _MOST_GUARDS:
@@ -159,9 +158,8 @@ class AutoGuard:
         guard = Guard.of(wrap(optimizer, model, names=names or None, **settings))
         self.guards.append(guard)
         guard._run.on_error = self._on_error(guard)
-        if not self._protects:
-            for hooks in guard._hooks:  # a GradScaler unscales and skips by itself, as without a guard
-                hooks._scaler.leave(optimizer)
+        for hooks in () if self._protects else guard._hooks:  # a GradScaler unscales and skips as without a guard
+            hooks._scaler.leave(optimizer)
         self.losses.add(guard)
         self._made(guard)
 
@@ -227,13 +225,13 @@ def find_model(params: Iterable[torch.Tensor]) -> tuple[nn.Module | None, dict[t
     It is one that no other module contains. A LightningModule, or any module without a `forward`, only holds the model:
     of its children the one with the same parameters is taken, down to the first whose `forward` is called.
 
-    Cost: one look at every object that Python's garbage collector knows, some 0.1 s for a million.
+    Cost: one look at every object that Python's garbage collector knows, some 0.2 s for a million.
     """
     wanted = {id(p): p for p in params}
-    kinds = _subclasses(nn.Module)
-    # `type` and not `isinstance`: `__class__` of a lazy proxy would be computed.
-    modules = [m for m in gc.get_objects() if type(m) in kinds and "_modules" in m.__dict__]
-    roots = sorted(_roots(modules, wanted), key=lambda root: (-_num_elements(root, wanted), _num_parameters(root)))
+    # The type and not the object: `__class__` of a lazy proxy would be computed.
+    modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and "_modules" in m.__dict__]
+    sizes = lambda root: (-_num_elements(root, wanted), sum(1 for _ in root.parameters()))  # noqa: E731
+    roots = sorted(_roots(modules, wanted), key=sizes)
     if not roots:
         return None, {}
     names: dict[torch.Tensor, str] = {}
@@ -242,16 +240,6 @@ def find_model(params: Iterable[torch.Tensor]) -> tuple[nn.Module | None, dict[t
         others = ((name, p) for name, p in root.named_parameters() if id(p) in wanted and id(p) not in own)
         names.update((p, f"{type(unwrapped(root)).__name__}{number}.{name}") for name, p in others if p not in names)
     return _called(roots[0], wanted), names
-
-
-def _subclasses(kind: type) -> set[type]:
-    found: set[type] = {kind}
-    waiting = [kind]
-    while waiting:
-        new: set[type] = set(type.__subclasses__(waiting.pop())) - found
-        found |= new
-        waiting += new
-    return found
 
 
 def _roots(modules: list[nn.Module], wanted: dict[int, torch.Tensor]) -> Iterator[nn.Module]:
@@ -287,7 +275,3 @@ def _called(root: nn.Module, wanted: dict[int, torch.Tensor]) -> nn.Module:
 
 def _num_elements(module: nn.Module, wanted: dict[int, torch.Tensor]) -> int:
     return sum(p.numel() for p in module.parameters() if id(p) in wanted)
-
-
-def _num_parameters(module: nn.Module) -> int:
-    return sum(1 for _ in module.parameters())

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -19,7 +19,6 @@ from ..diagnosis import diagnose, find_causes
 from ..errors import explained
 from ..records.events import Experiment
 from ..recovery.snapshots import load_random_state, random_state
-from ..step import Guard, wrap
 from . import forked
 from .arms import ARMS, Arm, Context, arms_for
 from .paired import HARMS, UNKNOWN, Comparison, compare
@@ -31,12 +30,16 @@ _LOOK_EVERY = 50  # steps, or a tenth of those taken
 _SLOWER = 4.0  # than expected, and a copy is given up
 
 
+Wrap: TypeAlias = Callable[..., Any]  # `fastguard.wrap`, handed down by it
+
+
 def run_on_copies(
-    guard: Guard,
+    guard: Any,
     arms: Sequence[Arm],
     loss_fn: Callable[[torch.nn.Module, Any], torch.Tensor],
     batches: Iterable[Any],
     num_steps: int,
+    wrap: Wrap,
 ) -> dict[str, list[float]]:
     """The losses of `num_steps` steps as they are, under the name "", and with each arm, by its name.
 
@@ -45,15 +48,19 @@ def run_on_copies(
 
     Cost: memory for one copy of the weights and the optimizer state, beside the activations of a step.
     """
+    if guard.model is None:
+        raise ValueError("`experiments` with `loss_fn` needs the model: wrap(optimizer, model, ...)")
     batches = list(itertools.islice(batches, num_steps))
     before = random_state()
     found = {}
     try:
         for arm in (None, *arms):
             load_random_state(before)
-            model, optimizers = _copies(guard)
+            copied: dict[int, Any] = {}  # so that optimizers and model share their parameters as the originals do
+            model = copy.deepcopy(guard.model, copied)
+            optimizers = [copy.deepcopy(one, copied) for one in guard.optimizers]
             wrap(optimizers, model, clip=copy.deepcopy(guard.clip), skip_nonfinite=guard.skip_nonfinite, check_every=0)
-            own = Guard.of(optimizers[0])
+            own: Any = optimizers[0].guard
             try:
                 if arm is not None:
                     step = guard.history.num_steps
@@ -66,15 +73,6 @@ def run_on_copies(
     return found
 
 
-def _copies(guard: Guard) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
-    """Copies of model and optimizers that share their parameters as these do."""
-    if guard.model is None:
-        raise ValueError("`experiments` with `loss_fn` needs the model: wrap(optimizer, model, ...)")
-    copied: dict[int, Any] = {}
-    model = copy.deepcopy(guard.model, copied)
-    return model, [copy.deepcopy(one, copied) for one in guard.optimizers]
-
-
 def _train(
     model: torch.nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
@@ -85,11 +83,11 @@ def _train(
     for batch in batches:
         for one in optimizers:
             one.zero_grad()
-        loss = loss_fn(model, batch)
-        loss.backward()
+        losses.append(loss_fn(model, batch))
+        losses[-1].backward()
+        losses[-1] = losses[-1].detach()
         for one in optimizers:
             one.step()
-        losses.append(loss.detach())
     return torch.stack(losses).tolist() if losses else []
 
 
@@ -125,11 +123,11 @@ class Experiments:
             raise ValueError("`loss_fn` and `batches` must be given together")
 
 
-def begin(guard: Any, asked: bool | Experiments) -> None:
+def begin(guard: Any, asked: bool | Experiments, wrap: Wrap) -> None:
     """Has the guard experiment from now on."""
     if not isinstance(asked, (bool, Experiments)):
         raise TypeError(f"`experiments` must be True or fastguard.experiments.Experiments(...), got {asked!r}")
-    experimenter = _Experimenter(guard, asked if isinstance(asked, Experiments) else Experiments())
+    experimenter = _Experimenter(guard, asked if isinstance(asked, Experiments) else Experiments(), wrap)
     guard._made.callback(guard.optimizers[-1].register_step_post_hook(experimenter.after_step).remove)
 
 
@@ -140,8 +138,8 @@ class _Experimenter:
     the same random numbers.
     """
 
-    def __init__(self, guard: Any, settings: Experiments) -> None:
-        self._guard, self._settings = weakref.ref(guard), settings
+    def __init__(self, guard: Any, settings: Experiments, wrap: Wrap) -> None:
+        self._guard, self._settings, self._wrap = weakref.ref(guard), settings, wrap
         self._started = time.perf_counter()
         self._spent = 0.0
         self._num_steps = 0
@@ -151,7 +149,7 @@ class _Experimenter:
         self._tried: set[str] = set()
         self._found: dict[str, list[float]] = {}  # losses of arms that wait for those of the base
         self._found_at = 0
-        self._reason = ""
+        self._reason: str | None = ""
         self._end: Callable[[], None] | None = None  # ends this process, which is a copy
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -191,23 +189,22 @@ class _Experimenter:
         reason = forked.why_not(p for group in context.groups() for p in group["params"])
         if reason is None and (not history.recent or history.recent[-1].loss is None):
             reason = "no losses are observed"
-        is_forked = reason is None
-        if not is_forked and settings.loss_fn is None:
+        if reason is not None and settings.loss_fn is None:
             if reason != self._reason:
                 _log.warning("no experiment at step %d: %s", self._num_steps, reason)
-            self._reason = reason or ""
-            return
-        elapsed = time.perf_counter() - self._started
-        expected = (elapsed - self._spent) / self._num_steps * settings.num_steps  # for each
-        expected *= torch.get_num_threads() if is_forked else 1
-        left = settings.ahead_s + settings.share * elapsed - self._spent
-        arms = arms[: max(int(left / expected) - (not is_forked), 0)]
-        if not arms:
+            self._reason = reason
             return
         began = time.perf_counter()
+        elapsed = began - self._started
+        expected = (elapsed - self._spent) / self._num_steps * settings.num_steps  # for each
+        expected *= torch.get_num_threads() if reason is None else 1
+        left = settings.ahead_s + settings.share * elapsed - self._spent
+        arms = arms[: max(int(left / expected) - (reason is not None), 0)]
+        if not arms:
+            return
         self._tried |= {arm.name for arm in arms if not arm.is_null}
         self._found_at = guard._run.step
-        if is_forked:
+        if reason is None:
             copies = forked.Copies([arm.name for arm in arms], partial(self._become, context))
             if not copies.start():
                 self._end = copies.end
@@ -215,16 +212,16 @@ class _Experimenter:
             self._found = copies.wait(_SLOWER * expected * len(arms) + 1.0)
         elif settings.loss_fn is not None and settings.batches is not None:
             with guard._sampling.paused():
-                found = run_on_copies(guard, arms, settings.loss_fn, settings.batches(), settings.num_steps)
+                batches = settings.batches()
+                found = run_on_copies(guard, arms, settings.loss_fn, batches, settings.num_steps, self._wrap)
             self._conclude(guard, found, found.pop(""))
         self._spent += time.perf_counter() - began
 
     def _become(self, context: Context, name: str) -> Callable[[], Any]:
-        guard = context.guard
-        guard._ledger.sinks = guard._ledger._due = []
-        guard._ledger.checkup = None
+        ledger = context.guard._ledger
+        ledger.sinks, ledger._due, ledger.checkup = [], [], None
         ARMS[name].apply(context)
-        return lambda: self._losses(guard)
+        return lambda: self._losses(context.guard)
 
     def _arms(self, guard: Any) -> list[Arm]:
         """What is due: the null arm, twice at most; arms of the doubtful causes that were not tried yet.
@@ -236,8 +233,7 @@ class _Experimenter:
             epoch = guard.history.model.steps_per_epoch
             if epoch is None or self._num_steps + self._settings.num_steps <= epoch:
                 arms.append(_NULL)
-            is_first = self._null_at == self._settings.first
-            self._null_at = 4 * self._null_at if is_first else math.inf
+            self._null_at = 4 * self._null_at if self._null_at == self._settings.first else math.inf
         if self._num_steps >= self._look_at:
             self._look_at = max(self._num_steps + _LOOK_EVERY, 1.1 * self._num_steps)
             causes = find_causes(diagnose(guard.history), guard.history)
@@ -248,9 +244,8 @@ class _Experimenter:
     def _conclude(self, guard: Any, found: dict[str, list[float]], base: list[float]) -> None:
         """Records what the losses say."""
         news = []
-        for name, losses in found.items():
-            arm = ARMS[name]
-            comparison = compare(base, losses, is_null=arm.is_null)
+        for arm in map(ARMS.__getitem__, found):
+            comparison = compare(base, found[arm.name], is_null=arm.is_null)
             if arm.is_null and comparison.verdict == HARMS:
                 self._null_at = math.inf
             if comparison.verdict != UNKNOWN:

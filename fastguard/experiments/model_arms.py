@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from .arms import Context, arm
 
-_DROPOUTS = tuple(
-    getattr(torch.nn, name)
-    for name in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
-)
+_DROPOUTS = (torch.nn.modules.dropout._DropoutNd,)
+_DROPPING = (torch.nn.MultiheadAttention, torch.nn.RNNBase)  # by an attribute `dropout`
 _LAST_ACTIVATIONS = (torch.nn.Softmax, torch.nn.Softmax2d, torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.ReLU)
 _LOSSES_OF_NUMBERS_OR_LOGITS = frozenset(
     ("cross-entropy", "cross-entropy with smoothed labels", "binary cross-entropy with logits", "squared error",
@@ -24,28 +22,6 @@ _INVERSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Softmax": lambda p: p.clamp_min(torch.finfo(p.dtype).tiny).log(),
     "Sigmoid": lambda p: p.logit(eps=torch.finfo(p.dtype).eps),
 }
-
-
-def _is_in_eval_mode(context: Context) -> str | None:
-    is_training = all(module.training for module in context.modules())
-    return "the model is in training mode" if is_training else None
-
-
-@arm(
-    "train mode",
-    "the model in training mode",
-    "normalisation-statistics",
-    applies=_is_in_eval_mode,
-    advice="Call model.train() before training.",
-    needs_model=True,
-)
-def _to_train_mode(context: Context) -> None:
-    def before(module: torch.nn.Module, args: Any) -> None:
-        if torch.is_grad_enabled():
-            context.num_applied += 1
-            module.train()
-
-    context.model.register_forward_pre_hook(before)
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -59,30 +35,35 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     return value
 
 
-def _autocast_devices(module: torch.nn.Module) -> set[str]:
-    return {"cpu", *(p.device.type for p in module.parameters())}
+_MODE = ("the model in training mode", "normalisation-statistics")
 
 
-def _in_autocast(context: Context) -> str | None:
+@arm("train mode", *_MODE, advice="Call model.train() before training.", needs_model=True)
+def _to_train_mode(context: Context) -> Iterator[str | None]:
+    is_training = all(module.training for module in context.modules())
+    yield "the model is in training mode" if is_training else None
+
+    def before(module: torch.nn.Module, args: Any) -> None:
+        if torch.is_grad_enabled():
+            context.num_applied += 1
+            module.train()
+
+    context.model.register_forward_pre_hook(before)
+
+
+_HALF = ("half-precision-overflow", "half-precision-underflow")
+
+
+@arm("float32", "autocast off", *_HALF, advice="Train in float32.", needs_model=True)
+def _leave_autocast(context: Context) -> Iterator[str | None]:
     is_known = context.known is not None or (context.history is not None and context.step)
-    return None if context.facts.autocast or not is_known else "the model does not run under autocast"
-
-
-@arm(
-    "float32",
-    "autocast off",
-    "half-precision-overflow",
-    "half-precision-underflow",
-    applies=_in_autocast,
-    advice="Train in float32.",
-    needs_model=True,
-)
-def _leave_autocast(context: Context) -> None:
+    yield None if context.facts.autocast or not is_known else "the model does not run under autocast"
     before: list[dict[str, bool]] = []
 
     def enter(module: torch.nn.Module, args: Any) -> None:
-        before.append({device: torch.is_autocast_enabled(device) for device in _autocast_devices(module)})
-        for device in before[-1]:
+        devices = {"cpu", *(p.device.type for p in module.parameters())}
+        before.append({device: torch.is_autocast_enabled(device) for device in devices})
+        for device in devices:
             torch.set_autocast_enabled(device, False)
         context.num_applied += any(before[-1].values())
 
@@ -95,51 +76,31 @@ def _leave_autocast(context: Context) -> None:
     context.model.register_forward_hook(leave, always_call=True)
 
 
-def _has_dropout(context: Context) -> str | None:
-    modules = context.modules((*_DROPOUTS, torch.nn.MultiheadAttention, torch.nn.RNNBase))
+_DROP = {"advice": "Set dropout to 0.", "needs_model": True, "by_validation": True}
+
+
+@arm("no dropout", "no dropout", "dropout-too-high", **_DROP)
+def _without_dropout(context: Context) -> Iterator[str | None]:
+    modules = context.modules((*_DROPOUTS, *_DROPPING))
     drops = any(getattr(one, "p", 0.0) or getattr(one, "dropout", 0.0) for one in modules)
-    return None if drops else "no module drops anything"
+    yield None if drops else "no module drops anything"
+    for module in modules:
+        setattr(module, "p" if isinstance(module, _DROPOUTS) else "dropout", 0.0)
 
 
-@arm(
-    "no dropout",
-    "no dropout",
-    "dropout-too-high",
-    applies=_has_dropout,
-    advice="Set dropout to 0.",
-    needs_model=True,
-    by_validation=True,
-)
-def _without_dropout(context: Context) -> None:
-    for module in context.modules(_DROPOUTS):
-        module.p = 0.0
-    for module in context.modules((torch.nn.MultiheadAttention, torch.nn.RNNBase)):
-        module.dropout = 0.0
+_PLAIN = "Remove the last activation: the loss takes the plain output of the last layer."
+_ENDING = ("the model's last activation removed", "wrong-output-layer")
 
 
-def _final_activation(context: Context) -> torch.nn.Module | None:
+@arm("no final activation", *_ENDING, advice=_PLAIN, needs_model=True)
+def _remove_final_activation(context: Context) -> Iterator[str | None]:
     leaves = [one for one in context.modules() if next(one.children(), None) is None]
-    return leaves[-1] if leaves and isinstance(leaves[-1], _LAST_ACTIVATIONS) else None
-
-
-def _has_final_activation(context: Context) -> str | None:
-    if _final_activation(context) is None and next(iter(context.facts.last_operations), "") not in _INVERSES:
-        return "the model does not end in an activation"
-    is_of_any_number = context.facts.loss_kind in _LOSSES_OF_NUMBERS_OR_LOGITS
-    return None if is_of_any_number else "the loss is not one that takes any number"
-
-
-@arm(
-    "no final activation",
-    "the model's last activation removed",
-    "wrong-output-layer",
-    applies=_has_final_activation,
-    advice="Remove the last activation: the loss takes the plain output of the last layer.",
-    needs_model=True,
-)
-def _remove_final_activation(context: Context) -> None:
-    last = _final_activation(context)
+    last = leaves[-1] if leaves and isinstance(leaves[-1], _LAST_ACTIVATIONS) else None
     inverse = _INVERSES.get(next(iter(context.facts.last_operations), ""))
+    if last is None and inverse is None:
+        yield "the model does not end in an activation"
+    is_of_any_number = context.facts.loss_kind in _LOSSES_OF_NUMBERS_OR_LOGITS
+    yield None if is_of_any_number else "the loss is not one that takes any number"
 
     def pass_on(module: torch.nn.Module, args: Any, output: Any) -> Any:
         context.num_applied += 1
@@ -150,27 +111,19 @@ def _remove_final_activation(context: Context) -> None:
     (context.model if last is None else last).register_forward_hook(pass_on)
 
 
-def _can_initialize(context: Context) -> str | None:
-    has_reset = any(callable(getattr(one, "reset_parameters", None)) for one in context.modules())
-    return None if has_reset else "no module has reset_parameters()"
+_INITIAL = ("PyTorch's default initialization", "poor-initialisation")
+_RESET = "Leave the initialization to PyTorch: reset_parameters()."
 
 
-@arm(
-    "default initialization",
-    "PyTorch's default initialization",
-    "poor-initialisation",
-    applies=_can_initialize,
-    advice="Leave the initialization to PyTorch: reset_parameters().",
-    needs_model=True,
-    from_start=True,
-)
-def _initialize(context: Context) -> None:
+@arm("default initialization", *_INITIAL, advice=_RESET, needs_model=True, from_start=True)
+def _initialize(context: Context) -> Iterator[str | None]:
+    resets: list[Any] = [getattr(module, "reset_parameters", None) for module in context.modules()]
+    resets = [reset for reset in resets if callable(reset)]
+    yield None if resets else "no module has reset_parameters()"
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(context.seed)
-        for module in context.modules():
-            reset = getattr(module, "reset_parameters", None)
-            if callable(reset):
-                reset()
+        for reset in resets:
+            reset()
 
 
 def _change_inputs(
@@ -196,19 +149,16 @@ def _change_inputs(
     context.model.register_forward_pre_hook(before, with_kwargs=True)
 
 
-@arm(
-    "inputs standardized",
-    "each input feature at mean 0 and standard deviation 1",
-    "unnormalised-inputs",
-    advice="Standardize the inputs.",
-    needs_model=True,
-    from_start=True,
-)
-def _standardize_inputs(context: Context) -> None:
+_STANDARD = ("each input feature at mean 0 and standard deviation 1", "unnormalised-inputs")
+
+
+@arm("inputs standardized", *_STANDARD, advice="Standardize the inputs.", needs_model=True, from_start=True)
+def _standardize_inputs(context: Context) -> Iterator[str | None]:
     """Brings each feature (dim 1, or all elements of a vector of samples) to mean 0 and standard deviation 1.
 
     By the statistics of each batch, over all dimensions but 1. Constant features become 0.
     """
+    yield None
 
     def standardize(x: torch.Tensor) -> torch.Tensor:
         if not x.is_floating_point() or not x.dim() or len(x) < 2:
@@ -222,30 +172,22 @@ def _standardize_inputs(context: Context) -> None:
     _change_inputs(context, lambda: standardize, in_validation=True)
 
 
-def _has_odd_targets(context: Context) -> str | None:
-    mean, std = context.facts.target_mean, context.facts.target_std
-    if mean is None or not std:
-        return "the targets of a squared error are not known"
-    is_odd = abs(mean) > 2.0 * std or not 0.2 <= std <= 5.0
-    return None if is_odd else "the targets are about standardized"
+_SCALED = ("the targets at mean 0 and standard deviation 1", "unnormalised-targets")
+_SCALE = "Standardize the targets, and scale the predictions back."
 
 
-@arm(
-    "targets standardized",
-    "the targets at mean 0 and standard deviation 1",
-    "unnormalised-targets",
-    applies=_has_odd_targets,
-    advice="Standardize the targets, and scale the predictions back.",
-    needs_model=True,
-    from_start=True,
-)
-def _standardize_targets(context: Context) -> None:
+@arm("targets standardized", *_SCALED, advice=_SCALE, needs_model=True, from_start=True)
+def _standardize_targets(context: Context) -> Iterator[str | None]:
     """Has the model predict targets of mean 0 and standard deviation 1, in the units of the loss as it is.
 
     Outputs are scaled by the mean and the standard deviation of the known targets. Gradients are divided by the latter,
     as those of a squared error of standardized targets are, so that losses can be compared and steps are as large.
     """
     mean, std = context.facts.target_mean or 0.0, context.facts.target_std or 1.0
+    if context.facts.target_mean is None or not context.facts.target_std:
+        yield "the targets of a squared error are not known"
+    is_odd = abs(mean) > 2.0 * std or not 0.2 <= std <= 5.0
+    yield None if is_odd else "the targets are about standardized"
 
     def scale(x: torch.Tensor) -> torch.Tensor:
         if not x.is_floating_point():
@@ -270,35 +212,27 @@ def _shuffle_loaders() -> None:
     torch.utils.data.DataLoader.__init__ = make_shuffled  # type: ignore[method-assign]
 
 
-def _reads_in_order(context: Context) -> str | None:
-    loaders = [one for one in gc.get_objects() if isinstance(one, torch.utils.data.DataLoader)]
-    if any(isinstance(one.sampler, torch.utils.data.RandomSampler) for one in loaders):
-        return "a DataLoader shuffles already"
-    is_ordered = any(isinstance(one.sampler, torch.utils.data.SequentialSampler) for one in loaders)
-    return None if is_ordered else "no DataLoader reads a data set in order"
+_SHUFFLE = "Pass shuffle=True to the DataLoader of the training data."
+_ORDER = "the training data in random order"
 
 
-@arm(
-    "batches shuffled",
-    "the training data in random order",
-    applies=_reads_in_order,
-    advice="Pass shuffle=True to the DataLoader of the training data.",
-    by_validation=True,
-    prepare=_shuffle_loaders,
-)
-def _shuffle(context: Context) -> None:
+@arm("batches shuffled", _ORDER, advice=_SHUFFLE, by_validation=True, prepare=_shuffle_loaders)
+def _shuffle(context: Context) -> Iterator[str | None]:
     """Was done by `_shuffle_loaders`, before the script began."""
+    samplers = [one.sampler for one in gc.get_objects() if isinstance(one, torch.utils.data.DataLoader)]
+    if any(isinstance(one, torch.utils.data.RandomSampler) for one in samplers):
+        yield "a DataLoader shuffles already"
+    is_ordered = any(isinstance(one, torch.utils.data.SequentialSampler) for one in samplers)
+    yield None if is_ordered else "no DataLoader reads a data set in order"
 
 
-@arm(
-    "inputs permuted",
-    "inputs permuted against targets",
-    "wrong-targets",
-    advice="Look at single samples with their targets as the model gets them.",
-    needs_model=True,
-    is_null=True,
-)
-def _permute_inputs(context: Context) -> None:
+_LOOK = "Look at single samples with their targets as the model gets them."
+_NULL = ("inputs permuted against targets", "wrong-targets")
+
+
+@arm("inputs permuted", *_NULL, advice=_LOOK, needs_model=True, is_null=True)
+def _permute_inputs(context: Context) -> Iterator[str | None]:
+    yield None
     generator = torch.Generator().manual_seed(context.seed)
 
     def make() -> Callable[[torch.Tensor], torch.Tensor]:

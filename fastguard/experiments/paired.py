@@ -20,10 +20,9 @@ LEAST_T = 3.0
 LEAST_SHARE = 0.02
 _NUM_PARTS = 6
 _WIDTH = 5.0  # median absolute deviations; differences further out count as if they lay there
-HELPS, HARMS, SAME, UNKNOWN = "helps", "harms", "no difference", "not known"
+HELPS, HARMS, SAME, UNKNOWN, NOT_TRIED = "helps", "harms", "no difference", "not known", "not tried"
 _RATIOS = {HELPS: 4.0, SAME: 0.5, HARMS: 0.25, UNKNOWN: 1.0}
 _NULL_RATIOS = {HELPS: 1.0, SAME: 2.0, HARMS: 0.2, UNKNOWN: 1.0}  # what is learned by heart is harmed, too
-NOT_TRIED = "not tried"
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,10 @@ class Comparison:
         return f"Tried: with {change} {told}{', no clear difference' if self.verdict == SAME else ''}."
 
 
+def _diverged(side: float, num_steps: int) -> Comparison:
+    return Comparison(HELPS if side > 0.0 else HARMS, side * math.inf, side * math.inf, num_steps, side * math.inf)
+
+
 def compare(
     base: Sequence[float],
     arm: Sequence[float],
@@ -96,24 +99,24 @@ def compare(
     num_base, num_arm = _num_finite(base), _num_finite(arm)
     shared = min(num_base, num_arm)
     if num_base < min(num_arm, len(base)):
-        return Comparison(HELPS, math.inf, math.inf, num_base, math.inf)
+        return _diverged(1.0, num_base)
     if num_arm < min(num_base, len(arm)):
-        return Comparison(HARMS, -math.inf, -math.inf, num_arm, -math.inf)
+        return _diverged(-1.0, num_arm)
     first = shared // 4 if skip is None else skip
-    differences = [b - a for b, a in zip(base[first:shared], arm[first:shared])]
-    if len(differences) < LEAST_STEPS:
+    held = _held_in([b - a for b, a in zip(base[first:shared], arm[first:shared])])
+    if len(held) < LEAST_STEPS:
         return Comparison(UNKNOWN, 0.0, 0.0, shared, 0.0)
-    held = _held_in(differences)
-    effect = statistics.fmean(held)
-    deviation = statistics.stdev(held)
-    level = statistics.fmean(map(abs, base[first:shared]))
-    error = deviation / math.sqrt(len(held))
-    t = _ratio(effect, error)
-    share = _ratio(effect, level)
-    is_large = is_null or (abs(effect) >= 2.0 * noise if noise else abs(share) >= LEAST_SHARE)
-    is_clear = is_large and abs(t) >= (max(LEAST_T, 0.4 * math.sqrt(len(held))) if is_null else LEAST_T)
-    verdict = SAME if not is_clear else HELPS if effect > 0.0 else HARMS
-    return Comparison(verdict, effect, t, shared, share, math.hypot(error, noise))
+    error, root = statistics.stdev(held) / math.sqrt(len(held)), math.sqrt(len(held))
+    found = _found(statistics.fmean(held), base[first:shared], shared, error)
+    is_large = is_null or (abs(found.effect) >= 2.0 * noise if noise else abs(found.share) >= LEAST_SHARE)
+    is_clear = is_large and abs(found.t) >= (max(LEAST_T, 0.4 * root) if is_null else LEAST_T)
+    return replace(found, verdict=found.verdict if is_clear else SAME, error=math.hypot(error, noise))
+
+
+def _found(effect: float, base: Sequence[float], num_steps: int, error: float) -> Comparison:
+    """As if the difference was clear."""
+    share = _ratio(effect, statistics.fmean(map(abs, base)))
+    return Comparison(HELPS if effect > 0.0 else HARMS, effect, _ratio(effect, error), num_steps, share, error)
 
 
 def noise_between(base: Sequence[float], other: Sequence[float]) -> float:
@@ -138,13 +141,9 @@ def _num_finite(losses: Sequence[float]) -> int:
 
 def _held_in(differences: Sequence[float]) -> list[float]:
     """`differences`, brought in to five median absolute deviations from their median; as they are where that is 0."""
-    if not differences:
-        return []
-    middle = statistics.median(differences)
-    width = _WIDTH * statistics.median(abs(one - middle) for one in differences)
-    if not width:
-        return list(differences)
-    return [min(max(one, middle - width), middle + width) for one in differences]
+    middle = statistics.median(differences) if differences else 0.0
+    width = _WIDTH * statistics.median(abs(one - middle) for one in differences) if differences else 0.0
+    return [min(max(one, middle - width), middle + width) for one in differences] if width else list(differences)
 
 
 def _ratio(value: float, by: float) -> float:
@@ -211,26 +210,22 @@ class Outcome:
 
 def judged(arm: Arm, run: Run, base: Run, other: Run, noise: float) -> Row:
     """The row of an arm that was run with the seed of `base`; `other` has another seed."""
-    training = compare(base.losses, run.losses, noise=0.0 if arm.is_null else noise, is_null=arm.is_null)
     validation = _compare_validation(base, run, other)
     if arm.by_validation:
         return Row(arm, run, UNKNOWN if validation is None else validation.verdict, validation, "by validation losses")
-    why = run.problem
-    verdict = training.verdict
-    if verdict == HELPS and validation is not None and validation.verdict == HARMS:
-        verdict, why = HARMS, "the training loss is lower, the validation loss higher"
-    return Row(arm, run, verdict, training, why)
+    training = compare(base.losses, run.losses, noise=0.0 if arm.is_null else noise, is_null=arm.is_null)
+    if training.verdict == HELPS and validation is not None and validation.verdict == HARMS:
+        return Row(arm, run, HARMS, training, "the training loss is lower, the validation loss higher")
+    return Row(arm, run, training.verdict, training, run.problem)
 
 
 def may_help(row: Row, noise: float) -> bool:
     """Whether to run an arm with the second seed: it helps, or would, were two runs of the script more alike."""
     found = row.comparison
-    if found is None or row.arm.is_null:
-        return False
-    if row.arm.by_validation:
-        return row.verdict == HELPS
+    if found is None or row.arm.is_null or row.verdict == HELPS:
+        return row.verdict == HELPS and not row.arm.is_null
     is_clear = found.t >= LEAST_T and found.share >= LEAST_SHARE and found.effect >= noise
-    return row.verdict == HELPS or (row.verdict == SAME and is_clear)
+    return row.verdict == SAME and is_clear and not row.arm.by_validation
 
 
 def confirm(row: Row, again: Row, noise: float) -> bool:
@@ -247,8 +242,7 @@ def confirm(row: Row, again: Row, noise: float) -> bool:
     if math.isfinite(first.effect) and math.isfinite(second.effect):
         mean, error = 0.5 * (first.effect + second.effect), 0.5 * abs(first.effect - second.effect)
         is_sure = is_sure or (may_help(again, noise) and mean >= max(noise, LEAST_T * error))
-        share = 0.5 * (first.share + second.share)
-        error = max(error, abs(first.effect / first.t))
+        share, error = 0.5 * (first.share + second.share), max(error, abs(first.effect / first.t))
         row.comparison = replace(first, effect=mean, share=share, error=error, t=min(first.t, second.t))
     if not is_sure:
         row.why = f"with the second seed: {again.verdict}"
@@ -258,17 +252,14 @@ def confirm(row: Row, again: Row, noise: float) -> bool:
 
 def _compare_validation(base: Run, run: Run, other: Run) -> Comparison | None:
     """Of the later half of the validation losses; None if there are none at equal steps."""
-    steps = [step for step in base.val_losses if step in run.val_losses and step in other.val_losses]
-    steps = sorted(steps)[len(steps) // 2 :]
+    steps = sorted(step for step in base.val_losses if step in run.val_losses and step in other.val_losses)
+    steps = steps[len(steps) // 2 :]
     if not steps:
         return None
     ours, theirs, others = ([one.val_losses[step] for step in steps] for one in (base, run, other))
     if not all(map(math.isfinite, theirs)):
-        return Comparison(HARMS, -math.inf, -math.inf, len(steps), -math.inf)
-    effect = statistics.fmean(ours) - statistics.fmean(theirs)
+        return _diverged(-1.0, len(steps))
     noise = abs(statistics.fmean(ours) - statistics.fmean(others))
-    level = abs(statistics.fmean(ours))
-    share = effect / level if level else 0.0
-    is_clear = abs(effect) >= 2.0 * noise and abs(share) >= 0.02
-    verdict = SAME if not is_clear else HELPS if effect > 0.0 else HARMS
-    return Comparison(verdict, effect, effect / noise if noise else math.inf, len(steps), share, noise)
+    found = _found(statistics.fmean(ours) - statistics.fmean(theirs), ours, len(steps), noise)
+    is_clear = abs(found.effect) >= 2.0 * noise and abs(found.share) >= LEAST_SHARE
+    return found if is_clear else replace(found, verdict=SAME)

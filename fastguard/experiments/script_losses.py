@@ -123,6 +123,13 @@ class ScriptLosses:
         self._seen[id(guard)] = guard._run.step
         self.changed()
 
+    def _safely(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
+        """What `call` returns; None if it raises, which is kept."""
+        try:
+            return call(*args)
+        except Exception as error:
+            self._kept(what, error)
+
     def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         tensor = torch.Tensor
 
@@ -130,42 +137,34 @@ class ScriptLosses:
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             guard: Any = self._single
             is_usual = self._is_plain and grad_tensors is None and type(tensors) is tensor and graph_task() == -1
-            if not is_usual or guard._run.step == self._step:  # the latter: several passes a step
-                return self._go_the_long_way(original, tensors, grad_tensors, args, kwargs)
+            if is_usual and guard._run.step != self._step:  # one pass a step
+                original(tensors, grad_tensors, *args, **kwargs)
+                try:
+                    self._step = guard._run.step
+                    guard.observe(self._total)
+                    self._total = tensors.item() if tensors.is_cpu else tensors.detach()
+                except Exception as error:
+                    self._kept("losses", error)
+                return
+            is_outer = not self._is_over and graph_task() == -1  # not where activations are computed again
+            loss = self._safely("losses", self._begin, tensors) if is_outer else None
             original(tensors, grad_tensors, *args, **kwargs)
-            try:
-                self._step = guard._run.step
-                guard.observe(self._total)
-                self._total = tensors.item() if tensors.is_cpu else tensors.detach()
-            except Exception as error:
-                self._kept("losses", error)
-            return None
+            if is_outer:
+                self._safely("losses", self._take, loss)
 
         return backward
 
-    def _go_the_long_way(
-        self, original: Callable[..., Any], tensors: Any, grad_tensors: Any, args: Any, kwargs: Any
-    ) -> None:
-        if self._is_over or graph_task() != -1:  # within another pass, as where activations are computed again
-            return original(tensors, grad_tensors, *args, **kwargs)
-        loss = None
-        try:
-            if self.when_idle is not None:
-                self.keeps_newest, call, self.when_idle = False, self.when_idle, None
-                call()
-            self._settle()
-            loss = self._loss_of(tensors)
-            self._end_evaluation(loss)
-            if loss is not None and (self._count or self._num_accumulated > 1):
-                self._divisor = _divisor_of(loss)
-        except Exception as error:
-            self._kept("losses", error)
-        original(tensors, grad_tensors, *args, **kwargs)
-        try:
-            self._take(loss)
-        except Exception as error:
-            self._kept("losses", error)
-        return None
+    def _begin(self, tensors: Any) -> torch.Tensor | None:
+        """A pass begins: returns its loss."""
+        if self.when_idle is not None:
+            self.keeps_newest, call, self.when_idle = False, self.when_idle, None
+            call()
+        self._settle()
+        loss = self._loss_of(tensors)
+        self._end_evaluation(loss)
+        if loss is not None and (self._count or self._num_accumulated > 1):
+            self._divisor = _divisor_of(loss)
+        return loss
 
     def _loss_of(self, tensors: Any) -> torch.Tensor | None:
         """The loss among the arguments of `backward`, as it was before a GradScaler scaled it."""
@@ -231,12 +230,9 @@ class ScriptLosses:
     def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                self._settle()
-                self.num_scaler_skips += self._count > 0
-                self._count = 0  # losses of a step that the scaler has skipped
-            except Exception as error:
-                self._kept("losses", error)
+            self._safely("losses", self._settle)
+            self.num_scaler_skips += self._count > 0
+            self._count = 0  # losses of a step that the scaler has skipped
             return original(scaler, *args, **kwargs)
 
         return update
@@ -246,17 +242,15 @@ class ScriptLosses:
     def _evaluating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def evaluate(module: Any) -> Any:
-            try:
-                if set(self._models()).intersection(module.modules()):
-                    self._begin_evaluation()
-            except Exception as error:
-                self._kept("validation losses", error)
+            self._safely("validation losses", self._begin_evaluation, module)
             return original(module)
 
         return evaluate
 
-    def _begin_evaluation(self) -> None:
-        """A guarded model goes into eval mode: from now on, the loss function is listened to only then."""
+    def _begin_evaluation(self, module: torch.nn.Module) -> None:
+        """If a guarded model goes into eval mode, the loss function is listened to only then from now on."""
+        if not set(self._models()).intersection(module.modules()):
+            return
         self._has_eval = True
         if self._function is not None and not self._is_armed:
             self._is_armed, self._is_plain = True, False
@@ -279,12 +273,10 @@ class ScriptLosses:
         @functools.wraps(original)
         def listened(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            try:
-                is_of_step = self._samples is None and not self._is_armed and result.requires_grad
-                if type(result) is torch.Tensor and not is_of_step:
-                    self._meet(name, at, args, kwargs, result)
-            except Exception as error:
-                self._kept("validation losses", error)
+            if type(result) is torch.Tensor and not (
+                self._samples is None and not self._is_armed and result.requires_grad  # of a step
+            ):
+                self._safely("validation losses", self._meet, name, at, args, kwargs, result)
             return result
 
         torch.jit._builtins._register_builtin(listened, f"aten::{name}")  # for torch.jit.script: it looks them up by id

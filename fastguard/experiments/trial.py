@@ -114,24 +114,16 @@ class Trial:
             if len(base.losses) < LEAST_STEPS:
                 why = base.problem or "it ended"
                 raise TrialError(f"the script took {len(base.losses)} steps with a known loss, of at least 16: {why}")
-            causes = self._causes()
+            history = TrainingHistory.from_jsonl(self._log_of("", 0))
+            causes = find_causes(diagnose(history), history)
             other = self._run("as it is, second seed", "", 1)
             noise = noise_between(base.losses, other.losses) if num else 0.0
             outcome = Outcome(base, other, noise, causes, [])
-            for arm in self._arms(causes):
+            arms = [*arms_for(one.rule for one in causes), *ARMS.values()]
+            for arm in dict.fromkeys(arms if self._names is None else map(ARMS.__getitem__, self._names)):
                 outcome.rows.append(self._row(arm, outcome))
             self._confirm(outcome)
             return outcome
-
-    def _causes(self) -> list[Any]:
-        history = TrainingHistory.from_jsonl(self._log_of("", 0))
-        return find_causes(diagnose(history), history)
-
-    def _arms(self, causes: Sequence[Any]) -> list[Arm]:
-        suggested = arms_for(one.rule for one in causes)
-        if self._names is not None:
-            return [ARMS[name] for name in self._names]
-        return list(dict.fromkeys([*suggested, *ARMS.values()]))
 
     def _row(self, arm: Arm, outcome: Outcome) -> Row:
         base = outcome.base
@@ -168,56 +160,45 @@ class Trial:
         """One process, in a copy of the folder that is deleted afterwards."""
         self._told(name, 0)
         started = time.monotonic()
-        folder = self._room / "copy"
-        here = Path.cwd()
+        folder, here, target = self._room / "copy", Path.cwd(), self._target
         forked.mirror(here, folder / "here")
-        target = self._target
         if not self._is_module:
             script = Path(target).resolve()
-            if not script.is_relative_to(here):
+            if script.is_relative_to(here):
+                target = str(script.relative_to(here))
+            else:
                 forked.mirror(script.parent, folder / "script")
                 target = str(folder / "script" / script.name)
-            else:
-                target = str(script.relative_to(here))
         read, write = os.pipe()
-        log = self._log_of(arm, seed)
-        base_log = self._log_of("", 0)
+        log, base_log = self._log_of(arm, seed), self._log_of("", 0)
         arguments = tuple(one.replace(str(here), str(folder / "here")) for one in self._arguments)
-        is_base = base_log == log
-        task = Task(
-            target,
-            arguments,
-            self._is_module,
-            arm,
-            seed,
-            self._num_steps,
-            str(log),
-            "" if is_base else str(base_log),
-            write,
-        )
+        known = "" if base_log == log else str(base_log)
+        task = Task(target, arguments, self._is_module, arm, seed, self._num_steps, str(log), known, write)
         output = folder / "output.txt"
         try:
             with open(output, "wb") as file:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "fastguard.commands.trial_child", task.to_json()],
                     cwd=folder / "here",
-                    env=self._environment(folder),
+                    env=_environment(folder),
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
                     pass_fds=(write,),
                     start_new_session=True,
-                    preexec_fn=lambda: self._confine(),
+                    preexec_fn=lambda: _confine(self._room),
                 )
             os.close(write)
             try:
                 said, is_late = self._follow(read, process, name)
-            finally:
-                _end(process)
+            finally:  # with everything that it has started: it has said all that it has to say
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
             run = _run_of(log, self._num_steps)
             run.seconds = time.monotonic() - started
             run.problem = "the time was over" if is_late else said.get("problem", _last_line(output) or "it was killed")
-            if is_base:
+            if not known:
                 self._reasons = said.get("reasons", {})
             return run
         finally:
@@ -239,30 +220,29 @@ class Trial:
             steps = [line for line in lines if line.isdigit()]
             if steps:
                 self._told(name, int(steps[-1]))
-            if lines and not lines[-1].isdigit():
-                words: dict[str, Any] = json.loads(lines[-1])
-                return words, False
+            if len(steps) < len(lines):
+                return json.loads(lines[-1]), False
         return {}, False
 
-    def _environment(self, folder: Path) -> dict[str, str]:
-        temporary = folder / "tmp"
-        temporary.mkdir()
-        ours = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), ours)))
-        return {**os.environ, **_OFFLINE, "TMPDIR": str(temporary), "MPLCONFIGDIR": str(temporary), "PYTHONPATH": path}
 
-    def _confine(self) -> None:
-        """In the process, before it becomes Python."""
-        import resource
+def _environment(folder: Path) -> dict[str, str]:
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[2]))))
+    return {**os.environ, **_OFFLINE, "TMPDIR": str(temporary), "MPLCONFIGDIR": str(temporary), "PYTHONPATH": path}
 
-        forked.die_with_parent()
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        limit = _MOST_FILE_BYTES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILE_BYTES)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        home = Path.home()
-        caches = [home / name for name in (".cache", ".triton", ".nv")]
-        caches += [Path(os.environ[name]) for name in _CACHES if os.environ.get(name)]
-        forked.refuse_writes([self._room, "/dev", *caches])
+
+def _confine(room: Path) -> None:
+    """In the process, before it becomes Python."""
+    import resource
+
+    forked.die_with_parent()
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    limit = _MOST_FILE_BYTES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILE_BYTES)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    caches = [Path.home() / name for name in (".cache", ".triton", ".nv")]
+    caches += [Path(os.environ[name]) for name in _CACHES if os.environ.get(name)]
+    forked.refuse_writes([room, "/dev", *caches])
 
 
 def _run_of(log: Path, num_steps: int) -> Run:
@@ -283,10 +263,3 @@ def _last_line(output: Path) -> str:
         file.seek(max(0, os.path.getsize(output) - 4096))
         lines = file.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process with everything that it has started: it has said all that it has to say."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

@@ -9,7 +9,7 @@ import torch
 
 from ..kernels.cpu import extension
 from ..records.samples import BatchSample
-from .tensors import Call, can_be_read, inputs_of, leaves, strided
+from .tensors import can_be_read, inputs_of, leaves, strided
 
 _MAX_ELEMENTS = 4096
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4}  # of the sum of a row
@@ -90,7 +90,7 @@ def sample_of(data: Sequence[Given], output: Any, training: bool, with_grad: boo
 
 def data_of(args: Any, kwargs: dict[str, Any]) -> list[Given]:
     """The inputs of a pass that can be read here, without masks."""
-    readable = [x for x in inputs_of(Call(args, kwargs)) if can_be_read(x)]
+    readable = [x for x in inputs_of(args, kwargs) if can_be_read(x)]
     data = [Given(x, figures_of(x) if x.is_floating_point() else None) for x in readable]
     return [x for x in data if not is_mask(*x)]
 

@@ -35,23 +35,22 @@ _FIRST_QUIET = 2, 13  # the first torch whose dynamo traces a model with such ho
 
 
 class PlainSchedule:
-    """What `schedule_for` returns without the extension. A class of its own, since dynamo traces what sets it."""
+    """From which steps on a forward pass of the model is to be looked at, without the extension.
+
+    With the clock of a run, which only the extension has, C++ compares these with the number of the step, and a pass
+    that is not due enters no Python function.
+
+    Attributes:
+        training_from: the step from which on a pass in train mode and with autograd is due.
+        evaluation_from: the same for any other pass, if `is_evaluation_due`: one in train mode came since the last.
+    """
 
     training_from = evaluation_from = 0
     is_evaluation_due = False
 
 
 def schedule_for(clock: Any, model: nn.Module) -> Any:
-    """From which steps on a forward pass of the model is to be looked at, to begin with at once.
-
-    With the clock of a run, which only the extension has, C++ compares these with the number of the step, and a pass
-    that is not due enters no Python function.
-
-    Returns:
-        an object with `training_from`, from which step on a pass in train mode and with autograd is due;
-        `evaluation_from`, the same for any other pass if there was one in train mode since the last; and
-        `is_evaluation_due`, whether there was.
-    """
+    """The schedule of a run with this clock, with which every pass is due to begin with."""
     return PlainSchedule() if clock is None else extension.ScheduleState(clock, model)
 
 
@@ -118,8 +117,14 @@ class BatchWatch(Transient, Observer):
         if torch.compiler.is_compiling():
             return
         is_training = module.training and torch.is_grad_enabled()
-        if self._is_due(is_training):
-            self._look(module, args, kwargs, output, is_training)
+        if not self._is_due(is_training) or self.is_paused:
+            return
+        if module is not self._model():  # a replica of DataParallel's is another
+            return
+        if torch._C._current_graph_task_id() == -1 and not torch._C._is_tracing():
+            with_grad = torch.is_grad_enabled()
+            with self._failures.kept(_WHAT, "That pass was not looked at."), torch.no_grad():
+                self._look(module, args, kwargs, output, is_training, with_grad)
 
     def _is_awaited(self) -> bool:
         """Whether to sample a pass that begins now."""
@@ -132,54 +137,36 @@ class BatchWatch(Transient, Observer):
             step = self._place()
         except ReferenceError:  # the guard is going, and so is this hook
             return False
+        schedule = self._schedule
         if step is None:
             return False
-        schedule = self._schedule
         if is_training:
             schedule.is_evaluation_due = True
             return step >= schedule.training_from
         return schedule.is_evaluation_due and step >= schedule.evaluation_from
 
     def _look(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, is_training: bool
+        self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any, is_training: bool, with_grad: bool
     ) -> None:
-        if self.is_paused or module is not self._model():  # a replica of DataParallel's is another
-            return
-        if torch._C._current_graph_task_id() != -1 or torch._C._is_tracing():
-            return
-        with_grad = torch.is_grad_enabled()
-        with self._failures.kept(_WHAT, "That pass was not looked at."), torch.no_grad():
-            if not self._count(is_training):
-                return
-            self.first.end(output)
-            inner = self._inner()
-            mode = bool(module.training if inner is None else inner.training)
-            data = data_of(args, kwargs)
-            sample = sample_of(data, output, mode, with_grad)
-            if is_training:
-                self.loss.watch(output, [x.tensor for x in data[:4]])
-                if self._num_taken in _COMPARED:
-                    self.norms.arm()
-            if sample is not None:
-                self.found.append(sample)
-                self._awake()
-
-    def _count(self, is_training: bool) -> bool:
-        """Counts a pass that is due as sampled. Returns whether there is room for the sample."""
-        step = self._place()
+        step, schedule = self._place(), self._schedule
         if step is None or len(self.found) >= _MAX_WAITING:
-            return False
+            return
+        self._num_taken += is_training
+        following = step + (_EARLY if self._num_taken < _NUM_EARLY else _LATE)
         if is_training:
-            self._num_taken += 1
-            self._schedule.training_from = 0 if self._num_taken < _NUM_FIRST else step + self._interval
+            schedule.training_from = 0 if self._num_taken < _NUM_FIRST else following
         else:
-            self._schedule.is_evaluation_due = False
-            self._schedule.evaluation_from = step + self._interval
-        return True
-
-    @property
-    def _interval(self) -> int:
-        return _EARLY if self._num_taken < _NUM_EARLY else _LATE
+            schedule.is_evaluation_due, schedule.evaluation_from = False, following
+        self.first.end(output)
+        inner, data = self._inner(), data_of(args, kwargs)
+        sample = sample_of(data, output, bool((inner or module).training), with_grad)
+        if is_training:
+            self.loss.watch(output, [x.tensor for x in data[:4]])
+            if self._num_taken in _COMPARED:
+                self.norms.arm()
+        if sample is not None:
+            self.found.append(sample)
+            self._awake()
 
     def facts(self) -> dict[str, Any]:
         norms = {"norm_statistics": dict(self.norms.found)} if self.norms.found else {}
@@ -192,10 +179,8 @@ class BatchWatch(Transient, Observer):
 
     def state(self) -> list[int]:
         """The schedule, as plain numbers."""
-        schedule = self._schedule
-        due = int(schedule.is_evaluation_due)
-        unused = 0  # was a count of passes
-        return [self._num_taken, unused, schedule.training_from, schedule.evaluation_from, due]
+        schedule = self._schedule  # the second number was a count of passes
+        return [self._num_taken, 0, schedule.training_from, schedule.evaluation_from, int(schedule.is_evaluation_due)]
 
     def load(self, state: Sequence[int]) -> None:
         """Goes on from `state`."""
@@ -240,27 +225,20 @@ class FirstPass(Observer):
         self._failures = failures
         self._called: deque[str] = deque(maxlen=_NUM_MODULES)
         self._autocast = ""
-        self._is_over = False
-        self._start(model)
-
-    def _start(self, model: nn.Module) -> None:
         self.hold(model.register_forward_pre_hook(ModuleHook(self._begin)))
 
     def _begin(self, model: nn.Module, args: Any) -> None:
         """Watches the modules of `model`, instead of those of a pass before that did not end."""
         with self._failures.kept(_WHAT, "Which modules the first pass called last is not known."):
             self.close()
-            self._start(model)
+            self.hold(model.register_forward_pre_hook(ModuleHook(self._begin)))
             self._called.clear()
             self._autocast = _autocast(self._device)
-            if not list(model.children()):
+            seen, leaves = ModuleHook(self._see), leaves_of(model)
+            if leaves == [model]:
                 self._see(model)
-                return
-            seen = ModuleHook(self._see)
-            for leaf in leaves_of(model):
-                if isinstance(leaf, torch.jit.ScriptModule):  # takes none
-                    continue
-                self.hold(leaf.register_forward_hook(seen))
+            else:  # a scripted module takes no hook
+                self.hold(*(x.register_forward_hook(seen) for x in leaves if not isinstance(x, torch.jit.ScriptModule)))
 
     def _see(self, module: nn.Module, *_: Any) -> None:
         """A module without children was called."""
@@ -270,15 +248,10 @@ class FirstPass(Observer):
 
     def end(self, output: Any) -> None:
         """The pass is over; the first one that is."""
-        if self._is_over:
-            return
-        self._is_over = True
-        self.close()
-        self.found = {
-            "last_modules": list(reversed(self._called)),
-            "last_operations": _operations(output),
-            "autocast": self._autocast,
-        }
+        if not self.found:
+            self.close()
+            operations, modules = _operations(output), list(reversed(self._called))
+            self.found = {"last_modules": modules, "last_operations": operations, "autocast": self._autocast}
 
 
 class NormStatistics(Observer):
@@ -323,12 +296,10 @@ class NormStatistics(Observer):
             mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
             if mean is None or variance is None or type(x) not in (torch.Tensor, nn.Parameter) or x.dim() < 2:
                 return
-            if not (can_be_read(x) and can_be_read(mean)):
+            if not (can_be_read(x) and can_be_read(mean)) or x.shape[1] != mean.numel():
                 return
             if not bool(mean.isfinite().all() and variance.isfinite().all()):
                 self.found[name] = math.inf, math.inf
-                return
-            if x.shape[1] != mean.numel():
                 return
             step = -(-x.shape[1] // _MAX_CHANNELS)
             channels = x.detach()[:, ::step]
@@ -336,11 +307,10 @@ class NormStatistics(Observer):
             channels = thinned(channels, most, (*range(x.dim() - 1, 1, -1), 0)).transpose(0, 1).flatten(1).float()
             if channels.shape[1] < _LEAST_ROWS:
                 return
-            mean, variance = mean[::step].float(), variance[::step].float()
             of_batch, means = torch.var_mean(channels, 1)
             eps = float(getattr(module, "eps", 1e-5))
-            away = ((mean - means).square() / (of_batch + eps)).mean().sqrt()
-            times = ((variance + eps).log() - (of_batch + eps).log()).mean()
+            away = ((mean[::step].float() - means).square() / (of_batch + eps)).mean().sqrt()
+            times = ((variance[::step].float() + eps).log() - (of_batch + eps).log()).mean()
             gap, ratio = float(away), math.exp(max(-700.0, min(700.0, float(times))))
             if math.isfinite(gap) and ratio > 0.0:
                 self.found[name] = gap, ratio

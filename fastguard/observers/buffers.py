@@ -21,6 +21,7 @@ _NORMS = torch.nn.modules.batchnorm._NormBase  # whose statistics are written pa
 _SMALL_BYTES = 1 << 20  # of all copies of buffers that nothing writes to; a larger buffer has a pack of its own
 _SMALL_SHARE = 0.01  # of the parameters of the model, if that is more
 _MOST_BYTES = 64 << 20  # of all copies at every step
+_SO = "They may not be finite after a skipped step."
 _NUM_FIRST = 3  # steps that all check which buffers are written to
 _LOOK_EVERY, _WALK_EVERY = 32, 512  # steps between later such checks, and between searches for new buffers
 
@@ -200,11 +201,11 @@ class Buffers(Observer):
             The step from which to call this again; skipped steps always need a call.
         """
         count, self._num_followed = self._num_followed, self._num_followed + 1
-        with self._failures.kept("buffers", "They may not be finite after a skipped step."), torch.no_grad():
+        with self._failures.kept("buffers", _SO), torch.no_grad():
             if skipped is False and (count == 1 or count % _WALK_EVERY == _WALK_EVERY - 1):
                 self._walk()
-            elif count < _NUM_FIRST or not self._packs or count % _LOOK_EVERY == 0:
-                self._look()
+            elif (count < _NUM_FIRST or not self._packs or count % _LOOK_EVERY == 0) and self._has_news():
+                self._sort()
             try:
                 self._follow(skipped)
             except (RuntimeError, TypeError, KeyError):  # moved, or no longer there
@@ -212,15 +213,14 @@ class Buffers(Observer):
                 self._follow(skipped)
         return step + (1 if self._packs or count < _NUM_FIRST else _LOOK_EVERY)
 
+    def _has_news(self) -> bool:
+        return bool([place for place in self._places if place.look()])
+
     def refresh(self, *_: Any) -> None:
         """The present values are good, as after `load_state_dict`."""
-        with self._failures.kept("buffers", "They may not be finite after a skipped step."), torch.no_grad():
+        with self._failures.kept("buffers", _SO), torch.no_grad():
             self._packs = self._calm = []
             self._walk()
-
-    def _look(self) -> None:
-        if [place for place in self._places if place.look()]:
-            self._sort()
 
     def _walk(self) -> None:
         """Finds the present buffers."""
@@ -239,38 +239,34 @@ class Buffers(Observer):
             for pack in (*self._packs, *self._calm)
             for place, piece in zip(pack.places, pack.pieces(pack.kept))
         }
+        model = self._model()
+        size = (
+            0
+            if model is None or not self._places
+            else sum(p.nbytes for p in model.parameters() if tensor_can_be_kept(p))
+        )
+        left = {True: _MOST_BYTES, False: max(_SMALL_BYTES, int(_SMALL_SHARE * size))}
         kinds: dict[Any, list[tuple[BufferPlace, torch.Tensor]]] = {}
-        left = {True: _MOST_BYTES, False: self._calm_bytes() if self._places else 0}
         for place in sorted(self._places, key=BufferPlace.num_bytes):
             now = place.tensor
-            if now is None or not tensor_can_be_kept(now):
+            if now is None or not tensor_can_be_kept(now) or now.nbytes > left[place.is_written]:
                 continue
             kept = known.get((id(place.dict), place.key), now)
             if kept.shape != now.shape or kept.dtype != now.dtype or kept.device != now.device:
                 kept = now
-            if now.nbytes > left[place.is_written]:
-                continue
             left[place.is_written] -= now.nbytes
             own = id(place) if now.nbytes > _SMALL_BYTES else 0
             kind = place.is_written, now.dtype, now.device, min(now.dim(), 2), own
             kinds.setdefault(kind, []).append((place, kept))
-        packs: dict[bool, list[_Pack]] = {True: [], False: []}
-        for (is_written, *_), members in kinds.items():
-            packs[is_written].append(_Pack(*map(list, zip(*members))))
-        self._packs, self._calm = packs[True], packs[False]
-
-    def _calm_bytes(self) -> int:
-        """Bytes to keep of buffers that nothing writes to."""
-        model = self._model()
-        size = 0 if model is None else sum(p.nbytes for p in model.parameters() if tensor_can_be_kept(p))
-        return max(_SMALL_BYTES, int(_SMALL_SHARE * size))
+        packs = [(is_written, _Pack(*map(list, zip(*members)))) for (is_written, *_), members in kinds.items()]
+        self._packs = [pack for is_written, pack in packs if is_written]
+        self._calm = [pack for is_written, pack in packs if not is_written]
 
     def _follow(self, skipped: bool | torch.Tensor) -> None:
         if isinstance(skipped, torch.Tensor) or not all(pack.kept.is_cpu for pack in self._packs):
             self._follow_on_device(skipped)
             return
-        packs = self._packs if not skipped else [*self._packs, *self._calm]
-        found = [(pack, pack.gather()) for pack in packs]
+        found = [(pack, pack.gather()) for pack in (*self._packs, *(self._calm if skipped else ()))]
         bad = {}
         for pack, now in found:
             if pack.may_be_bad and not math.isfinite(abs(now.sum().item())):

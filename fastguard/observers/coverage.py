@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-import weakref
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
-from .observer import ObservedRun, Observer, ParameterHook
-from .sketches import guarded_parameters, next_look, sample
+from .observer import ObservedRun, Observer, parameter_hook
+from .sketches import Snapshot, guarded_parameters, next_look
 
-_MAX_PARAMETERS = 16
-_PER_PARAMETER = 4
 _REST = 64  # steps without a look while no gradient is missing
 _NUM_REACHED, _MAX_LOOKS = 20, 40  # steps for which it counts backward passes; after which it ends
-_Sample: TypeAlias = list[tuple[weakref.ref[torch.Tensor], str, Any]]  # parameters, their names, and what they were
 _ELSEWHERE = ("main_grad", "ds_tensor", "ds_id")  # attributes where Megatron and DeepSpeed keep gradients
 
 
@@ -31,13 +27,16 @@ class CoverageWatch(Observer):
 
     def __init__(self, run: ObservedRun) -> None:
         self._run = run
-        self._before: tuple[int, _Sample] | None = None
-        self._after: tuple[int, _Sample] | None = None
+        self._before: Snapshot | None = None
+        self._after: Snapshot | None = None
         self._in_step: dict[str, None] = {}
         self._between: dict[str, None] = {}
-        self._num_passes = 0
-        self._num_reached = self._num_looks = 0
+        self._num_passes = self._num_reached = self._num_looks = 0
         self._elsewhere = ""
+
+    @property
+    def _is_over(self) -> bool:
+        return self._num_looks >= _MAX_LOOKS or self._run.ring.seen.has_all
 
     def next_after(self, step: int) -> float:
         if self._num_looks >= _MAX_LOOKS:
@@ -49,36 +48,31 @@ class CoverageWatch(Observer):
         return self._after is not None or not self._run.ring.seen.has_all
 
     def before(self, step: int) -> None:
-        taken, self._after, self._before = self._after, None, None
-        if taken is not None and taken[0] == step - 1:
-            self._between.update(dict.fromkeys(_moved(taken[1])))
-        if self._num_looks < _MAX_LOOKS and not self._run.ring.seen.has_all:
-            self._before = step, self._take()
+        if self._after is not None and self._after.step == step - 1:
+            self._between.update(dict.fromkeys(self._after.changed() or ()))
+        self._after, self._before = None, None if self._is_over else self._take(step)
 
     def after(self, step: int) -> None:
-        taken, self._before = self._before, None
-        if taken is not None and taken[0] == step:
-            self._in_step.update(dict.fromkeys(_moved(taken[1])))
-        if self._num_looks >= _MAX_LOOKS or self._run.ring.seen.has_all:
-            Observer.close(self)
+        if self._before is not None and self._before.step == step:
+            self._in_step.update(dict.fromkeys(self._before.changed() or ()))
+        self._before = None
+        if self._is_over:
+            super().close()
             return
-        if self._handles:
-            self._num_reached += self._num_passes > 0
+        self._num_reached += bool(self._handles) and self._num_passes > 0
         self._num_passes = 0
-        taken_now = self._take()
-        self._after = step, taken_now
+        self._after = self._take(step)
         self._num_looks += 1
-        if self._num_looks > _NUM_REACHED or not taken_now:
-            Observer.close(self)
+        params = [p for p in self._after.params if p.is_leaf and p.layout is torch.strided]
+        if self._num_looks > _NUM_REACHED or not params:
+            super().close()
         elif not self._handles:
-            for p in {id(p): p for p in (taken_now[0][0](), taken_now[-1][0]()) if p is not None}.values():
-                if p.is_leaf and p.layout is torch.strided:
-                    self.hold(p.register_post_accumulate_grad_hook(ParameterHook(self._reached)))
+            for p in {id(p): p for p in (params[0], params[-1])}.values():
+                self.hold(p.register_post_accumulate_grad_hook(parameter_hook(self._reached)))
 
-    def _take(self) -> _Sample:
+    def _take(self, step: int) -> Snapshot:
         """The present state of some of the parameters without a gradient."""
-        run = self._run
-        params = run.params()
+        run, params = self._run, self._run.params()
         missing = [(params[i], run.known_names[i]) for i in run.ring.seen.never() if i < len(params)]
         missing = [(p, name) for p, name in missing if p.requires_grad]
         for p, _ in missing[:1]:
@@ -86,8 +80,7 @@ class CoverageWatch(Observer):
         if missing:
             held = guarded_parameters()
             missing += [(p, name) for p, name in run.model_parameters() if p.requires_grad and id(p) not in held]
-        chosen = missing[:: max(1, -(-len(missing) // _MAX_PARAMETERS))]
-        return [(weakref.ref(p), name, _state_of(p, run.may_wait)) for p, name in chosen]
+        return Snapshot(step, missing, may_read=run.may_wait)
 
     def facts(self) -> dict[str, Any]:
         params = self._run.params()  # none where the optimizers are gone
@@ -121,20 +114,3 @@ class CoverageWatch(Observer):
     def close(self) -> None:
         super().close()
         self.forget()
-
-
-def _state_of(p: torch.Tensor, may_read: bool) -> bytearray | int:
-    """Some elements of `p`, or how often it was written to if it may not be read."""
-    values = sample([p], _PER_PARAMETER) if may_read else None
-    return p._version if values is None else values
-
-
-def _moved(taken: _Sample) -> list[str]:
-    """Names of those that have changed."""
-    names = []
-    for ref, name, before in taken:
-        p = ref()
-        now = None if p is None else _state_of(p, isinstance(before, bytearray))
-        if type(now) is type(before) and now != before:
-            names.append(name)
-    return names

@@ -92,7 +92,7 @@ def how_near(x: torch.Tensor, targets: array[float], each: int, are_floating: bo
     that near pairs count most. Distances of targets, `each` of a sample, count as they are. NaN if one of the two is
     constant.
     """
-    found = extension.how_near(_floats(x), x.is_floating_point(), targets, each, are_floating)
+    found = extension.how_near(*_floats(x), targets, each, are_floating)
     return math.nan if found is None else found
 
 
@@ -112,7 +112,7 @@ def how_it_follows(x: torch.Tensor, targets: array[float]) -> array[float]:
     each = len(targets) // max(1, len(x))
     if len(x) < _LEAST_SAMPLES or not each or len(targets) % len(x):
         return array("d")
-    return array("d", extension.how_it_follows(_floats(x), x.is_floating_point(), targets, each) or ())
+    return array("d", extension.how_it_follows(*_floats(x), targets, each) or ())
 
 
 def equal_at(x: torch.Tensor, targets: array[float], rows: array[float], num_rows: int) -> array[float]:
@@ -126,5 +126,6 @@ def equal_at(x: torch.Tensor, targets: array[float], rows: array[float], num_row
     return array("d", torch.cat([(way == y[:, None]).double().mean(0) for way in ways]).tolist())
 
 
-def _floats(x: torch.Tensor) -> torch.Tensor:
-    return x if x.is_floating_point() else x.double()
+def _floats(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """As numbers, and whether they were."""
+    return (x, True) if x.is_floating_point() else (x.double(), False)

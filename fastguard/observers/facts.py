@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from .. import kernels
 from ..names import Namer, strip_wrappers
 from ..records import values
-from .observer import Observer, ParameterHook
+from .observer import Observer, parameter_hook
 
 _NUM_COUNTED = 4  # steps whose backward passes are counted
 _MAX_STEPS = 64  # after which counting ends, also if gradients never came from a backward pass
@@ -51,7 +51,7 @@ class ModelFacts(Observer):
         self._devices = {p.device for p in params}  # others may be out of the backend's reach
         counted = next((p for p in params if p.requires_grad and p.is_leaf and p.layout is torch.strided), None)
         if counted is not None:
-            self.hold(counted.register_post_accumulate_grad_hook(ParameterHook(self._count_pass)))
+            self.hold(counted.register_post_accumulate_grad_hook(parameter_hook(self._count_pass)))
 
     def at_first(self) -> dict[str, Any]:
         """Facts when the guard is made: names, spread of the weights, dropout, kinds of modules, dtypes.
@@ -99,7 +99,10 @@ class ModelFacts(Observer):
         """
         facts: dict[str, Any] = {"decay_per_step": max((_decay(o) for o in optimizers), default=0.0)}
         facts.update(_schedule(optimizers))
-        facts["optimizer_settings"] = self._settings_of(optimizers)
+        found = [_settings(o, group) for o in optimizers for group in o.param_groups][:_MAX_GROUPS]
+        if [{**one, "lr": 0.0} for one in found] != [{**one, "lr": 0.0} for one in self._settings]:
+            self._settings = found  # with the learning rates at the last change of another setting
+        facts["optimizer_settings"] = self._settings
         if self._per_step is not None:
             facts["backward_per_step"] = self._per_step
         still = _not_moving(optimizers)
@@ -111,13 +114,6 @@ class ModelFacts(Observer):
             facts["not_in_optimizer"] = [n for i, n in left if i not in others and n not in self._namer.given]
             facts["without_gradient"] = [n for p, n in self._namer.known() if not p.requires_grad]
         return facts
-
-    def _settings_of(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
-        """Settings of the groups; learning rates are those at the last change of another setting."""
-        found = [_settings(o, group) for o in optimizers for group in o.param_groups][:_MAX_GROUPS]
-        if list(map(_without_lr, found)) != list(map(_without_lr, self._settings)):
-            self._settings = found
-        return self._settings
 
     def _count_pass(self, parameter: torch.Tensor) -> None:
         self._passes += 1
@@ -178,10 +174,6 @@ def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[s
     return found
 
 
-def _without_lr(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name != "lr"}
-
-
 def _is_matrix(name: str, p: torch.Tensor) -> bool:
     if "weight" not in name.rpartition(".")[2]:  # positions, tokens and other tables have no fan-in
         return False
@@ -195,12 +187,10 @@ def _is_stack(p: torch.Tensor) -> bool:
 
 def _decay(optimizer: torch.optim.Optimizer) -> float:
     """The largest share by which a step of `optimizer` shrinks a parameter for its size alone; 0.0 where not known."""
-    shares = [0.0]
-    for group in optimizer.param_groups:
-        is_plain = isinstance(optimizer, (torch.optim.SGD, torch.optim.AdamW))
-        if (is_plain or group.get("decoupled_weight_decay")) and group.get("weight_decay"):
-            shares.append((_number(group.get("lr")) or 0.0) * (_number(group["weight_decay"]) or 0.0))
-    return max(shares)
+    is_plain = isinstance(optimizer, (torch.optim.SGD, torch.optim.AdamW))
+    groups = [group for group in optimizer.param_groups if is_plain or group.get("decoupled_weight_decay")]
+    products = ((_number(group.get("lr")) or 0.0) * (_number(group.get("weight_decay")) or 0.0) for group in groups)
+    return max((0.0, *products))
 
 
 def _number(value: Any) -> float | None:
@@ -215,10 +205,10 @@ def _number(value: Any) -> float | None:
 
 def _not_moving(optimizers: Sequence[torch.optim.Optimizer]) -> list[int]:
     """Parameters (ids) whose learning rate is 0 while that of others is not."""
-    groups = [group for o in optimizers for group in o.param_groups if "lr" in group]
-    if all(_number(group["lr"]) == 0.0 for group in groups):
+    groups = [(_number(g["lr"]) == 0.0, g["params"]) for o in optimizers for g in o.param_groups if "lr" in g]
+    if all(is_still for is_still, _ in groups):
         return []
-    return [id(p) for group in groups if _number(group["lr"]) == 0.0 for p in group["params"]]
+    return [id(p) for is_still, params in groups if is_still for p in params]
 
 
 def _schedule(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .observer import ObservedRun, Observer, ParameterHook
+from .observer import ObservedRun, Observer, parameter_hook
 from .sketches import sample
 from .tensors import can_be_read, strided
 
@@ -31,12 +31,11 @@ class _Watched(Observer):
     def __init__(self, parameter: torch.Tensor) -> None:
         self._parameter = weakref.ref(parameter)
         self._gradient: weakref.ref[torch.Tensor] | None = None
-        self._version = 0
+        self._version = self.num_passes = 0
         self.is_left = self.was_cleared = False
-        self.num_passes = 0
         self.hold(
-            parameter.register_hook(ParameterHook(self._is_to_be_added)),
-            parameter.register_post_accumulate_grad_hook(ParameterHook(self._was_added)),
+            parameter.register_hook(parameter_hook(self._is_to_be_added)),
+            parameter.register_post_accumulate_grad_hook(parameter_hook(self._was_added)),
         )
 
     def _is_to_be_added(self, gradient: torch.Tensor) -> None:
@@ -74,12 +73,6 @@ class LeftGradients(Observer):
     part of the gradient of the next step. Accumulated micro-batches do not count, nor does a gradient that is cleared
     later than at the first backward pass.
 
-    Attributes:
-        num_watched: steps that ended with gradients added since the one before.
-        num_left: of these, the steps that included the gradients of the step before.
-        num_cleared: steps at which the gradients of the backward passes were gone; if gradients may not be read, steps
-            before which something wrote to them.
-
     Cost: 5 us a backward pass until it is over; then nothing.
     """
 
@@ -88,54 +81,39 @@ class LeftGradients(Observer):
         params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
         params = [p for p in params if p.requires_grad and p.is_leaf and p.layout is torch.strided]
         params = [p for p in params if not hasattr(p, "to_local")]  # FSDP2 adds to them past the hooks
-        chosen = {id(p): p for p in (*params[:1], *params[-1:])}
-        self._watched = [_Watched(p) for p in chosen.values()]
-        self._num_steps = 0
-        self._has_begun = False
-        self.num_watched = 0
-        self.num_left = self.num_cleared = 0
+        self._watched = [_Watched(p) for p in {id(p): p for p in (*params[:1], *params[-1:])}.values()]
+        # Steps that ended with gradients added since the one before; of these, those that included the gradients of the
+        # step before; all steps; whether there was one with gradients; and those at which the gradients of the backward
+        # passes were gone, or, where gradients may not be read, had been written to.
+        self._counts = [0, 0, 0, 0, 0]
 
     def next_after(self, step: int) -> float:
         return step + 1 if self._watched else math.inf
 
     def after(self, step: int) -> None:
-        if not self._watched:
-            return
-        if any(watched.num_passes for watched in self._watched):
-            if self._has_begun:
-                self.num_watched += 1
-                self.num_left += any(watched.is_left and watched.num_passes for watched in self._watched)
-            self._has_begun = True
         reached = [watched for watched in self._watched if watched.num_passes]
+        num_watched, num_left, num_steps, has_begun, num_cleared = self._counts
+        if reached and has_begun:
+            num_watched += 1
+            num_left += any(watched.is_left for watched in reached)
         for watched in self._watched:
             watched.end_step(may_read=self._run.may_wait)
-        self.num_cleared += bool(reached) and all(watched.was_cleared for watched in reached)
-        self._num_steps += 1
-        self._end()
-
-    def _end(self) -> None:
-        if self.num_watched >= _NUM_WATCHED or self._num_steps >= _MAX_STEPS:
-            self.close()
+        num_cleared += bool(reached) and all(watched.was_cleared for watched in reached)
+        self.load([num_watched, num_left, num_steps + 1, int(has_begun or bool(reached)), num_cleared])
 
     def state(self) -> list[int]:
         """The counts."""
-        return [self.num_watched, self.num_left, self._num_steps, int(self._has_begun), self.num_cleared]
+        return list(self._counts)
 
     def load(self, state: Sequence[int]) -> None:
-        """Goes on from `state`."""
-        self.num_watched, self.num_left, self._num_steps, has_begun, *rest = state
-        self.num_cleared = rest[0] if rest else 0
-        self._has_begun = bool(has_begun)
-        self._end()
+        """Goes on from `state`, which older versions wrote without the last count."""
+        self._counts = [*state, 0][:5]
+        if self._counts[0] >= _NUM_WATCHED or self._counts[2] >= _MAX_STEPS:
+            self.close()
 
     def facts(self) -> dict[str, Any]:
-        if not self.num_watched:
-            return {}
-        return {
-            "num_left_gradients": self.num_left,
-            "num_watched_backwards": self.num_watched,
-            "num_cleared_gradients": self.num_cleared,
-        }
+        names = ("num_watched_backwards", "num_left_gradients", "", "", "num_cleared_gradients")
+        return {name: count for name, count in zip(names, self._counts) if name} if self._counts[0] else {}
 
     def close(self) -> None:
         for watched in self._watched:

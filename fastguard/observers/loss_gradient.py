@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
 from array import array
@@ -20,8 +19,6 @@ from .tensors import can_be_read, leaves
 
 NUM_LOOKED_AT = 8
 _EACH = 4  # targets of a class, on average: with fewer, a sample says nothing about the frequency of classes
-
-
 MAX_NODES = 4096
 NUM_OPS = 16
 # Operations whose derivative is finite wherever they are. So is a quotient's where the divisor has no graph (one of
@@ -63,9 +60,9 @@ class LossGradient:
         self._left = NUM_LOOKED_AT
         self._kinds: Counter[str] = Counter()
         self._classes: Counter[float] = Counter()
+        self._tops: list[float] = []  # the share of the most frequent class of each batch
         self._numbers: list[tuple[float, ...]] = []
         self._losses: list[float] = []
-        self._tops: list[float] = []
         self._follows: list[array[float]] | None = None
         self._num_held = 0
         self._dependence = Dependence()
@@ -74,22 +71,22 @@ class LossGradient:
         """Sets a hook on the first tensor with dimensions in `returned`, to compare targets with the inputs `given`."""
         if not self._left or extension is None:
             return
-        floating = [y for _, y in leaves(returned) if y.is_floating_point() and y.requires_grad]
-        output = next((y for y in floating if y.dim()), None)
-        if output is not None and type(output) is torch.Tensor and can_be_read(output) and output.numel():
-            self._left -= 1
-            sample = OutputSample(output.detach())
-            inputs = sample_inputs(given, max(LEAST_BYTES // 4, LEAST_BYTES - sample.num_bytes))
-            held, ref = [(sample, inputs)], weakref.ref(self)
+        output = next((y for _, y in leaves(returned) if y.is_floating_point() and y.requires_grad and y.dim()), None)
+        if output is None or type(output) is not torch.Tensor or not can_be_read(output) or not output.numel():
+            return
+        self._left -= 1
+        sample = OutputSample(output.detach())
+        inputs = sample_inputs(given, max(LEAST_BYTES // 4, LEAST_BYTES - sample.num_bytes))
+        held, ref = [(sample, inputs)], weakref.ref(self)
 
-            def look(gradient: torch.Tensor) -> None:  # drops the samples; goes with the output where it is not called
-                owner = ref()
-                while held:
-                    sample, inputs = held.pop()
-                    if owner is not None:
-                        owner.look(sample, gradient, inputs)
+        def look(gradient: torch.Tensor) -> None:  # drops the samples; goes with the output where it is not called
+            owner = ref()
+            while held:
+                sample, inputs = held.pop()
+                if owner is not None:
+                    owner.look(sample, gradient, inputs)
 
-            output.register_hook(look)
+        output.register_hook(look)
 
     def look(self, sample: OutputSample, gradient: torch.Tensor, given: Sequence[InputSample] = ()) -> None:
         """Reads the gradient of the loss with respect to an output, given samples of the output and of the inputs."""
@@ -102,10 +99,7 @@ class LossGradient:
             if loss.targets is None:
                 return
             has_classes = loss.kind in CLASSIFYING
-            if has_classes:
-                self._take_classes(loss.targets, loss.is_sampled)
-            else:
-                self._take_numbers(loss)
+            self.facts.update(self._of_classes(loss.targets, loss) if has_classes else self._of_numbers(loss))
             self._hold_against(given, loss.targets, loss)
             dependence = self._dependence.add(given, loss.targets, sample.shape, not has_classes)
             if dependence is not None:
@@ -115,9 +109,11 @@ class LossGradient:
         """Notes how closely one place of the inputs follows the targets in all passes."""
         found = [array("d")] * len(given)
         for i, x in enumerate(given):
-            if x.values is not None and x.is_whole and len(targets) == loss.num_rows:
+            if x.values is None or not x.is_whole:
+                continue
+            if len(targets) == loss.num_rows:
                 found[i] = how_it_follows(x.values, targets)
-            elif x.values is not None and x.is_whole and loss.places:
+            elif loss.places:
                 found[i] = equal_at(x.values, targets, loss.places, loss.num_rows)
         if not any(found):
             return
@@ -127,30 +123,34 @@ class LossGradient:
         if self._num_held >= 3:
             self.facts["target_in_inputs"] = max(map(max, filter(None, self._follows)), default=0.0)
 
-    def _take_classes(self, targets: array[float], is_sampled: bool) -> None:
-        """Notes how frequent they are, in this batch and in all."""
+    def _of_classes(self, targets: array[float], loss: Loss) -> dict[str, Any]:
+        """How frequent they are, in this batch and in all."""
         counts = Counter(targets)
         self._classes.update(counts)
         self._tops.append(max(counts.values()) / counts.total())
         total = self._classes.total()
-        self.facts["target_batch_top_share"] = sum(self._tops) / len(self._tops)
-        self.facts["target_top_share"] = max(self._classes.values()) / total
-        self.facts["num_target_classes"] = len(self._classes)
-        self.facts["num_targets"] = total
-        if not is_sampled or total >= _EACH * len(self._classes):
-            self.facts["target_entropy"] = _entropy(self._classes)
+        facts = {
+            "target_batch_top_share": sum(self._tops) / len(self._tops),
+            "target_top_share": max(self._classes.values()) / total,
+            "num_target_classes": len(self._classes),
+            "num_targets": total,
+        }
+        is_enough = not loss.is_sampled or total >= _EACH * len(self._classes)
+        return {**facts, "target_entropy": _entropy(self._classes)} if is_enough else facts
 
-    def _take_numbers(self, loss: Loss) -> None:
-        """Notes the targets that a mean squared error would have, and the losses that would confirm it."""
+    def _of_numbers(self, loss: Loss) -> dict[str, Any]:
+        """The targets that a mean squared error would have, and the losses that would confirm it."""
         self._numbers.append(loss.numbers)
-        low, high, means, stds, ends = zip(*self._numbers)
-        self.facts["target_range"] = (min(low), max(high))
-        self.facts["target_mean"] = sum(means) / len(means)
-        self.facts["target_std"] = sum(stds) / len(stds)
-        self.facts["target_binary_share"] = ends[-1]
         self._losses.append(loss.mean_squared)
-        if not self.is_late and all(map(math.isfinite, self._losses)):
-            self.facts["squared_losses"] = tuple(self._losses)
+        low, high, means, stds, ends = zip(*self._numbers)
+        facts: dict[str, Any] = {
+            "target_range": (min(low), max(high)),
+            "target_mean": sum(means) / len(means),
+            "target_std": sum(stds) / len(stds),
+            "target_binary_share": ends[-1],
+        }
+        is_known = not self.is_late and all(map(math.isfinite, self._losses))
+        return {**facts, "squared_losses": tuple(self._losses)} if is_known else facts
 
 
 def _entropy(classes: Counter[float]) -> float:
@@ -207,22 +207,17 @@ def _nodes(loss: Any) -> Collection[Any]:
     seen = {loss.grad_fn: None}
     waiting = deque[Any]([loss.grad_fn])
     while waiting and len(seen) < MAX_NODES:
-        node = waiting.popleft()
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen[following] = None
-                waiting.append(following)
+        new = [node for node, _ in waiting.popleft().next_functions if node is not None and node not in seen]
+        seen.update(dict.fromkeys(new))
+        waiting += dict.fromkeys(new)
     return seen
 
 
 def _chain(node: Any) -> tuple[str, ...]:
     """Names of the nodes from the loss down, along the first argument that has a graph."""
-    names = []
-    for _ in itertools.repeat(None, NUM_OPS):
+    names: list[str] = []
+    while node is not None and len(names) < NUM_OPS:
         names.append(node.name().rpartition("::")[2])
-        following = [function for function, _ in node.next_functions if function is not None]
-        following = [function for function in following if not function.name().endswith("AccumulateGrad")]
-        if not following:
-            break
-        node = following[0]
+        following = (function for function, _ in node.next_functions if function is not None)
+        node = next((one for one in following if not one.name().endswith("AccumulateGrad")), None)
     return tuple(names)

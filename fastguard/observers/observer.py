@@ -90,17 +90,10 @@ class ModuleHook(Transient):
             method(*self._given, *args)
 
 
-class ParameterHook:
+def parameter_hook(method: Callable[[torch.Tensor], None]) -> Callable[..., None]:
     """A hook on a parameter that calls a method. It does not keep the method's object alive."""
-
-    def __init__(self, method: Callable[[torch.Tensor], None]) -> None:
-        self._method = weakref.WeakMethod(method)
-        unserializable_hook(self)
-
-    def __call__(self, tensor: torch.Tensor) -> None:
-        method = self._method()
-        if method is not None:
-            method(tensor)
+    hook: Callable[..., None] = unserializable_hook(while_alive(method))
+    return hook
 
 
 class Observer:

@@ -146,14 +146,14 @@ class Observers:
         return {
             "batches": [] if self.batches is None else self.batches.state(),
             "left_gradients": self._left.state(),
-            "parameters": self._sketches.parameters.state(),
+            "parameters": self._sketches.state(),
             "may_wait": [int(self._run.may_wait)],  # until the first step tells
         }
 
     def load_state_dict(self, state: Mapping[str, Sequence[int]], overwritten: Sequence[str]) -> None:
         """Resumes from `state`, which `checked` returned; `overwritten` are the names in the notes about the model."""
         self._left.load(state["left_gradients"])
-        self._sketches.parameters.load(state["parameters"], overwritten)
+        self._sketches.load(state["parameters"], overwritten)
         if self.batches is not None and state["batches"]:
             self.batches.load(state["batches"])
         self._run.may_wait = bool(state["may_wait"][0])

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 try:
     import resource
@@ -21,19 +20,6 @@ SETTLED_AFTER = 64  # steps: optimizer state, caches and the allocator's pools a
 MIN_STEPS, MIN_SECONDS = 32, 2.0  # of a window, so that one slow step does not decide it
 
 
-class _Usage(NamedTuple):
-    """Totals of this process, and what the calling thread has waited."""
-
-    step: int
-    seconds: float
-    cpu_s: float
-    system_s: float
-    page_faults: int
-    major_faults: int
-    core_wait_s: float
-    thread: int
-
-
 class ResourceUse:
     """Compares what the process had used at one look with what it has used at the next.
 
@@ -41,7 +27,7 @@ class ResourceUse:
     """
 
     def __init__(self) -> None:
-        self._last: _Usage | None = None
+        self._last: dict[str, float] = {}
         self._previous: dict[str, float] = {}
 
     def facts(self, step: int) -> dict[str, float]:
@@ -58,36 +44,38 @@ class ResourceUse:
         if resource is None or step < SETTLED_AFTER:
             return {}
         last = self._last
-        if last is not None and (0 <= step - last.step < MIN_STEPS or time.perf_counter() < last.seconds + MIN_SECONDS):
+        if last and (0 <= step - last["step"] < MIN_STEPS or time.perf_counter() < last["seconds"] + MIN_SECONDS):
             return {}
         now = self._last = _usage(step)
-        if last is None or step < last.step or now.thread != last.thread:
+        if not last or step < last["step"] or now["thread"] != last["thread"]:
             self._previous = {}
             return {}
-        window = _per_step(last, now)
+        used = {name: now[name] - last[name] for name in now}
+        major_faults = used["major_faults"] / used["step"]
+        window = {
+            "page_faults": used["page_faults"] / used["step"],
+            "major_faults": major_faults,
+            "system_share": used["system_s"] / max(used["cpu_s"], 1e-9),
+            "core_wait_share": used["core_wait_s"] / max(used["seconds"], 1e-9),
+            "swapped_bytes": _swapped_bytes() if major_faults >= 1.0 else 0.0,
+            "is_glibc": float(uses_glibc_malloc()),
+        }
         previous, self._previous = self._previous, window
         return {name: min(value, previous[name]) for name, value in window.items()} if previous else {}
 
 
-def _usage(step: int) -> _Usage:
+def _usage(step: int) -> dict[str, float]:
+    """Totals of this process, and what the calling thread has waited."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    cpu_s = used.ru_utime + used.ru_stime
-    thread = threading.get_ident()
-    return _Usage(
-        step, time.perf_counter(), cpu_s, used.ru_stime, used.ru_minflt, used.ru_majflt, _core_wait_s(), thread
-    )
-
-
-def _per_step(last: _Usage, now: _Usage) -> dict[str, float]:
-    num_steps = now.step - last.step
-    major_faults = (now.major_faults - last.major_faults) / num_steps
     return {
-        "page_faults": (now.page_faults - last.page_faults) / num_steps,
-        "major_faults": major_faults,
-        "system_share": (now.system_s - last.system_s) / max(now.cpu_s - last.cpu_s, 1e-9),
-        "core_wait_share": (now.core_wait_s - last.core_wait_s) / max(now.seconds - last.seconds, 1e-9),
-        "swapped_bytes": _swapped_bytes() if major_faults >= 1.0 else 0.0,
-        "is_glibc": float(uses_glibc_malloc()),
+        "step": step,
+        "seconds": time.perf_counter(),
+        "cpu_s": used.ru_utime + used.ru_stime,
+        "system_s": used.ru_stime,
+        "page_faults": used.ru_minflt,
+        "major_faults": used.ru_majflt,
+        "core_wait_s": _core_wait_s(),
+        "thread": threading.get_ident(),
     }
 
 

@@ -9,8 +9,8 @@ import itertools
 import math
 import weakref
 from array import array
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 
@@ -18,18 +18,14 @@ from ..kernels.cpu import extension
 from .observer import ObservedRun, Observer
 from .tensors import can_be_read
 
-_Chosen: TypeAlias = list[tuple[weakref.ref[torch.Tensor], int, torch.dtype]]  # parameters, and their places among all
-
-_NUM_GRADIENTS, _NUM_CHECKED = 4, 64  # gradients that are compared; the largest, among which they are looked for
-_PER_GRADIENT = 1024
-_NUM_PARAMETERS = 16
-_PER_PARAMETER = 4
+_NUM_GRADIENTS, _PER_GRADIENT = 4, 1024
+_NUM_CHECKED = 64  # the largest gradients, among which those that are compared are looked for
+_NUM_PARAMETERS, _PER_PARAMETER = 16, 4
 _MAX_NAMES = 64
 _SPAN = 50  # steps with one pair of looks
 _BLOCK = 1000  # steps whose looks are worked out together
 READ, COMPARE, KEEP = 1, 2, 4  # gradients; gradients with those of the step before; parameters, as the step leaves them
 
-Parameters: TypeAlias = Callable[[], Sequence[torch.Tensor]]  # all of them, in their order; called only if needed
 _guarded: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
@@ -96,45 +92,138 @@ def sample(tensors: Sequence[torch.Tensor], number: int) -> bytearray | None:
     return bytearray(numbers)
 
 
-def dot(a: bytearray, b: bytearray) -> float:
+def _dot(a: bytearray, b: bytearray) -> float:
     """The sum of the products of two samples."""
     if extension is not None:
         return float(extension.dot(a, b))
     return float(torch.dot(torch.frombuffer(a, dtype=torch.float64), torch.frombuffer(b, dtype=torch.float64)))
 
 
-def _num_gradients(p: torch.Tensor) -> int:
-    return -1 if p.grad is None else p.grad.numel()
+class Snapshot:
+    """Four elements each of up to sixteen parameters around `step`, to say later which of them have changed.
+
+    Args:
+        named: parameters and their names.
+        may_read: if False, and of a parameter that cannot be read, its count of writes stands for the elements.
+        is_exact: whether a difference within rounding is one. If not, parameters that cannot be read are left out.
+
+    Cost: 20 us to take, 20 us to compare.
+    """
+
+    def __init__(
+        self, step: int, named: Sequence[tuple[torch.Tensor, str]], *, may_read: bool = True, is_exact: bool = True
+    ) -> None:
+        self.step, self._is_exact = step, is_exact
+        chosen = named[:: max(1, -(-len(named) // _NUM_PARAMETERS))]
+        values = sample([p for p, _ in chosen], _PER_PARAMETER) if may_read else None
+        others: Sequence[tuple[torch.Tensor, str]] = []
+        if values is None:
+            plain = [may_read and is_plain(p) for p, _ in chosen]
+            others = [pair for pair, is_read in zip(chosen, plain) if not is_read and is_exact]
+            chosen = [pair for pair, is_read in zip(chosen, plain) if is_read]
+            values = sample([p for p, _ in chosen], _PER_PARAMETER)
+        self._values = values or bytearray()
+        self._read = [(weakref.ref(p), name, p.dtype) for p, name in chosen]
+        self._counted = [(weakref.ref(p), name, p._version) for p, name in others]
+
+    @property
+    def params(self) -> list[torch.Tensor]:
+        """Those that are there still."""
+        return [p for ref, *_ in (*self._read, *self._counted) if (p := ref()) is not None]
+
+    def changed(self, elsewhere: Collection[int] = ()) -> list[str] | None:
+        """Names of those that have changed, but for those whose ids are in `elsewhere`; None if they were moved."""
+        params = [p for ref, _, dtype in self._read if (p := ref()) is not None and p.dtype is dtype]
+        now = sample(params, _PER_PARAMETER) if len(params) == len(self._read) else None
+        if now is None or len(now) != len(self._values) or not (self._read or self._counted):
+            return None
+        found = [name for ref, name, count in self._counted if (p := ref()) is not None and p._version != count]
+        start = 0
+        for p, (_, name, dtype) in zip(params if now != self._values else (), self._read):
+            end = start + 8 * min(_PER_PARAMETER, p.numel())
+            was, has = (memoryview(v).cast("B")[start:end].cast("d").tolist() for v in (self._values, now))
+            start = end
+            rounding = 0.0 if self._is_exact else torch.finfo(dtype).eps
+            largest = max((abs(value) for value in was if math.isfinite(value)), default=0.0)
+            tolerance = max(2.0 * rounding, min(64.0 * rounding, 1e-3)) * largest
+            is_other = any(abs(b - a) > tolerance or math.isfinite(a) is not math.isfinite(b) for a, b in zip(was, has))
+            if is_other and id(p) not in elsewhere:
+                found.append(name)
+        return found
 
 
-class GradientSketch:
-    """A strided sample of the gradients of one step, up to 1024 elements of each of the four largest, and its cosine
-    with that of the step before. Cost: 10 us a call, nearly all of it for 4096 cache misses."""
+class Sketches(Observer):
+    """How gradients turn from step to step, and whether parameters change between steps. Only on the CPU.
 
-    def __init__(self) -> None:
-        self._chosen: list[tuple[weakref.ref[torch.Tensor], int]] = []
-        self._before: tuple[int, bytearray] | None = None
+    Gradients: the cosine of up to 1024 elements of each of the four largest with those of the step before. Parameters:
+    a `Snapshot` after a step, compared when the next one begins.
 
-    def cosine(self, step: int, params: Parameters) -> float | None:
+    Cost: 10 us for gradients, nearly all of it for 4096 cache misses, and that of `Snapshot`, at the steps that `looks`
+    gives.
+    """
+
+    def __init__(self, run: ObservedRun, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._run = run
+        self._own: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet(optimizers)
+        self._chosen: list[tuple[weakref.ref[torch.Tensor], int]] = []  # parameters, and the sizes of their gradients
+        self._gradients: tuple[int, bytearray] | None = None  # of the last step that was read
+        self._kept: Snapshot | None = None
+        self._names: dict[str, None] = {}  # of parameters that had changed
+        self._num_compared = self._num_changed = 0
+        _guarded.update(optimizers)
+
+    def next_after(self, step: int) -> float:
+        return next_look(step)
+
+    @property
+    def has_before(self) -> bool:
+        return self._kept is not None
+
+    def before(self, step: int) -> None:
+        kept, self._kept = self._kept, None
+        if kept is None or kept.step != step - 1 or not self._run.may_wait:
+            return
+        changed = kept.changed()
+        if changed:  # by more than rounding: unless another guard steps them
+            changed = kept.changed(guarded_parameters(but=self._own))
+        if changed is not None:
+            self._num_compared += 1
+            self._num_changed += bool(changed)
+            self._names.update(dict.fromkeys(changed[: _MAX_NAMES - len(self._names)]))
+
+    def after(self, step: int) -> None:
+        run, what = self._run, looks(step // _BLOCK).get(step, 0)
+        if not what or not run.may_wait:
+            return
+        if what & READ:
+            cosine = self._cosine(step)
+            if cosine is not None and (run.ring.step != step or run.ring.is_finite):
+                run.ring.attach(step, grad_cosine=cosine)
+        if what & KEEP:
+            params, names = run.params(), run.known_names
+            places = range(0, min(len(params), len(names)), max(1, -(-len(params) // _NUM_PARAMETERS)))
+            self._kept = Snapshot(step, [(params[i], names[i]) for i in places], is_exact=False)
+
+    def _cosine(self, step: int) -> float | None:
         """The cosine of the gradients of `step` with those of the step before, if that was sampled too.
 
         None otherwise, and if one of the two has no gradients, is zero or is not finite.
         """
-        known = self._sample_chosen()
-        if known is None:
-            self._before = None
-            self._choose(params())
-            known = self._sample_chosen()
-        before, self._before = self._before, None if known is None else (step, known)
-        if known is None or before is None or before[0] != step - 1 or len(before[1]) != len(known):
+        now = self._sample_chosen()
+        if now is None:
+            self._gradients = None
+            # Checks only the largest: torch keeps 64 bytes for each storage that Python has seen.
+            sizes = ((p, -1 if p.grad is None else p.grad.numel()) for p in self._run.params())
+            largest = heapq.nlargest(_NUM_CHECKED, sizes, key=lambda pair: pair[1])
+            plain = ((weakref.ref(p), size) for p, size in largest if p.grad is not None and is_plain(p.grad))
+            self._chosen = list(itertools.islice(plain, _NUM_GRADIENTS))
+            now = self._sample_chosen()
+        before, self._gradients = self._gradients, None if now is None else (step, now)
+        if now is None or before is None or before[0] != step - 1 or len(before[1]) != len(now):
             return None
-        norms = math.sqrt(dot(known, known)) * math.sqrt(dot(before[1], before[1]))
-        cosine = dot(known, before[1]) / norms if norms > 0.0 else math.nan
+        norms = math.sqrt(_dot(now, now)) * math.sqrt(_dot(before[1], before[1]))
+        cosine = _dot(now, before[1]) / norms if norms > 0.0 else math.nan
         return max(-1.0, min(1.0, cosine)) if math.isfinite(cosine) else None
-
-    def forget(self) -> None:
-        """The next step does not follow the last one."""
-        self._before = None
 
     def _sample_chosen(self) -> bytearray | None:
         """A sample of the chosen gradients; None if one has changed its size, or none is chosen."""
@@ -147,151 +236,23 @@ class GradientSketch:
             gradients.append(gradient)
         return sample(gradients, _PER_GRADIENT) if gradients else None
 
-    def _choose(self, params: Iterable[torch.Tensor]) -> None:
-        # Checks only the largest: torch keeps 64 bytes for each storage that Python has seen.
-        largest = heapq.nlargest(_NUM_CHECKED, params, key=_num_gradients)
-        plain = (p for p in largest if p.grad is not None and is_plain(p.grad))
-        self._chosen = [(weakref.ref(p), _num_gradients(p)) for p in itertools.islice(plain, _NUM_GRADIENTS)]
-
-
-class ParameterSketch:
-    """Four elements each of up to sixteen parameters after a step, to compare when the next one begins.
-
-    Attributes:
-        names: of parameters that had changed, in the order in which that was found; the keys of a dict.
-        num_compared, num_changed: number of comparisons, and of those with changes.
-
-    Cost: 20 us to take, 20 us to compare.
-    """
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._own: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet(optimizers)
-        self._taken: tuple[int, _Chosen, bytearray] | None = None
-        self.names: dict[str, None] = {}
-        self.num_compared = 0
-        self.num_changed = 0
-        _guarded.update(optimizers)
-
-    def take(self, step: int, params: Sequence[torch.Tensor]) -> None:
-        """Remembers `params`, all parameters of the optimizers, after `step`."""
-        places: Sequence[int] = range(0, len(params), max(1, -(-len(params) // _NUM_PARAMETERS)))
-        values = sample([params[i] for i in places], _PER_PARAMETER)
-        if values is None:
-            places = [i for i in places if is_plain(params[i])]
-            values = sample([params[i] for i in places], _PER_PARAMETER)
-        chosen = [(weakref.ref(params[i]), i, params[i].dtype) for i in places]
-        self._taken = (step, chosen, values) if values else None
-
-    @property
-    def awaits(self) -> bool:
-        """Whether there is something to compare."""
-        return self._taken is not None
-
-    def compare(self, step: int, names: Sequence[str]) -> None:
-        """Finds what has changed since the step before `step`; `names` are those of all parameters."""
-        taken, self._taken = self._taken, None
-        if taken is None or taken[0] != step - 1:
-            return
-        _, chosen, before = taken
-        params = [p for ref, _, dtype in chosen if (p := ref()) is not None and p.dtype is dtype]
-        now = sample(params, _PER_PARAMETER) if len(params) == len(chosen) else None
-        if now is None or len(now) != len(before):
-            return  # moved or replaced
-        self.num_compared += 1
-        if now == before:
-            return
-        changed = self._changed(chosen, before, now)
-        self.num_changed += bool(changed)
-        for place in changed:
-            if len(self.names) < _MAX_NAMES:
-                self.names[names[place] if place < len(names) else f"param{place}"] = None
-
-    def forget(self) -> None:
-        """Drops what was taken: there were unobserved steps."""
-        self._taken = None
-
     def state(self) -> list[int]:
         """The counts; the names are among the facts."""
-        return [self.num_compared, self.num_changed]
+        return [self._num_compared, self._num_changed]
 
     def load(self, state: Sequence[int], names: Sequence[str]) -> None:
         """Resumes from `state`, and from the names in the facts."""
-        self.num_compared, self.num_changed = state
-        self.names = dict.fromkeys(names)
-        self._taken = None
+        self._num_compared, self._num_changed = state
+        self._names = dict.fromkeys(names)
 
     def facts(self) -> dict[str, Any]:
-        """What was found, as facts about the model."""
-        if not self.num_compared:
-            return {}
-        return {"overwritten": list(self.names), "num_overwritten": self.num_changed, "num_compared": self.num_compared}
-
-    def close(self) -> None:
-        """The optimizers are no longer guarded."""
-        self._taken = None
-        for optimizer in self._own:
-            _guarded.discard(optimizer)
-
-    def _changed(self, chosen: _Chosen, before: bytearray, now: bytearray) -> list[int]:
-        """Places of the parameters that differ by more than rounding, without those of other guards."""
-        elsewhere = guarded_parameters(but=self._own)
-        start = 0
-        found: list[int] = []
-        for ref, place, dtype in chosen:
-            p = ref()
-            if p is None:
-                return found
-            end = start + 8 * min(_PER_PARAMETER, p.numel())
-            was, has = (memoryview(values).cast("B")[start:end].cast("d").tolist() for values in (before, now))
-            start = end
-            rounding = torch.finfo(dtype).eps
-            largest = max((abs(value) for value in was if math.isfinite(value)), default=0.0)
-            tolerance = max(2.0 * rounding, min(64.0 * rounding, 1e-3)) * largest
-            is_other = any(abs(b - a) > tolerance or math.isfinite(a) is not math.isfinite(b) for a, b in zip(was, has))
-            if is_other and id(p) not in elsewhere:
-                found.append(place)
-        return found
-
-
-class Sketches(Observer):
-    """How gradients turn from step to step, and whether parameters change between steps. Only on the CPU.
-
-    Cost: as stated for `GradientSketch` and `ParameterSketch`, at the steps that `looks` gives.
-    """
-
-    def __init__(self, run: ObservedRun, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._run = run
-        self._gradients = GradientSketch()
-        self.parameters = ParameterSketch(optimizers)
-
-    def next_after(self, step: int) -> float:
-        return next_look(step)
-
-    @property
-    def has_before(self) -> bool:
-        return self.parameters.awaits
-
-    def before(self, step: int) -> None:
-        if self._run.may_wait and self.parameters.awaits:
-            self.parameters.compare(step, self._run.known_names)
-
-    def after(self, step: int) -> None:
-        run, what = self._run, looks(step // _BLOCK).get(step, 0)
-        if not what or not run.may_wait:
-            return
-        if what & READ:
-            cosine = self._gradients.cosine(step, run.params)
-            if cosine is not None and (run.ring.step != step or run.ring.is_finite):
-                run.ring.attach(step, grad_cosine=cosine)
-        if what & KEEP:
-            self.parameters.take(step, run.params())
-
-    def facts(self) -> dict[str, Any]:
-        return self.parameters.facts()
+        counts = {"num_overwritten": self._num_changed, "num_compared": self._num_compared}
+        return {"overwritten": list(self._names), **counts} if self._num_compared else {}
 
     def forget(self) -> None:
-        self._gradients.forget()
-        self.parameters.forget()
+        self._gradients = self._kept = None
 
     def close(self) -> None:
-        self.parameters.close()
+        self._kept = None
+        for optimizer in self._own:
+            _guarded.discard(optimizer)

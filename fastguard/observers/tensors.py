@@ -69,16 +69,8 @@ class Extract(NamedTuple):
     largest: torch.Tensor | None = None
 
 
-class Call(NamedTuple):
-    """What a module was called with."""
-
-    args: Any
-    kwargs: dict[str, Any]
-
-
-def inputs_of(call: Call) -> list[torch.Tensor]:
-    """The tensors in `call`, those called a mask or a bias left out: they hold -Inf by intent."""
-    args, kwargs = call
+def inputs_of(args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a module was given, those called a mask or a bias left out: they hold -Inf by intent."""
     named = {key: value for key, value in kwargs.items() if "mask" not in key and "bias" not in key}
     return [tensor for _, tensor in leaves((args, named))]
 

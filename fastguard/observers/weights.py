@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import weakref
@@ -15,7 +16,7 @@ from .. import kernels
 from .._text import NAME_WIDTH, in_columns, listed, shown
 from ..kernels.tensors import NATIVE_DTYPES, plain
 from ..names import named_parameters
-from ..records import TensorRow, TensorStats, values
+from ..records import TensorStats, values
 from ..records.samples import WeightStats
 from .observer import Observer
 from .tensors import strided
@@ -33,17 +34,15 @@ class Sample(NamedTuple):
     """The result of `WeightSampler.before`.
 
     Attributes:
-        places: of `parameters` among all parameters of the optimizer, without integers, float8 and meta tensors.
-        groups: the param group of each.
+        parameters: those that can be read (not integers, float8 or meta tensors), each with its place among all
+            parameters of the optimizer, and its group.
         rows: statistics of each.
-        shares: number of copied elements of each.
+        shares: number of elements of each to copy.
         copies: these elements; empty without updates.
     """
 
-    places: list[int]
-    parameters: list[Tensor]
-    groups: list[dict[str, Any]]
-    rows: list[TensorRow]
+    parameters: list[tuple[Tensor, int, dict[str, Any]]]
+    rows: TensorStats
     shares: list[int]
     copies: list[Tensor]
 
@@ -84,8 +83,7 @@ class WeightSampler:
         self, every: int = _EVERY, *, updates: bool = True, max_bytes: int | None = None, backend: str = "auto"
     ) -> None:
         self.every = values.at_least(1, "every", every, "100 samples every hundredth step.")
-        self.updates = bool(updates)
-        self.max_bytes = max_bytes
+        self.updates, self.max_bytes = bool(updates), max_bytes
         if max_bytes is not None:
             values.at_least(0, "max_bytes", max_bytes, "0 copies nothing.")
         self.backend = kernels.resolve_backend(backend)
@@ -98,19 +96,19 @@ class WeightSampler:
     def before(self, optimizer: optim.Optimizer) -> Sample:
         """Reads the parameters, and copies some elements of each. Call it before the step."""
         every = [(p, group) for group in optimizer.param_groups for p in group["params"]]
-        places = [k for k, (p, _) in enumerate(every) if p.dtype in NATIVE_DTYPES and not p.is_meta]
-        parameters = [every[k][0] for k in places]
-        rows = list(TensorStats(kernels.run_stats([p.detach() for p in parameters], self.backend)[0]))
-        whole = [plain(p, k) for k, p in enumerate(parameters)]
-        shares = self._shares(whole) if self.updates else []
-        copies = [strided(p, share).clone() for p, share in zip(whole, shares)]
-        return Sample(places, parameters, [every[k][1] for k in places], rows, shares, copies)
+        chosen = [(p, k, group) for k, (p, group) in enumerate(every) if p.dtype in NATIVE_DTYPES and not p.is_meta]
+        whole = [plain(p, i) for i, (p, *_) in enumerate(chosen)]
+        rows, shares = self._rows(p.detach() for p, *_ in chosen), self._shares(whole)
+        return Sample(chosen, rows, shares, [strided(p, share).clone() for p, share in zip(whole, shares)])
+
+    def _rows(self, tensors: Iterable[Tensor]) -> TensorStats:
+        return TensorStats(kernels.run_stats(list(tensors), self.backend)[0])
 
     def _shares(self, parameters: Sequence[Tensor]) -> list[int]:
         """Number of elements to copy of each: all of small ones, as many as fit of others. Empty for none."""
         sizes = [p.nbytes for p in parameters]
         left = max(_MIN_BYTES, int(_MAX_SHARE * sum(sizes))) if self.max_bytes is None else self.max_bytes
-        if not left:
+        if not left or not self.updates:
             return []
         shares = [0] * len(sizes)
         for taken, i in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
@@ -137,12 +135,9 @@ class WeightSampler:
             skipped: the step changed nothing: it has no update, and the next step is due.
         """
         self._is_owed = skipped and self.updates
-        norms: list[float | None] = [None] * len(sample.rows)
-        moments: dict[int, dict[str, float]] = {}
-        if self.updates and not skipped:
-            if sample.copies:
-                norms = self._update_norms(sample)
-            moments = _second_moments(optimizer, sample, self.backend)
+        is_measured = self.updates and not skipped
+        norms = self._update_norms(sample) if is_measured and sample.copies else [None] * len(sample.parameters)
+        moments = self._second_moments(optimizer, sample) if is_measured else {}
         return tuple(
             WeightStats(
                 name=names[place],
@@ -155,18 +150,47 @@ class WeightSampler:
                 num_nonfinite=row.num_nans + row.num_infs,
                 **moments.get(i, {}),
             )
-            for i, (place, row, norm) in enumerate(zip(sample.places, sample.rows, norms, strict=True))
+            for i, ((_, place, _), row, norm) in enumerate(zip(sample.parameters, sample.rows, norms, strict=True))
         )
 
     def _update_norms(self, sample: Sample) -> list[float | None]:
-        whole = [plain(p, k) for k, p in enumerate(sample.parameters)]
+        whole = [plain(p, i) for i, (p, *_) in enumerate(sample.parameters)]
         with torch.no_grad():
             for copy, p, share in zip(sample.copies, whole, sample.shares):
                 copy.sub_(strided(p, share))
-        rows = TensorStats(kernels.run_stats(sample.copies, self.backend)[0])
         sizes = [p.numel() / max(1, copy.numel()) for p, copy in zip(whole, sample.copies)]
+        rows = self._rows(sample.copies)
         sample.copies.clear()
         return [row.norm * math.sqrt(size) for row, size in zip(rows, sizes)]
+
+    def _second_moments(self, optimizer: optim.Optimizer, sample: Sample) -> dict[int, dict[str, float]]:
+        """Fields of `WeightStats` for the parameters that have a second moment."""
+        key = _MOMENTS.get(type(optimizer))
+        found = {i: optimizer.state.get(p, {}).get(key) for i, (p, *_) in enumerate(sample.parameters) if key}
+        # A dense tensor of numbers; quantised ones have their own classes.
+        moments = {i: v for i, v in found.items() if type(v) is Tensor and v.layout is torch.strided}
+        moments = {i: v for i, v in moments.items() if v.shape == sample.parameters[i][0].shape}
+        moments = {i: v for i, v in moments.items() if v.is_floating_point()}
+        steps: dict[int, float] = {}  # on an accelerator, read only one of each group
+        fields = {}
+        for i, row in zip(moments, self._rows(moments.values()), strict=True):
+            (p, _, group), share = sample.parameters[i], 1.0
+            if key == "exp_avg_sq":
+                step = optimizer.state[p]["step"]
+                is_near = not isinstance(step, Tensor) or step.is_cpu
+                taken = float(step) if is_near or id(group) not in steps else steps[id(group)]
+                steps[id(group)] = taken
+                share = 1.0 - float(group["betas"][1]) ** taken
+            is_finite = not row.num_nans and not row.num_infs
+            rms = math.sqrt(max(row.mean, 0.0) / share) if is_finite and share > 0.0 else math.inf
+            left = rms + float(group["eps"])
+            fields[i] = {
+                "moment_rms": rms,
+                "moment_min": row.abs_min_nonzero,
+                "moment_max": row.abs_max if is_finite else math.inf,
+                "effective_step": float(group["lr"]) / left if left else math.inf,
+            }
+        return fields
 
 
 class WeightWatch(Observer):
@@ -191,10 +215,8 @@ class WeightWatch(Observer):
         return step + 1 if self._sampler.is_due(step + 1) else (step // every + 1) * every
 
     def before(self, step: int) -> None:
-        self._samples = []
-        if self._sampler.is_due(step):
-            members = [member for member in self._run.members if member.is_alive]
-            self._samples = [(member, self._sampler.before(member.optimizer)) for member in members]
+        members = [member for member in self._run.members if member.is_alive] if self._sampler.is_due(step) else []
+        self._samples = [(member, self._sampler.before(member.optimizer)) for member in members]
 
     def after(self, step: int) -> None:
         samples, self._samples = self._samples, []
@@ -215,40 +237,6 @@ class WeightWatch(Observer):
         self._samples = []
 
 
-def _second_moments(optimizer: optim.Optimizer, sample: Sample, backend: str) -> dict[int, dict[str, float]]:
-    """Fields of `WeightStats` for the parameters that have a second moment."""
-    key = _MOMENTS.get(type(optimizer))
-    if key is None:
-        return {}
-    found = {i: state.get(key) for i, p in enumerate(sample.parameters) if (state := optimizer.state.get(p))}
-    moments = {i: v for i, v in found.items() if _is_dense(v) and v.shape == sample.parameters[i].shape}
-    rows = TensorStats(kernels.run_stats(list(moments.values()), backend)[0])
-    steps: dict[int, float] = {}  # on an accelerator, read only one of each group
-    found_fields = {}
-    for i, row in zip(moments, rows, strict=True):
-        group, share = sample.groups[i], 1.0
-        if key == "exp_avg_sq":
-            step = optimizer.state[sample.parameters[i]]["step"]
-            taken = float(step) if not isinstance(step, Tensor) or step.is_cpu else steps.get(id(group))
-            taken = steps.setdefault(id(group), float(step)) if taken is None else taken
-            share = 1.0 - float(group["betas"][1]) ** taken
-        is_finite = not row.num_nans and not row.num_infs
-        rms = math.sqrt(max(row.mean, 0.0) / share) if is_finite and share > 0.0 else math.inf
-        left = rms + float(group["eps"])
-        found_fields[i] = {
-            "moment_rms": rms,
-            "moment_min": row.abs_min_nonzero,
-            "moment_max": row.abs_max if is_finite else math.inf,
-            "effective_step": float(group["lr"]) / left if left else math.inf,
-        }
-    return found_fields
-
-
-def _is_dense(v: Any) -> bool:
-    """Whether a state is a dense tensor of numbers; quantised ones have their own classes."""
-    return type(v) is Tensor and v.layout is torch.strided and v.is_floating_point()
-
-
 def sampler_settings(weights: bool | int | Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The meaning of `wrap(weights=...)`: arguments of `WeightSampler`, or None for no sampling.
 
@@ -261,19 +249,15 @@ def sampler_settings(weights: bool | int | Mapping[str, Any] | None) -> dict[str
     """
     if weights is None or weights is False:
         return None
-    if weights is True:
-        settings: dict[str, Any] = {}
-    elif isinstance(weights, int):
-        settings = {"every": weights}
-    elif isinstance(weights, Mapping):
-        settings = dict(weights)
-        known = {"every", "updates", "max_bytes", "backend"}
-        if not settings.keys() <= known:
-            raise TypeError(f"`weights` must have keys among {sorted(known)}, got {sorted(settings.keys() - known)}")
-    else:
+    if isinstance(weights, int):
+        weights = {} if weights is True else {"every": weights}
+    if not isinstance(weights, Mapping):
         raise TypeError(f"`weights` must be True, a number of steps or a dict, got {weights!r}")
-    WeightSampler(**settings)
-    return settings
+    known = {"every", "updates", "max_bytes", "backend"}
+    if not weights.keys() <= known:
+        raise TypeError(f"`weights` must have keys among {sorted(known)}, got {sorted(weights.keys() - known)}")
+    WeightSampler(**weights)
+    return dict(weights)
 
 
 class GradientLine(NamedTuple):
@@ -383,32 +367,27 @@ def check_gradients(
     weight     1x2    5.000e+00    7.071e-01  7.071e+00   0.0%
     norm of all gradients: 5
     """
-    named = list(_named(model))
-    gradients = [(name, p.grad) for name, p in named if p.grad is not None]
-    tensors = [p.detach() for _, p in named] + [g for _, g in gradients]
-    names = [name for name, _ in named] + [f"{name}.grad" for name, _ in gradients]
-    rows: TensorStats = kernels.tensor_stats(tensors, names=names, backend=backend)
-    every = list(rows)
-    of_gradient = dict(zip((name for name, _ in gradients), every[len(named) :], strict=True))
+    named = _named(model)
+    gradients = {name: p.grad for name, p in named if p.grad is not None}
+    tensors = {name: p.detach() for name, p in named} | {f"{name}.grad": g for name, g in gradients.items()}
+    found: TensorStats = kernels.tensor_stats(list(tensors.values()), names=list(tensors), backend=backend)
+    rows = dict(zip(tensors, found, strict=True))
     lines = []
-    for (name, p), weights in zip(named, every[: len(named)], strict=True):
-        g = of_gradient.get(name)
+    for name, p in named:
+        g = rows.get(f"{name}.grad") if name in gradients else None
         counts = (0, 0, 0, 0) if g is None else (g.num_zeros, g.num_nans, g.num_infs, g.numel)
-        lines.append(GradientLine(name, tuple(p.shape), None if g is None else g.norm, weights.norm, *counts))
+        lines.append(GradientLine(name, tuple(p.shape), None if g is None else g.norm, rows[name].norm, *counts))
     return GradientTable(lines)
 
 
 def _named(model: Any) -> list[tuple[str, torch.Tensor]]:
     if isinstance(model, torch.nn.Module):
         return [*named_parameters(model)]
-    found: list[tuple[str, torch.Tensor]] = []
-    try:
-        found += [(name, p) for name, p in model]
-    except (TypeError, ValueError):
-        found = []
-    if not found or not all(isinstance(name, str) and isinstance(p, torch.Tensor) for name, p in found):
-        raise TypeError(
-            f"`model` must be a torch.nn.Module or its named_parameters(), got {type(model).__name__}. "
-            "Pass the model itself."
-        )
-    return found
+    with contextlib.suppress(TypeError, ValueError):
+        found = [(name, p) for name, p in model]
+        if found and all(isinstance(name, str) and isinstance(p, torch.Tensor) for name, p in found):
+            return found
+    raise TypeError(
+        f"`model` must be a torch.nn.Module or its named_parameters(), got {type(model).__name__}. "
+        "Pass the model itself."
+    )

@@ -347,5 +347,5 @@ def wrap(
     if experiments:
         from ..experiments.beside import begin  # the one arrow to the right: nothing else needs it
 
-        begin(guard, experiments)
+        begin(guard, experiments, wrap)
     return optimizer

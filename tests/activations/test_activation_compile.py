@@ -87,8 +87,8 @@ def test_the_operators_are_right():
     from torch.library import opcheck
 
     monitor = ActivationMonitor(relu_net())
-    number = monitor._hooks[0].number
     x, token = torch.ones(2, 3, requires_grad=True), torch.zeros(1)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    opcheck(torch.ops.fastguard.see.default, (x, [x], token, number, ""), test_utils=tests)
-    opcheck(torch.ops.fastguard.mark.default, (token, monitor._pass_hooks[0].number), test_utils=tests)
+    (hook,) = [hook for hook in monitor._hooks if hook.name == "1"]
+    opcheck(torch.ops.fastguard.see.default, ([x], [x], token, hook.number, [""]), test_utils=tests)
+    opcheck(torch.ops.fastguard.see.default, ([], [], token, monitor._pass_hooks[0].number, []), test_utils=tests)

@@ -9,11 +9,7 @@ from torch import nn
 from fastguard import ActivationMonitor
 from fastguard.observers.activations import replay
 
-from activation_models import Block, GatedMlp, Transformer
-
-
-def by_name(monitor):
-    return {record.name: record for record in monitor.activities}
+from activation_models import Block, GatedMlp, Transformer, by_name
 
 
 def _convolutions():

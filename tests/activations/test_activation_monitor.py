@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import logging
-import weakref
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import fastguard
 from fastguard import ActivationMonitor, detect_dead_neurons
 from fastguard.observers.activations.budget import Budget
 
-from activation_models import GatedMlp, Transformer, by_name, relu_net
+from activation_models import Transformer, by_name, relu_net
 
 
 class TestToolkit:
@@ -31,10 +28,6 @@ class TestToolkit:
             monitor.record("fine", make([0.3, -0.4, 0.0]))
         assert monitor.diagnose() == {"dead": "Dead", "saturated": "Saturated", "both": "Dead, Saturated"}
 
-    def test_integers_are_refused(self):
-        with pytest.raises(fastguard.UnsupportedTensorError, match="int64"):
-            ActivationMonitor().record("layer", np.array([1, 2]))
-
     def test_dead_neurons(self):
         x = np.array([[0.0, 1.0, 0.005, np.nan], [0.0, -1.0, -0.005, 0.0]], dtype=np.float32)
         assert detect_dead_neurons(x) == (2, 0.5)
@@ -42,12 +35,6 @@ class TestToolkit:
         assert detect_dead_neurons(torch.zeros(5, 2, 3)) == (6, 1.0)
         assert detect_dead_neurons(torch.zeros(5)) == (1, 1.0)
         assert detect_dead_neurons(torch.full((4, 3), 6e4).half()) == (0, 0.0)
-
-    def test_dead_neurons_of_nothing(self):
-        assert detect_dead_neurons(torch.zeros(3, 0)) == (0, 0.0)
-        assert detect_dead_neurons(torch.zeros(0, 3)) == (0, 0.0)
-        with pytest.raises(ValueError, match="must have a batch dimension"):
-            detect_dead_neurons(torch.tensor(1.0))
 
 
 def compiled(model):
@@ -113,10 +100,6 @@ class TestSelection:
     def test_bad_settings_are_refused(self, settings, message):
         with pytest.raises((ValueError, TypeError), match=message):
             ActivationMonitor(relu_net(), **settings)
-
-    def test_a_model_that_is_none_is_refused(self):
-        with pytest.raises(TypeError, match="`model` must be a torch"):
-            ActivationMonitor("model")
 
     @pytest.mark.parametrize("wrap", WRAPPERS)
     def test_names_of_wrappers_are_left_out(self, wrap):
@@ -218,12 +201,3 @@ class TestTraces:
         assert monitor.cost.num_steps == 0
         net(torch.ones(2, 6))
         assert monitor.cost.num_steps == 1
-
-    def test_a_model_is_not_kept_alive(self):
-        net = GatedMlp()
-        monitor = ActivationMonitor(net)
-        alive = weakref.ref(net)
-        net(torch.ones(2, 6))
-        del net
-        gc.collect()
-        assert alive() is None and len(monitor.activities) == 2

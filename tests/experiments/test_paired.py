@@ -11,15 +11,6 @@ from fastguard.experiments import compare, noise_between
 NAN, INF = math.nan, math.inf
 
 
-def test_effect_and_t_are_those_of_the_paired_differences():
-    # Differences 0.1, 0.2, 0.1, 0.3, 0.1, 0.2, 0.1, 0.3: mean 0.175, deviation sqrt(0.055 / 7) = 0.08864.
-    differences = [0.1, 0.2, 0.1, 0.3] * 2
-    found = compare([1.0] * 8, [1.0 - d for d in differences], skip=0)
-    assert found.effect == pytest.approx(0.175) and found.share == pytest.approx(0.175)
-    assert found.t == pytest.approx(0.175 / (math.sqrt(0.055 / 7) / math.sqrt(8)))
-    assert (found.verdict, found.num_steps) == ("helps", 8)
-
-
 @pytest.mark.parametrize(
     ("base", "arm", "verdict"),
     [

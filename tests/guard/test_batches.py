@@ -16,9 +16,8 @@ from torch import nn
 
 import fastguard
 from fastguard.kernels import cpu
-from fastguard.observers.batches import BatchWatch, can_be_quiet
+from fastguard.observers.batches import can_be_quiet
 from fastguard.records import BatchSample
-from fastguard.records.failures import Failures
 
 pytestmark = needs_extension
 
@@ -95,20 +94,6 @@ def test_they_come_with_the_record_of_their_step_and_into_the_log(tmp_path: Any)
     assert list(read.batches) == list(optimizer.guard.history.batches)
     assert list(read.grad_cosines) == list(optimizer.guard.history.grad_cosines) and len(read.grad_cosines) == 20
     assert read.model == optimizer.guard.history.model
-
-
-@pytest.mark.parametrize(
-    ("make", "closure"), [(torch.optim.SGD, False), (torch.optim.SGD, True), (torch.optim.LBFGS, True)]
-)
-def test_training_is_the_same_to_the_bit(closure: bool, make: Any) -> None:
-    plain = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 4))
-    model = copy.deepcopy(plain)
-    optimizers = make(plain.parameters(), lr=0.1), fastguard.wrap(make(model.parameters(), lr=0.1), model)
-    for one, optimizer in zip((plain, model), optimizers, strict=True):
-        torch.manual_seed(5)
-        train(one, optimizer, range(4 if make is torch.optim.LBFGS else 24), closure=closure)
-    assert_identical(snapshot(model, optimizers[1]), snapshot(plain, optimizers[0]))
-    assert_identical(dict(model.named_buffers()), dict(plain.named_buffers()))
 
 
 # --- what the first pass called ---
@@ -265,15 +250,3 @@ def test_a_model_within_a_compiled_function_is_one_graph() -> None:
     model(x).sum().backward()
     optimizer.step()
     assert len(batches_of(optimizer)) == before + 1
-
-
-def test_the_hook_of_a_guard_that_is_gone_lets_the_pass_be() -> None:
-    model = make_model()
-
-    def place() -> int:
-        raise ReferenceError
-
-    watch = BatchWatch(model, place, lambda: None, Failures(), "cpu")
-    model(torch.ones(2, 6))
-    assert not watch.found
-    watch.close()

@@ -201,61 +201,31 @@ def test_one_that_never_is_chosen_is_told_after_a_while_and_not_again_once_it_is
     assert found(optimizer)["idle-experts"].layers[0].startswith("experts.3.")  # not for a hundred steps
 
 
-def _clipped(clip: Callable[[nn.Module], Any], steps: int = 70, dtype: torch.dtype = torch.float32) -> Any:
-    model = make_model(dtype=dtype)
-    optimizer = guarded(model, torch.optim.SGD)
-    for number in range(steps):
-        optimizer.zero_grad()
-        loss_at(model, number).backward()
-        clip(model)
-        optimizer.step()
-    return optimizer
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_clipper_that_bites_in_half_of_the_steps_is_noticed(
     dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
-    usual_norm = sorted(entry.norm for entry in _clipped(lambda model: None).guard.history.clean)[30]
-    limit = float(f"{usual_norm:.1e}")
-    optimizer = _clipped(lambda model: nn.utils.clip_grad_norm_(model.parameters(), limit), dtype=dtype)
+    def clipped(limit: float, dtype: torch.dtype) -> Any:
+        model = make_model(dtype=dtype)
+        optimizer = guarded(model, torch.optim.SGD)
+        for number in range(70):
+            optimizer.zero_grad()
+            loss_at(model, number).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), limit)
+            optimizer.step()
+        return optimizer
+
+    norms = sorted(entry.norm for entry in clipped(1e9, torch.float32).guard.history.clean)
+    limit = float(f"{norms[30]:.1e}")
+    optimizer = clipped(limit, dtype)
     finding = found(optimizer)["already-clipped"]
     assert 10 <= finding.evidence["num_steps"] < 60 and finding.evidence["norm"] == pytest.approx(limit, rel=1e-2)
     assert optimizer.guard.history.equal_run < 10
     assert any("clip_grad_norm_" in record.getMessage() for record in caplog.records)
 
 
-def test_clipping_by_value_is_noticed_soon() -> None:
-    optimizer = _clipped(lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.05), steps=8)
-    assert found(optimizer)["already-clipped"].evidence["largest"] == pytest.approx(0.05)
-
-
-@pytest.mark.parametrize("kind", ["labels", "rewards", "rewards, observed"])
-def test_batches_without_a_signal_are_told_as_what_they_are(kind: str) -> None:
-    model = make_model()
-    optimizer = guarded(model, torch.optim.SGD, objective="reward" if "rewards" in kind else None)
-    for number in range(60):
-        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(number))
-        logits, is_empty = model(x), number % 4 == 1
-        if kind == "labels":  # of a sum over tokens, as where the batch's labels are counted elsewhere
-            labels = torch.full((5,), -100) if is_empty else torch.arange(5) % 4
-            loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / 5
-        else:
-            rewards = torch.ones(5) if is_empty else x[:, 0]
-            loss = -((rewards - rewards.mean()) * logits.log_softmax(-1)[:, 0]).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if kind != "rewards":
-            optimizer.guard.observe(loss=loss)
-    finding = found(optimizer)["no-signal"]
-    assert (finding.severity, finding.evidence["num_steps"]) == ("info", 15)
-    assert optimizer.guard.report().status == "healthy"
-
-
-def watched_model(model: nn.Module, make: Any = None, **settings: Any) -> Any:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01) if make is None else make(model.parameters())
-    return fastguard.wrap(optimizer, model, **settings)
+def watched_model(model: nn.Module, **settings: Any) -> Any:
+    return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model, **settings)
 
 
 def run(model: nn.Module, optimizer: Any, num_steps: int, between: Callable[[int], None]) -> ModelNotes:
@@ -267,9 +237,6 @@ def run(model: nn.Module, optimizer: Any, num_steps: int, between: Callable[[int
 
 def nothing(number: int) -> None:
     pass
-
-
-# --- overwritten ---
 
 
 def changes(model: nn.Module) -> dict[str, Callable[[int], Any]]:
@@ -288,7 +255,6 @@ def changes(model: nn.Module) -> dict[str, Callable[[int], Any]]:
         "copy_": copy_,
         "data": replace,
         "NaN": lambda number: number == 3 and first.data.fill_(math.nan),
-        "clipping": lambda number: first.data.clamp_(-0.01, 0.01),
     }
 
 
@@ -345,21 +311,6 @@ def test_another_guards_optimizer_may_hold_the_same_parameters() -> None:
     stranger = torch.optim.SGD(model[2].parameters(), lr=0.1)  # not guarded
     notes = run(model, optimizer, 40, lambda number: take_step(model, stranger, number))
     assert set(notes.overwritten) == {"2.weight", "2.bias"}
-
-
-@pytest.mark.parametrize("make", [lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=2), torch.optim.AdamW])
-def test_closures(make: Any) -> None:
-    model = make_model()
-    optimizer = watched_model(model, make)
-    for number in range(24):
-        take_step(model, optimizer, number, closure=True)
-        if number == 7:
-            model[2].bias.data.add_(1.0)
-    assert notes_of(optimizer).overwritten == ("2.bias",)
-    assert [step for step, _ in optimizer.guard.history.grad_cosines] == list(range(1, 21))
-
-
-# --- cosines ---
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_norm": 0.01}])
@@ -432,9 +383,6 @@ def test_memory_that_was_freed_is_not_read() -> None:
     assert not notes_of(optimizer).overwritten
 
 
-# --- samples ---
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_samples_are_evenly_over_memory_and_exact(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -447,8 +395,3 @@ def test_samples_are_evenly_over_memory_and_exact(dtype: torch.dtype) -> None:
         parts = [torch.as_strided(x, (n,), (x.numel() // n,)).double() for x, n in zip(tensors, counts)]
         assert found is not None
         assert str([*memoryview(found).cast("d")]) == str(torch.cat(parts).tolist())
-
-
-@pytest.mark.parametrize("odd", [torch.ones(4, 4)[:, :2], torch.ones(0), torch.ones(3, dtype=torch.int64)])
-def test_what_is_not_plain_is_not_sampled(odd: torch.Tensor) -> None:
-    assert sample([torch.ones(3), odd], 4) is None

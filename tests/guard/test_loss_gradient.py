@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fastguard
-from fastguard.observers.dependence import sample_inputs
 from fastguard.observers.loss_gradient import LossGradient
 from fastguard.observers.loss_kind import Loss, OutputSample
 from fastguard.records.failures import Failures
@@ -140,18 +139,6 @@ class TestUnderGuard:
         read = fastguard.TrainingHistory.from_jsonl(tmp_path / "run.jsonl").model
         for name in ("loss_kind", "num_targets", "num_target_classes", "target_top_share", "target_batch_top_share"):
             assert getattr(scaled, name) == getattr(read, name) == getattr(notes, name)
-
-    def test_transforms_of_functions_are_left_alone(self) -> None:
-        model, optimizer = guarded_model()
-        params = {name: p.detach() for name, p in model.named_parameters()}
-
-        def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-            return torch.func.functional_call(model, params, (x,)).square().mean()
-
-        torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, torch.randn(5, 3, 6))  # gradients of each sample
-        y = model(torch.randn(3, 6))
-        torch.autograd.grad(y, list(model.parameters()), torch.ones(2, 3, 4), is_grads_batched=True)
-        assert not optimizer.guard._run.failures.counts()
 
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -317,15 +304,3 @@ def test_nothing_is_held_of_a_pass_and_its_inputs(ending: str) -> None:
     assert [one() for one in held] == [None] * 2
     optimizer.step()
     assert "failed-parts" not in [finding.rule for finding in optimizer.guard.report().findings]
-
-
-class TestInputs:
-    @pytest.mark.parametrize("shape", [(100, 3, 40, 40), (100, 70000), (70000,)], ids=str)
-    def test_of_large_ones_the_first_samples_and_a_few_features(self, shape: tuple[int, ...]) -> None:
-        x = numbers(*shape)
-        [sample] = sample_inputs([x])
-        width = math.prod(shape[1:])
-        assert sample.values is not None and not sample.is_whole and sample.num_samples == shape[0]
-        assert torch.equal(sample.values, x.view(shape[0], -1)[:64, :: -(-width // 256)])
-        strided = x.repeat_interleave(2, -1)[..., ::2]
-        assert torch.equal(torch.as_tensor(sample_inputs([strided])[0].values), sample.values)

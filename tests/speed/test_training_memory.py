@@ -119,9 +119,9 @@ def test_an_output_that_is_not_finite_is_not_copied(bad: float) -> None:
     monitor = ActivationMonitor(model, modules="all", every=1, overhead_budget=None)
     for hook in monitor._pass_hooks:
         hook.remove()
-    (hook,) = [hook for hook in monitor._hooks if hasattr(hook, "subject") and hook.subject.name == "1"]
+    (hook,) = [hook for hook in monitor._hooks if hook.name == "1"]
     with at_most(MIB):
-        hook.collector.see(hook.subject, None, lambda: [("", output)])
+        hook.show([("", output)], None)
     monitor.detach()
 
 

@@ -178,18 +178,6 @@ def test_a_resumed_run_samples_on_its_schedule():
     assert sampled == [4, 8]
 
 
-def test_paused_steps_are_no_part_of_the_run():
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1e-9, weights=1)
-    backward(model, 0)
-    before = copies(model)
-    with pytest.raises(ZeroDivisionError), optimizer.guard.paused():
-        _ = optimizer.step(), 1 / 0
-    assert optimizer.guard.last is None and max(differences(model, before).values()) > 1e-3  # not clipped either
-    optimizer.step()
-    assert optimizer.guard.last.step == 0 and optimizer.guard.last.clipped and optimizer.guard.last.weights
-
-
 def _overhead(optimizer):
     ring = optimizer.guard._run.ring
     return ring.header(ring.newest).overhead_s

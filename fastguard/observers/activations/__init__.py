@@ -16,9 +16,9 @@ from ...records.samples import ModuleActivity
 from ..buffers import forward_undone
 from ..observer import Observer
 from .arrivals import Origin as Origin
+from .arrivals import draw, origin_of
 from .budget import Cost as Cost
 from .monitor import ActivationMonitor as ActivationMonitor
-from .sightings import draw, origin_of
 from .units import detect_dead_neurons as detect_dead_neurons
 
 
@@ -26,18 +26,17 @@ def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor 
     """The monitor that `wrap(..., activations=...)` asks for, following the guard; None if it asks for none."""
     if activations is None or activations is False:
         return None
-    if not isinstance(activations, ActivationMonitor):
-        if not (activations is True or isinstance(activations, (str, dict))):
-            raise TypeError(
-                "`activations` must be True, a pattern of module names, a dict of settings of ActivationMonitor, or an "
-                f"ActivationMonitor, got {activations!r}"
-            )
+    if activations is True or isinstance(activations, str):
+        activations = {"modules": None if activations is True else activations}
+    if isinstance(activations, dict):
         if model is None:
             raise ValueError("`activations` must come with a model, got none. Call wrap(optimizer, model, …).")
-        settings = activations if isinstance(activations, dict) else {}
-        if isinstance(activations, str):
-            settings = {"modules": activations}
-        activations = ActivationMonitor(model, **settings)
+        activations = ActivationMonitor(model, **activations)
+    if not isinstance(activations, ActivationMonitor):
+        raise TypeError(
+            "`activations` must be True, a pattern of module names, a dict of settings of ActivationMonitor, or an "
+            f"ActivationMonitor, got {activations!r}"
+        )
     activations.follow_guard()
     return activations
 
@@ -93,10 +92,8 @@ class Replay(NamedTuple):
     origin: ModuleActivity | None
 
     def __str__(self) -> str:
-        where = (
-            "every output was finite" if self.origin is None else f"NaN or Inf came up in '{shown(self.origin.name)}'"
-        )
-        return f"{where}\n{draw(self.activities)}"
+        origin = self.origin and f"NaN or Inf came up in '{shown(self.origin.name)}'"
+        return f"{origin or 'every output was finite'}\n{draw(self.activities)}"
 
 
 def replay(model: nn.Module, forward: Callable[[], Any]) -> Replay:
@@ -117,7 +114,10 @@ def replay(model: nn.Module, forward: Callable[[], Any]) -> Replay:
     monitor = ActivationMonitor(model, **everything, every=1, overhead_budget=None, training_only=False)
     monitor.follow_guard()  # one step, however often `forward` calls the model
     try:
-        with forward_undone(model), torch.no_grad(), _eager():
+        # A graph does not call hooks that were set after it was compiled. Importing dynamo takes a second.
+        is_compiled = "torch._dynamo" in sys.modules
+        eagerly = torch.compiler.set_stance("force_eager") if is_compiled else contextlib.nullcontext()
+        with forward_undone(model), torch.no_grad(), eagerly:
             forward()
         records = monitor.take(0, wait=True)
     finally:
@@ -125,10 +125,3 @@ def replay(model: nn.Module, forward: Callable[[], Any]) -> Replay:
     if not records:
         raise ValueError("`forward` must call the model that is guarded, got a call in which none of its modules ran")
     return Replay(records, origin_of(records))
-
-
-def _eager() -> contextlib.AbstractContextManager[Any]:
-    """Runs compiled code eagerly: a graph does not call hooks that were set after it was compiled."""
-    if "torch._dynamo" not in sys.modules:  # then nothing is compiled, and importing it takes a second
-        return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")

@@ -1,21 +1,63 @@
-"""Pending figures of sampled steps, the records made of those that arrived, and the last records of each layer."""
+"""Readings of sampled steps that are on their way, the records made of them, and the last records of each layer."""
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from ...records.samples import ActivationStats, ModuleActivity
-from .readers import Event
-from .sightings import Sighting, activities, origin_of
-from .units import UnitRuns
+from ..._text import NAME_WIDTH, in_columns, shown
+from ...records.samples import ActivationRow, ActivationStats, ModuleActivity, merge_activation_rows
+from .families import Judgement
+from .readers import Measurement
+from .units import SUM_ABS, UnitRuns, UnitVerdict, as_table
 
-NUM_ORIGINS = 32
-LOOK_BACK = 10
-DEAD, SATURATED = 0.5, 0.1
+_NUM_ORIGINS = 32
 _NUM_UNCLAIMED = 64  # sampled steps with records that were not taken
+_HEAD = ("module", "family", "mean", "std", "|max|", "zero", "saturated", "dead units", "")
+
+
+class Sighting(NamedTuple):
+    """The reading of one tensor.
+
+    Attributes:
+        key: name of its record.
+        measured: the figures, now or later.
+        slice_size: elements in a slice that sums to one (softmax); else 1.
+        inputs: whether each is the first one, and its reading; None if it was overwritten. None if the inputs are
+            unknown or do not matter.
+        is_quiet: it makes no record while it is finite.
+        entropy, largest: readings of further figures, as `Extract` has them.
+    """
+
+    key: str
+    judgement: Judgement
+    measured: Measurement
+    slice_size: int = 1
+    inputs: Sequence[tuple[bool, Measurement | None]] | None = None
+    is_quiet: bool = False
+    entropy: Measurement | None = None
+    largest: Measurement | None = None
+
+    def inputs_finite(self) -> bool | None:
+        """Whether the inputs were; None if not known. Inf counts in the first one only: others may be masks."""
+        if self.inputs is None:
+            return None
+        rows = [(is_first, reading and reading().row) for is_first, reading in self.inputs]
+        if any(row and (row.num_nans or (is_first and row.num_infs)) for is_first, row in rows):
+            return False
+        return None if any(row is None for _, row in rows) else True
+
+    def row(self) -> ActivationRow:
+        """Its row, with the number of saturated elements by its judgement."""
+        row, (_, low, high, *_) = self.measured().row, self.judgement
+        if self.judgement.row_dim is None:
+            return row if math.isfinite(low) or math.isfinite(high) else row._replace(num_saturated=row.num_infs)
+        # One element above the threshold makes all of its slice either almost 1 or almost 0.
+        saturated = (row.num_saturated - row.num_infs) * self.slice_size + row.num_infs
+        return row._replace(num_saturated=min(row.numel, saturated))
 
 
 class Origin(NamedTuple):
@@ -34,43 +76,37 @@ class Arrivals:
         root: name of the whole model.
         latest: records of the newest step.
         origins: where NaN or Inf appeared, oldest first.
+        pending: steps whose figures have not arrived, with their readings, and the events that fire when they have.
+        layers: statistics of each layer, oldest first, each with the share that is dead.
+        unclaimed: records of steps that were not taken.
         seconds: host time spent here since it was last set to zero.
     """
 
     def __init__(self, window_size: int, runs: UnitRuns) -> None:
         self.root = ""
         self.latest: tuple[ModuleActivity, ...] = ()
-        self.origins: deque[Origin] = deque(maxlen=NUM_ORIGINS)
+        self.origins: deque[Origin] = deque(maxlen=_NUM_ORIGINS)
+        self.pending: deque[tuple[int, list[Sighting], list[Any]]] = deque()
         self.seconds = 0.0
-        self._window_size = window_size
-        self._layers: dict[str, deque[tuple[ActivationStats, float]]] = {}  # with the dead share
-        self._runs = runs
+        self._window_size, self._runs = window_size, runs
+        self.layers: dict[str, deque[tuple[ActivationStats, float]]] = {}
+        self.unclaimed: dict[int, tuple[ModuleActivity, ...]] = {}
         self._once_bad: set[str] = set()
-        self._pending: deque[tuple[int, list[Sighting], list[Event]]] = deque()
-        self._unclaimed: dict[int, tuple[ModuleActivity, ...]] = {}
 
-    def expect(self, step: int, sightings: list[Sighting], events: list[Event]) -> None:
-        """Waits for the figures of `step`, which have arrived when `events` have fired."""
-        self._pending.append((step, sightings, events))
-
-    @property
-    def are_pending(self) -> bool:
-        """Whether figures have not arrived yet."""
-        return bool(self._pending)
-
-    def collect(self, *, wait: bool = False) -> None:
-        """Makes records of the figures that have arrived, or, with `wait`, of all."""
-        while self._pending:
-            step, sightings, events = self._pending[0]
+    def collect(self, *, wait: bool = False) -> Arrivals:
+        """Makes records of the figures that have arrived, or, with `wait`, of all. Returns itself."""
+        while self.pending:
+            step, sightings, events = self.pending[0]
             if not all(event.query() for event in events):
                 if not wait:
-                    return
+                    break
                 for event in events:
                     event.synchronize()
             started = time.perf_counter()
-            self._pending.popleft()
-            self._add(step, activities(sightings, self._runs, self.root, self._once_bad))
+            self.pending.popleft()
+            self._add(step, self._records(sightings))
             self.seconds += time.perf_counter() - started
+        return self
 
     def _add(self, step: int, records: tuple[ModuleActivity, ...]) -> None:
         self.latest = records
@@ -80,38 +116,121 @@ class Arrivals:
         origin = origin_of(records)
         if origin is not None:
             self.origins.append(Origin(step, origin))
-        self._unclaimed[step] = records
-        if len(self._unclaimed) > _NUM_UNCLAIMED:
-            del self._unclaimed[next(iter(self._unclaimed))]
+        self.unclaimed[step] = records
+        if len(self.unclaimed) > _NUM_UNCLAIMED:
+            del self.unclaimed[next(iter(self.unclaimed))]
+
+    def _records(self, sightings: Iterable[Sighting]) -> tuple[ModuleActivity, ...]:
+        """One record for each key, in the order of their first readings; readings of several passes are merged.
+
+        A key that was not finite once makes a record from then on, even if quiet, to show that it has recovered.
+        """
+        groups: dict[str, list[Sighting]] = {}
+        for sighting in sightings:
+            groups.setdefault(sighting.key, []).append(sighting)
+        # The first bad batch says where it came from.
+        bad = {key: next((s for s in group if not s.measured().row.is_finite), None) for key, group in groups.items()}
+        finite = _inputs_finite({key: sighting for key, sighting in bad.items() if sighting is not None}, self.root)
+        self._once_bad.update(finite)
+        return tuple(
+            self._record(group, order, finite.get(key))
+            for order, (key, group) in enumerate(groups.items())
+            if key in self._once_bad or not group[0].is_quiet
+        )
+
+    def _record(self, group: list[Sighting], order: int, inputs_finite: bool | None) -> ModuleActivity:
+        key, judgement = group[0].key, group[0].judgement
+        rows = [sighting.row() for sighting in group]
+        tables = [units for sighting in group if (units := sighting.measured().units)]
+        verdict, load = UnitVerdict(), None
+        if len(tables) == len(rows) and len(set(map(len, tables))) == 1:  # the same units in every reading
+            table = sum(map(as_table, tables[1:]), start=as_table(tables[0]))
+            elements = sum(row.numel for row in rows) // len(table)
+            if elements:
+                verdict = self._runs.add(key, table, elements, judgement.unit_share)
+                load = tuple((table[:, SUM_ABS] / elements).tolist()) if judgement.family == "router" else None
+        return ModuleActivity(
+            name=key,
+            family=judgement.family,
+            stats=ActivationStats.from_row(rows[0] if len(rows) == 1 else merge_activation_rows(rows)),
+            order=order,
+            inputs_finite=inputs_finite,
+            num_units=verdict.num_units,
+            num_dead_units=verdict.num_dead,
+            num_saturated_units=verdict.num_saturated,
+            dead_units=verdict.dead,
+            saturated_units=verdict.saturated,
+            num_batches=verdict.num_batches,
+            entropy=_known(_merged(sighting.entropy for sighting in group).mean),
+            max_logit=_known(_merged(sighting.largest for sighting in group).max_val),
+            load=load,
+        )
 
     def add(self, layer: str, stats: ActivationStats, dead: float) -> None:
         """Adds statistics to those of a layer, with the share that is dead."""
-        self._layers.setdefault(layer, deque(maxlen=self._window_size)).append((stats, dead))
+        self.layers.setdefault(layer, deque(maxlen=self._window_size)).append((stats, dead))
 
-    def claim(self, step: int) -> tuple[ModuleActivity, ...]:
-        """The records of one step, once; empty if there are none."""
-        return self._unclaimed.pop(step, ())
 
-    def claim_all(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
-        """All records that were not claimed, oldest first."""
-        found = list(self._unclaimed.items())
-        self._unclaimed.clear()
-        return found
+def _inputs_finite(bad: dict[str, Sighting], root: str) -> dict[str, bool | None]:
+    """Whether the inputs of each were finite; None if not known, or if it is no origin all the same.
 
-    def layers(self) -> dict[str, list[ActivationStats]]:
-        """The statistics of each layer, oldest first."""
-        return {layer: [stats for stats, _ in kept] for layer, kept in self._layers.items()}
+    A module is none if NaN or Inf may have appeared in one of its children. `root` names the whole model. Nor is one
+    with Inf alone, which may be masked scores, where others have NaN.
+    """
+    known = {key: sighting.inputs_finite() for key, sighting in bad.items()}
+    suspects = [key for key, finite in known.items() if finite is not False]
+    for key in [key for key, finite in known.items() if finite]:
+        if any(key == root or part.startswith((f"{key}.", f"{key}[")) for part in suspects if part != key):
+            known[key] = None
+    nans = [key for key, finite in known.items() if finite and bad[key].measured().row.num_nans]
+    return {key: None if finite and nans and key not in nans else finite for key, finite in known.items()}
 
-    def diagnose(self) -> dict[str, str]:
-        """Problems by layer, without healthy layers."""
-        issues = {}
-        for layer, kept in self._layers.items():
-            recent = list(kept)[-LOOK_BACK:]
-            found = []
-            if statistics.fmean(dead for _, dead in recent) > DEAD:
-                found.append("Dead")
-            if statistics.fmean(stats.saturation_ratio for stats, _ in recent) > SATURATED:
-                found.append("Saturated")
-            if found:
-                issues[layer] = ", ".join(found)
-        return issues
+
+def _merged(measured: Iterable[Measurement | None]) -> ActivationStats:
+    return ActivationStats.from_row(merge_activation_rows(one().row for one in measured if one is not None))
+
+
+def _known(figure: float) -> float | None:
+    return None if math.isnan(figure) else figure
+
+
+def origin_of(records: Iterable[ModuleActivity]) -> ModuleActivity | None:
+    """Where NaN or Inf appeared: the first module with finite inputs and an output that is not.
+
+    If no module is known to have had finite inputs, the first whose output is not finite; None if all are finite.
+    """
+    bad = sorted((record for record in records if not record.stats.is_finite), key=lambda record: record.order)
+    return next((record for record in bad if record.is_origin), bad[0] if bad else None)
+
+
+def draw(records: Sequence[ModuleActivity]) -> str:
+    """One line for each record, in the order of execution."""
+    rows = [_HEAD, *(_cells(record) for record in sorted(records, key=lambda record: record.order))]
+    return "\n".join(in_columns(rows, left=(0, 1, len(_HEAD) - 1)))
+
+
+def _cells(record: ModuleActivity) -> tuple[str, ...]:
+    stats = record.stats
+    return (
+        shown(record.name, NAME_WIDTH),
+        record.family,
+        *(f"{figure:.3g}" for figure in (stats.mean, stats.std, stats.abs_max)),
+        f"{stats.zero_ratio:.1%}",
+        f"{stats.saturation_ratio:.1%}",
+        f"{record.num_dead_units} of {record.num_units}" if record.num_units else "",
+        ", ".join(_remarks(record)),
+    )
+
+
+def _remarks(record: ModuleActivity) -> Iterator[str]:
+    stats = record.stats
+    if not stats.is_finite:
+        counts = [f"{count} {name}" for count, name in ((stats.num_nans, "NaN"), (stats.num_infs, "Inf")) if count]
+        yield ", ".join(counts) + (" came up here" if record.is_origin else "")
+        return
+    if record.entropy is not None:
+        yield f"entropy {record.entropy:.0%} of the largest"
+    if record.max_logit is not None:
+        yield f"logits up to {record.max_logit:.3g}"
+    if record.load:
+        yield f"{max(record.load):.0%} of the tokens to expert {record.load.index(max(record.load))}"

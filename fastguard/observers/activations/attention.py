@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from torch import nn
 from ..tensors import Extract, is_dense, unreadable
 from .collector import Collector
 from .families import ATTENTION_WEIGHTS
-from .hooks import TOKEN, PlaceHook, is_traced
+from .hooks import TOKEN, Hook, nothing
 from .selection import Target, class_name, is_never_caller
 
 KIND = "[attention]"
@@ -50,18 +50,21 @@ class AttentionWatch:
         self._names = {id(target.module): target.name if fits(target) else None for target in targets}
         self._within: list[int] = []  # ids of the modules that are being called, the innermost last
         self._turn = 0
-        self.sites = _sites(named)
+        self._sites = _sites(named)
 
-    def hooks(self, modules: Iterable[nn.Module]) -> list[PlaceHook]:
+    def hooks(self, modules: Iterable[nn.Module]) -> list[Hook]:
         """Hooks that keep track of which module is being called."""
         return [
-            PlaceHook(module, self._collector, functools.partial(move, id(module)), at_end=at_end)
+            Hook(module, self._collector, nothing, functools.partial(move, id(module)), at_end=at_end)
             for module in modules
-            for at_end, move in ((False, self._within.append), (True, self._leave))
+            for at_end, move in ((False, self._enter), (True, self._leave))
             if not is_never_caller(module)
         ]
 
-    def _leave(self, left: int) -> None:
+    def _enter(self, entered: int, *_: Any) -> None:
+        self._within.append(entered)
+
+    def _leave(self, left: int, *_: Any) -> None:
         while self._within and self._within.pop() != left:
             pass  # one that raised
 
@@ -73,7 +76,7 @@ class AttentionWatch:
                 return
             self._turn += 1
             _watches.append(self)
-            for site in self.sites:
+            for site in self._sites:
                 if site not in _replaced:
                     before = getattr(*site)
                     _replaced[site] = before, _watching(before)
@@ -94,8 +97,11 @@ class AttentionWatch:
         """Reads one call. Raises nothing."""
         name = self._names.get(self._within[-1]) if self._within else None
         if name is not None and self._collector.is_wanted():
-            make = functools.partial(attention_extracts, *args, **kwargs, turn=self._turn)
-            self._collector.see_extract(name, KIND, ATTENTION_WEIGHTS, make)
+            self._collector.run(name + KIND, self._see, name, args, kwargs)
+
+    def _see(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found = attention_extracts(*args, **kwargs, turn=self._turn)
+        self._collector.see_extract(name, KIND, ATTENTION_WEIGHTS, found)
 
 
 def _sites(named: Mapping[str, nn.Module]) -> list[_Site]:
@@ -116,7 +122,7 @@ def _watching(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
         if not torch.compiler.is_compiling():
             for watch in list(_watches):
                 watch.look(args, kwargs)
-        elif is_traced():
+        elif torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
             _show(*args, **kwargs)
         return function(*args, **kwargs)
 
@@ -124,20 +130,25 @@ def _watching(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     return scaled_dot_product_attention
 
 
-def _show(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor | None = None,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> None:
+class _Call(NamedTuple):
+    """The arguments of the function."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor | None = None
+    attn_mask: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+def _show(*args: Any, **kwargs: Any) -> None:
     """Adds the operator that reads the call to the graph that is being compiled."""
-    if is_dense(query) and is_dense(key) and (attn_mask is None or is_dense(attn_mask)):
-        mask = None if attn_mask is None else attn_mask.detach()
-        torch.ops.fastguard.attend(query.detach(), key.detach(), mask, is_causal, scale, TOKEN)
+    q, k, _, mask, _, is_causal, scale, _ = _Call(*args, **kwargs)
+    if is_dense(q) and is_dense(k) and (mask is None or is_dense(mask)):
+        mask = None if mask is None else mask.detach()
+        torch.ops.fastguard.attend(q.detach(), k.detach(), mask, is_causal, scale, TOKEN)
 
 
 @torch.library.custom_op(
@@ -145,14 +156,8 @@ def _show(
     mutates_args={"token"},
     schema="(Tensor query, Tensor key, Tensor? mask, bool is_causal, float? scale, Tensor(a!) token) -> ()",
 )
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    token: torch.Tensor,
-) -> None:
+def _attend(*args: Any) -> None:
+    query, key, mask, is_causal, scale, _ = args
     for watch in list(_watches):
         watch.look((query, key, None, mask, 0.0, is_causal, scale), {})
 
@@ -160,18 +165,7 @@ def _attend(
 _attend.register_fake(lambda *args: None)
 
 
-def attention_extracts(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor | None = None,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    *,
-    turn: int = 0,
-) -> Iterator[Extract] | str:
+def attention_extracts(*args: Any, turn: int = 0, **kwargs: Any) -> Iterator[Extract] | str:
     """Weights, entropy and largest logit of some queries of a call of `scaled_dot_product_attention`, before dropout.
 
     It takes up to 17 queries of up to 16 heads of up to 2 sequences, evenly spaced, with other heads at each `turn`, in
@@ -180,35 +174,34 @@ def attention_extracts(
 
     Cost: 2 · queries · keys · width multiplications; on a CPU memory for a few queries of one head.
     """
+    query, key, _, mask, _, is_causal, scale, _ = _Call(*args, **kwargs)
     for x in (query, key):
         problem = unreadable(x) or (None if is_dense(x) else f"a {type(x).__name__}")
         if problem is not None:
             return problem
     if not (query.numel() and key.numel()):
         return "nothing to attend to"
-    mask = None if attn_mask is None else attn_mask.detach().broadcast_to((*query.shape[:-1], key.shape[-2]))
-    size = query.shape[-1] ** -0.5 if scale is None else scale
-    return _parts(
-        _four(query.detach()), _four(key.detach()), None if mask is None else _four(mask), is_causal, size, turn
-    )
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if mask is not None:
+        mask = _four(mask.detach().broadcast_to((*query.shape[:-1], key.shape[-2])))
+    return _parts(_four(query.detach()), _four(key.detach()), mask, is_causal, scale, turn)
 
 
 def _parts(
     q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float, turn: int
 ) -> Iterator[Extract]:
     most = _PART_CPU if q.is_cpu else _PART_DEVICE
-    step = -(-q.shape[2] // _MAX_QUERIES)
-    rows = range((q.shape[2] - 1) % step, q.shape[2], step)
+    rows = _spread(q.shape[2], _MAX_QUERIES, q.shape[2] - 1)  # the last among them
     heads = _spread(q.shape[1], _MAX_HEADS, turn)
-    num_rows = max(1, most // k.shape[2])
     num_heads = max(1, most // (k.shape[2] * max(len(rows), k.shape[3])))
+    num_rows = max(1, most // k.shape[2])
     for sequence in _spread(q.shape[0], _MAX_SEQUENCES, 0):
         for some in (heads[i : i + num_heads] for i in range(0, len(heads), num_heads)):
             for places in (rows[i : i + num_rows] for i in range(0, len(rows), num_rows)):
                 where = sequence, _slice(some), _slice(places)
                 with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
                     logits = _logits(q[where].float() * scale, _keys(k, sequence, some, q.shape), most)
-                    extract = _figures(*_masked(logits, None if mask is None else mask[where], is_causal, places))
+                    extract = _figures(logits, None if mask is None else mask[where], is_causal, places)
                 yield extract
 
 
@@ -218,38 +211,28 @@ def _slice(places: range) -> slice:
 
 def _keys(k: torch.Tensor, sequence: int, heads: range, shape: torch.Size) -> torch.Tensor:
     """The keys of these heads, [heads, keys, width]; heads and sequences may share keys."""
-    sequence = sequence * k.shape[0] // shape[0]
-    if k.shape[1] == shape[1]:
-        return k[sequence, _slice(heads)]
-    own = [k[sequence, head * k.shape[1] // shape[1]] for head in heads]
+    k = k[sequence * k.shape[0] // shape[0]]
+    if len(k) == shape[1]:
+        return k[_slice(heads)]
+    own = [k[head * len(k) // shape[1]] for head in heads]
     return torch.stack(own) if len(own) > 1 else own[0][None]
 
 
 def _logits(q: torch.Tensor, keys: torch.Tensor, most: int) -> torch.Tensor:
-    if keys.dtype is torch.float32:
-        return q @ keys.mT
-    num_keys = max(1, most // (keys.shape[0] * keys.shape[2]))
+    num_keys = max(1, most // (keys.shape[0] * keys.shape[2]))  # converted at a time
     return torch.cat([q @ some.float().mT for some in keys.split(num_keys, 1)], -1)
 
 
-def _masked(
-    logits: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, places: range
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The masked logits, and which of them count; None for all."""
+def _figures(logits: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, places: range) -> Extract:
+    allowed = torch.ones((), dtype=torch.bool, device=logits.device)
     if mask is not None:
-        return (logits, mask) if mask.dtype is torch.bool else (logits + mask, mask > _MASKED)
-    if not is_causal:
-        return logits, None
-    rows = torch.arange(places.start, places.stop, places.step, device=logits.device)
-    allowed = torch.arange(logits.shape[-1], device=logits.device) <= rows[:, None]
-    return logits, allowed.expand(logits.shape)
-
-
-def _figures(logits: torch.Tensor, allowed: torch.Tensor | None) -> Extract:
-    if allowed is None:
-        allowed = torch.ones((), dtype=torch.bool, device=logits.device).expand(logits.shape)
+        allowed = mask if mask.dtype is torch.bool else mask > _MASKED
+        logits = logits if mask.dtype is torch.bool else logits + mask
+    elif is_causal:
+        rows = torch.arange(places.start, places.stop, places.step, device=logits.device)
+        allowed = torch.arange(logits.shape[-1], device=logits.device) <= rows[:, None]
     logits = logits.masked_fill(~allowed, -torch.inf)
-    count = allowed.sum(-1)
+    count = allowed.expand(logits.shape).sum(-1)
     weights = logits.softmax(-1).masked_fill((count == 0)[..., None], 0.0)
     entropy = torch.special.entr(weights).sum(-1) / count.log()
     return Extract(weights, None, entropy.masked_fill(count < 2, torch.nan), logits.amax(-1))

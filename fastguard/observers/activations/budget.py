@@ -47,14 +47,9 @@ class Budget:
     """
 
     def __init__(self, every: int, share: float | None) -> None:
-        self.every = every
-        self.share = share
-        self.interval = every
-        self.spent_s = 0.0
-        self.elapsed_s = 0.0
-        self.num_samples = 0
-        self.num_steps = 0
-        self._since_sample_s = self._spent_of_elapsed_s = 0.0
+        self.every, self.share, self.interval = every, share, every
+        self.num_samples = self.num_steps = 0
+        self._spent_s = self._elapsed_s = self._since_sample_s = self._spent_of_elapsed_s = 0.0
         self._costs: deque[float] = deque(maxlen=_RECENT_COSTS)
         self._steps: deque[float] = deque(maxlen=_RECENT_STEPS)
 
@@ -62,27 +57,24 @@ class Budget:
         """Takes the steps since the last call: how long they took in all (None if not known), and what of that the
         monitor took. Only the last of them can be `sampled`."""
         self.num_steps += num_steps
-        self.spent_s += cost_s
+        self._spent_s += cost_s
         self._since_sample_s += cost_s  # figures may arrive, and be counted, some steps later
         if seconds is not None:
-            self.elapsed_s += seconds
+            self._elapsed_s += seconds
             self._spent_of_elapsed_s += cost_s
             self._steps.append(max(0.0, seconds - cost_s) / num_steps)
-        if sampled:
-            self.num_samples += 1
-            if self.num_samples > 1:
-                self._costs.append(self._since_sample_s)
-                self._stretch()
-            self._since_sample_s = 0.0
-
-    def _stretch(self) -> None:
-        if self.share is None or not self._steps:
+        if not sampled:
             return
-        step_s = max(statistics.median(self._steps), 1e-9)
-        needed = math.ceil(min(self._costs) / (self.share * step_s * self.every))
-        self.interval = self.every * max(1, min(needed, _GROWTH * self.interval // self.every))
+        self.num_samples += 1
+        if self.num_samples > 1:
+            self._costs.append(self._since_sample_s)
+        if self._costs and self._steps and self.share is not None:
+            step_s = max(statistics.median(self._steps), 1e-9)
+            needed = math.ceil(min(self._costs) / (self.share * step_s * self.every))
+            self.interval = self.every * max(1, min(needed, _GROWTH * self.interval // self.every))
+        self._since_sample_s = 0.0
 
     def cost(self) -> Cost:
         """What watching has cost so far."""
-        share = self._spent_of_elapsed_s / self.elapsed_s if self.elapsed_s else 0.0
-        return Cost(self.spent_s, share, self.num_samples, self.num_steps, self.interval)
+        share = self._spent_of_elapsed_s / self._elapsed_s if self._elapsed_s else 0.0
+        return Cost(self._spent_s, share, self.num_samples, self.num_steps, self.interval)

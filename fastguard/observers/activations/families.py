@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from torch import nn
 
 THRESHOLD = 0.99  # where nothing better is known
 _MARGIN = 1.0 - THRESHOLD
-_NEAR_ZERO = 1e-6
-_NEAR_ZERO_SMOOTH = 1e-3  # GELU and SiLU come close to zero without reaching it
+_SMOOTH_ZERO = 1e-3  # GELU and SiLU come close to zero without reaching it
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(NamedTuple):
     """What counts as saturated and as zero in the output of one module.
 
     Attributes:
@@ -30,14 +28,18 @@ class Judgement:
     family: str
     low: float = -math.inf
     high: float = math.inf
-    near_zero: float = _NEAR_ZERO
+    near_zero: float = 1e-6
     has_units: bool = False
     row_dim: int | None = None
     unit_share: float | None = None
 
+    @property
+    def limits(self) -> tuple[float, float, float]:
+        return self.low, self.high, self.near_zero
+
 
 RELU = Judgement("relu", has_units=True)
-GELU = Judgement("gelu", near_zero=_NEAR_ZERO_SMOOTH, has_units=True)
+GELU = Judgement("gelu", near_zero=_SMOOTH_ZERO, has_units=True)
 TANH = Judgement("tanh", -THRESHOLD, THRESHOLD, has_units=True)
 SIGMOID = Judgement("sigmoid", _MARGIN, THRESHOLD, has_units=True)
 ATTENTION = Judgement("attention")
@@ -49,29 +51,16 @@ ATTENTION_WEIGHTS = Judgement("attention_weights", high=THRESHOLD)
 ROUTER = Judgement("router", has_units=True, unit_share=1.0)  # an expert of 256 gets few tokens, and is alive
 UNKNOWN = Judgement("other", -THRESHOLD, THRESHOLD, has_units=True)
 
-_RELUS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Threshold)
-_SMOOTH = (nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Hardswish, nn.GLU)
-_SIGMOIDS = (nn.Sigmoid, nn.Hardsigmoid)
-_TANHS = (nn.Tanh, nn.Softsign, nn.RNNBase, nn.RNNCellBase)
-_SOFTMAXES = (nn.Softmax, nn.Softmin, nn.LogSoftmax)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_NORMS = (
-    *_BATCH_NORMS,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-    nn.LocalResponseNorm,
-)
+_BATCH_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)  # instance norms among them
+_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 _LINEARS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.Identity, nn.Flatten, nn.Unflatten)
-_FAMILIES: tuple[tuple[tuple[type[nn.Module], ...], Judgement], ...] = (
-    (_RELUS, RELU),
-    (_SMOOTH, GELU),
-    (_SIGMOIDS, SIGMOID),
-    (_TANHS, TANH),
-    (_NORMS, NORM),
+_SOFTMAXES = (nn.Softmax, nn.Softmin, nn.LogSoftmax)
+_FAMILIES: tuple[tuple[tuple[Any, ...], Judgement], ...] = (
+    ((nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Threshold), RELU),
+    ((nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Hardswish, nn.GLU), GELU),
+    ((nn.Sigmoid, nn.Hardsigmoid), SIGMOID),
+    ((nn.Tanh, nn.Softsign, nn.RNNBase, nn.RNNCellBase), TANH),
+    ((*_BATCH_NORMS, nn.LayerNorm, nn.LocalResponseNorm), NORM),
     ((nn.MultiheadAttention,), ATTENTION),
     ((*_LINEARS, *_CONVOLUTIONS), LINEAR),
 )
@@ -82,6 +71,8 @@ _LEAVES_BY_NAME = (
     (re.compile(r"sigmoid", re.I), SIGMOID),
     (re.compile(r"tanh", re.I), TANH),
     (re.compile(r"dropout|drop_?path|pool|upsample|pad|conv\d?d?$|linear|embedding", re.I), LINEAR),
+    (re.compile(r"attention|attn", re.I), ATTENTION),
+    (re.compile(""), UNKNOWN),
 )
 _ATTENTION_NAME = re.compile(r"attention|attn", re.I)
 _NORM_NAME = re.compile(r"norm(\dd)?$", re.I)
@@ -96,7 +87,7 @@ def judgement_of(module: nn.Module) -> Judgement:
     >>> judgement_of(nn.Linear(2, 2)).family
     'linear'
     """
-    found = _special(module)
+    found = _with_own_bounds(module)
     if found is not None:
         return found
     for types, judgement in _FAMILIES:
@@ -107,23 +98,19 @@ def judgement_of(module: nn.Module) -> Judgement:
         return NORM
     if next(module.children(), None) is not None:
         return ATTENTION if _ATTENTION_NAME.search(name) else BLOCK
-    for pattern, judgement in _LEAVES_BY_NAME:
-        if pattern.search(name):
-            return judgement
-    return ATTENTION if _ATTENTION_NAME.search(name) else UNKNOWN
+    return next(judgement for pattern, judgement in _LEAVES_BY_NAME if pattern.search(name))
 
 
-def _special(module: nn.Module) -> Judgement | None:
-    """For modules that hold their own bounds."""
+def _with_own_bounds(module: nn.Module) -> Judgement | None:
     if isinstance(module, nn.ReLU6):  # a Hardtanh to torch
-        return replace(RELU, high=6.0 * THRESHOLD)
+        return RELU._replace(high=6.0 * THRESHOLD)
     if isinstance(module, nn.Hardtanh):
         slack = _MARGIN * (module.max_val - module.min_val) / 2
         return Judgement("hardtanh", module.min_val + slack, module.max_val - slack, has_units=True)
     if isinstance(module, (nn.ELU, nn.CELU)):
-        return replace(GELU, low=-THRESHOLD * module.alpha)
+        return GELU._replace(low=-THRESHOLD * module.alpha)
     if isinstance(module, nn.SELU):
-        return replace(GELU, low=-THRESHOLD * 1.7580993408473766)  # scale * alpha, what it tends to
+        return GELU._replace(low=-THRESHOLD * 1.7580993408473766)  # scale * alpha, what it tends to
     if isinstance(module, nn.RNN) and module.nonlinearity == "relu":
         return RELU
     if isinstance(module, _SOFTMAXES):
@@ -131,11 +118,6 @@ def _special(module: nn.Module) -> Judgement | None:
         high = math.log(THRESHOLD) if isinstance(module, nn.LogSoftmax) else THRESHOLD
         return Judgement("softmax", high=high, row_dim=-1 if module.dim is None else module.dim)
     return None
-
-
-def is_activation(judgement: Judgement) -> bool:
-    """Whether this is the judgement of an activation function."""
-    return judgement.family in ("relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax")
 
 
 def is_block(module: nn.Module, parent: nn.Module | None) -> bool:
@@ -147,8 +129,6 @@ def is_block(module: nn.Module, parent: nn.Module | None) -> bool:
 
 def unit_dim_after(module: nn.Module) -> int | None:
     """The dimension of the units after `module`: 1 after a convolution, -1 after a linear layer; None if not known."""
-    if isinstance(module, (*_CONVOLUTIONS, *_BATCH_NORMS, nn.GroupNorm)):
+    if isinstance(module, (*_CONVOLUTIONS, *_BATCH_NORMS)):
         return 1
-    if isinstance(module, (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase)):
-        return -1
-    return None
+    return -1 if isinstance(module, (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase)) else None

@@ -6,7 +6,9 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 from torch import nn
@@ -17,18 +19,19 @@ from ...records import values
 from ...records.failures import Failures
 from ...records.samples import ActivationStats, ModuleActivity
 from ..observer import held_weakly, unwrapped
-from .arrivals import Arrivals, Origin
+from .arrivals import Arrivals, Origin, draw
 from .attention import AttentionWatch
 from .budget import Budget, Cost
 from .collector import Collector
-from .hooks import Hook, PlaceHook, RouterHook, TensorHook
-from .routers import routers_of
-from .selection import Selector, choose, chosen_by, class_name, names_of
-from .sightings import draw
+from .hooks import Hook, first_input, nothing, outputs
+from .routers import KIND, routers_of
+from .selection import Selector, Target, choose, chosen_by, class_name, names_of
 from .units import UnitRuns
 
 _log = logging.getLogger("fastguard")
 _MAX_NAMED = 6  # modules that could not be read, in the table
+_LOOK_BACK = 10  # records of a layer
+_DEAD, _SATURATED = 0.5, 0.1  # shares beyond which it is called so
 _NUM_SILENT = 3  # steps in a row in which hooks saw nothing, before a warning
 
 
@@ -112,49 +115,47 @@ class ActivationMonitor:
             raise ValueError(f"`unit_share` must be in (0, 1], got {unit_share!r}")
         if overhead_budget is not None and not overhead_budget > 0.0:
             raise ValueError(f"`overhead_budget` must be > 0 or None, got {overhead_budget!r}")
+        if not isinstance(model, (nn.Module, type(None))):
+            raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
         self._backend = kernels.resolve_backend(backend)
         self._budget = Budget(every, overhead_budget)
         self._arrivals = Arrivals(window_size, UnitRuns(window, unit_share))
-        self._step = 0
-        self._next_sample = 0
+        self._collector = Collector(self._backend, training_only=training_only)
+        self._step = self._next_sample = self._num_silent = 0
         self._ended_at: float | None = None
-        self._num_silent = 0
         self._is_guarded = False
-        self._failures = Failures()
-        self._hooks: list[Hook] = []
-        self._pass_hooks: list[PlaceHook] = []
-        self._collector: Collector | None = None
+        self._hooks: list[Hook] = []  # none without a model
+        self._pass_hooks: list[Hook] = []
         self._attention: AttentionWatch | None = None
         self.names: tuple[str, ...] = ()
-        if model is not None:
-            if not isinstance(model, nn.Module):
-                raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
-            root, named, fits = unwrapped(model), names_of(model), chosen_by(modules, include, exclude)
-            if modules is None:
-                modules = "default" if include is None else "all"
-            is_default = isinstance(modules, str) and modules == "default"
-            targets = choose(named, is_default, fits, unit_dim)
-            self.names = tuple(target.name for target in targets if not target.is_quiet)
-            self._arrivals.root = class_name(root)
-            collector = self._collector = Collector(root, self._backend, self._failures, training_only=training_only)
-            if attention:
-                self._attention = AttentionWatch(collector, named, fits)
-                self._hooks += self._attention.hooks(named.values())
-            self._hooks += [TensorHook(target, collector) for target in targets]
-            self._hooks += [
-                RouterHook(target, collector, router) for target, router in routers_of(named, routers, fits)
-            ]
-            self._pass_hooks = [
-                PlaceHook(root, collector, collector.begin, at_end=False),
-                PlaceHook(root, collector, held_weakly(self._pass_ends), at_end=True),
-            ]
-            for hook in self._pass_hooks:
-                hook.on_every_step = True
-            # The hooks do not keep the monitor alive, and go when it does.
-            hooks = (*self._hooks, *self._pass_hooks)
-            self._remove = weakref.finalize(self, _remove, collector, hooks, self._attention)
-            self._remove.atexit = False
-            self._arm(collector)
+        if model is None:
+            return
+        root, named, fits = unwrapped(model), names_of(model), chosen_by(modules, include, exclude)
+        if modules is None:
+            modules = "default" if include is None else "all"
+        targets = choose(named, isinstance(modules, str) and modules == "default", fits, unit_dim)
+        routers_found = routers_of(named, routers, fits)
+        self.names = tuple(target.name for target in targets if not target.is_quiet)
+        self._arrivals.root = class_name(root)
+        collector = self._collector
+        collector.root = weakref.ref(root)
+        if attention:
+            self._attention = AttentionWatch(collector, named, fits)
+            self._hooks += self._attention.hooks(named.values())
+        self._hooks += [_hook_of(target, collector) for target in targets]
+        for target, router in routers_found:
+            show = partial(router.show, collector, target.name)
+            self._hooks.append(Hook(target.module, collector, router.find, show, target.name + KIND))
+        begins, ends = collector.begin, held_weakly(self._pass_ends)
+        self._pass_hooks = [
+            Hook(root, collector, nothing, begins, class_name(root), at_end=False, on_every_step=True),
+            Hook(root, collector, nothing, ends, class_name(root), on_every_step=True),
+        ]
+        # The hooks do not keep the monitor alive, and go when it does.
+        hooks = (*self._hooks, *self._pass_hooks)
+        self._remove = weakref.finalize(self, _remove, collector, hooks, self._attention)
+        self._remove.atexit = False
+        self._arm()
 
     def record(self, layer_name: str, activations: Any) -> ActivationStats:
         """Measures `activations` and adds the result to the records of `layer_name`.
@@ -181,20 +182,25 @@ class ActivationMonitor:
         >>> monitor.diagnose()
         {'relu1': 'Dead'}
         """
-        self._arrivals.collect()
-        return self._arrivals.diagnose()
+        issues = {}
+        for layer, kept in self._arrivals.collect().layers.items():
+            recent = list(kept)[-_LOOK_BACK:]
+            is_dead = fmean(dead for _, dead in recent) > _DEAD
+            is_saturated = fmean(stats.saturation_ratio for stats, _ in recent) > _SATURATED
+            if is_dead or is_saturated:
+                issues[layer] = ", ".join(["Dead"] * is_dead + ["Saturated"] * is_saturated)
+        return issues
 
     @property
     def history(self) -> dict[str, list[ActivationStats]]:
         """The last `window_size` records of each layer, oldest first."""
-        self._arrivals.collect()
-        return self._arrivals.layers()
+        layers = self._arrivals.collect().layers
+        return {layer: [stats for stats, _ in kept] for layer, kept in layers.items()}
 
     @property
     def activities(self) -> tuple[ModuleActivity, ...]:
         """The newest sampled step's records, in the order of execution. Never blocks; on a GPU it lags."""
-        self._arrivals.collect()
-        return self._arrivals.latest
+        return self._arrivals.collect().latest
 
     @property
     def origins(self) -> tuple[Origin, ...]:
@@ -203,19 +209,17 @@ class ActivationMonitor:
         This is the first module, in the order of execution, with finite inputs and an output that is not; if no module
         is known to have finite inputs, the first one whose output is not finite.
         """
-        self._arrivals.collect()
-        return tuple(self._arrivals.origins)
+        return tuple(self._arrivals.collect().origins)
 
     @property
     def origin(self) -> Origin | None:
         """The newest of `origins`."""
-        origins = self.origins
-        return origins[-1] if origins else None
+        return (self.origins or (None,))[-1]
 
     @property
     def skipped(self) -> dict[str, str]:
         """Outputs that could not be read, and why: integers, tensors without values, …"""
-        return {} if self._collector is None else dict(self._collector.skipped)
+        return dict(self._collector.skipped)
 
     @property
     def cost(self) -> Cost:
@@ -224,7 +228,11 @@ class ActivationMonitor:
 
     def table(self) -> str:
         """The newest sampled step as text: a line for each module, then unreadable outputs, then the cost."""
-        lines = [draw(self.activities), *_describe_skipped(self.skipped)]
+        lines = [draw(self.activities)]
+        unread = [f"{shown(name, NAME_WIDTH)} ({why})" for name, why in self.skipped.items()]
+        if unread:
+            more = f" and {len(unread) - _MAX_NAMED} more" if len(unread) > _MAX_NAMED else ""
+            lines.append(f"not read: {', '.join(unread[:_MAX_NAMED])}{more}")
         if self._budget.num_steps:
             lines.append(self.cost.describe(self._budget.share))
         return "\n".join(lines)
@@ -239,7 +247,7 @@ class ActivationMonitor:
             RuntimeError: the monitor already follows a guard.
             ValueError: it has no model.
         """
-        if self._collector is None:
+        if not self._hooks:
             raise ValueError("`activations` must be a monitor of a model. Make it with ActivationMonitor(model).")
         if self._is_guarded:
             raise RuntimeError("`activations` must be a monitor that follows no other guard. Make one for each guard.")
@@ -255,8 +263,7 @@ class ActivationMonitor:
         Cost: a microsecond on a step that was not sampled; with `wait`, a sync of the device.
         """
         self.end_step(step)
-        self._arrivals.collect(wait=wait)
-        return self._arrivals.claim(step)
+        return self._arrivals.collect(wait=wait).unclaimed.pop(step, ())
 
     def end_step(self, step: int) -> float:
         """Ends step `step` of the guard, and sets or removes the hooks for the next one.
@@ -273,20 +280,16 @@ class ActivationMonitor:
 
     def _wait(self, is_waiting: bool) -> None:
         """Removes the hooks, or sets them again: others may have to come first on the model."""
-        if self._collector is not None and is_waiting is self._collector.is_on:
-            self._disarm(self._collector) if is_waiting else self._arm(self._collector)
+        if self._hooks and is_waiting is self._collector.is_on:
+            self._disarm() if is_waiting else self._arm()
 
     def _next_end_after(self, step: int) -> int:
         """The next step after `step` at whose end the guard must call `end_step`."""
-        is_busy = self._arrivals.are_pending or (self._collector is not None and self._collector.is_on)
-        return step + 1 if is_busy else max(step + 1, self._next_sample - 1)
+        return step + 1 if self._arrivals.pending or self._collector.is_on else max(step + 1, self._next_sample - 1)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """For passes through the model that are not part of the training: it neither counts nor records them."""
-        if self._collector is None:
-            yield
-            return
         before, self._collector.is_paused = self._collector.is_paused, True
         try:
             yield
@@ -295,8 +298,10 @@ class ActivationMonitor:
 
     def arrived(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
         """Steps with records that were not taken yet, oldest first. Returns each once; never blocks."""
-        self._arrivals.collect()
-        return self._arrivals.claim_all()
+        unclaimed = self._arrivals.collect().unclaimed
+        found = list(unclaimed.items())
+        unclaimed.clear()
+        return found
 
     def flush(self) -> None:
         """Waits for pending figures."""
@@ -305,53 +310,48 @@ class ActivationMonitor:
     def detach(self) -> None:
         """Removes all hooks; records stay readable. A compiled graph continues without."""
         self._arrivals.collect(wait=True)
-        if self._collector is not None:
+        if self._hooks:
             self._remove()
-        self._hooks, self._pass_hooks, self._collector = [], [], None
+        self._hooks, self._pass_hooks = [], []
 
     @property
     def failures(self) -> Failures:
         """Errors of the monitor, which never reach a forward pass; the report of a guard shows them."""
-        return self._failures
+        return self._collector.failures
 
     @failures.setter
     def failures(self, failures: Failures) -> None:
-        self._failures = failures
-        if self._collector is not None:
-            self._collector.failures = failures
+        self._collector.failures = failures
 
-    def _pass_ends(self) -> None:
-        if self._collector is not None:
-            self._collector.end()
-            if not self._is_guarded:
-                with self._failures.kept("activation sampler", "What it saw of that pass was left out."):
-                    self._end_step(self._step)
+    def _pass_ends(self, *_: Any) -> None:
+        self._collector.end()
+        if not self._is_guarded:
+            self._end_step(self._step)
 
     def _end_step(self, step: int) -> float:
         """Delivers the samples of this step, and sets or removes hooks for the next. Returns the seconds it took."""
-        collector = self._collector
-        if collector is None:
+        if not self._hooks:
             return 0.0
-        started = time.perf_counter()
-        sampled = collector.is_on and self._send(step, collector)
+        collector, started = self._collector, time.perf_counter()
+        sampled = collector.is_on and self._send(step)
         num_steps, self._step = max(1, step + 1 - self._step), step + 1
         cost_s = time.perf_counter() - started
         self._arrivals.collect()
-        cost_s += collector.take_seconds() + self._arrivals.seconds
-        self._arrivals.seconds = 0.0
+        cost_s += collector.seconds + self._arrivals.seconds
+        collector.seconds = self._arrivals.seconds = 0.0
         elapsed = None if self._ended_at is None else started - self._ended_at
         self._budget.step(elapsed, cost_s, sampled, num_steps)
         self._ended_at = started
         if sampled:
             self._next_sample = step - step % self._budget.every + self._budget.interval
         if (step + 1 >= self._next_sample) is not collector.is_on:
-            self._disarm(collector) if collector.is_on else self._arm(collector)
+            self._disarm() if collector.is_on else self._arm()
         return cost_s
 
-    def _send(self, step: int, collector: Collector) -> bool:
-        sightings, events = collector.deliver()
+    def _send(self, step: int) -> bool:
+        sightings, events = self._collector.deliver()
         if sightings:
-            self._arrivals.expect(step, sightings, events)
+            self._arrivals.pending.append((step, sightings, events))
         self._num_silent = 0 if sightings else self._num_silent + 1
         if self._num_silent == _NUM_SILENT:
             _log.warning(
@@ -363,8 +363,8 @@ class ActivationMonitor:
             )
         return bool(sightings)
 
-    def _arm(self, collector: Collector) -> None:
-        collector.is_on = True
+    def _arm(self) -> None:
+        self._collector.is_on = True
         begins, ends = self._pass_hooks
         if not ends.is_compiled:
             ends.remove()  # it must follow the hook on the output of the whole model
@@ -373,13 +373,19 @@ class ActivationMonitor:
         if self._attention is not None:
             self._attention.begin()
 
-    def _disarm(self, collector: Collector) -> None:
-        collector.is_on = False
+    def _disarm(self) -> None:
+        self._collector.is_on = False
         if self._attention is not None:
             self._attention.end()
         for hook in (*self._hooks, *(self._pass_hooks if self._is_guarded else ())):
             if not hook.is_compiled:
                 hook.remove()
+
+
+def _hook_of(target: Target, collector: Collector) -> Hook:
+    show = partial(collector.see, target._replace(module=None))  # a hook does not keep its module alive
+    find = first_input if target.of_input else outputs
+    return Hook(target.module, collector, find, show, target.name, at_end=not target.of_input)
 
 
 def _remove(collector: Collector, hooks: Iterable[Hook], attention: AttentionWatch | None) -> None:
@@ -388,10 +394,3 @@ def _remove(collector: Collector, hooks: Iterable[Hook], attention: AttentionWat
         attention.end()
     for hook in hooks:
         hook.remove()
-
-
-def _describe_skipped(skipped: Mapping[str, str]) -> Iterator[str]:
-    if skipped:
-        first = [f"{shown(name, NAME_WIDTH)} ({why})" for name, why in list(skipped.items())[:_MAX_NAMED]]
-        more = f" and {len(skipped) - _MAX_NAMED} more" if len(skipped) > _MAX_NAMED else ""
-        yield f"not read: {', '.join(first)}{more}"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ..tensors import Extract, is_dense, leaves, unreadable
+from .collector import Collector
 from .families import ROUTER
+from .hooks import Seen
 from .selection import Selector, Target, matcher
 
 KIND = "[router]"
@@ -22,7 +24,7 @@ _EXPERTS_NAME = re.compile(r"expert|(^|_)(ffns|mlps)$", re.I)
 _TOP_K = ("top_k", "topk", "k", "num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 
 
-class Router:
+class Router(NamedTuple):
     """A module that chooses among experts.
 
     Attributes:
@@ -30,31 +32,26 @@ class Router:
         top_k: number of experts for each token, if the output does not hold their indices.
     """
 
-    def __init__(self, module: nn.Module, num_experts: int | None, top_k: int) -> None:
-        self.module = module
-        self.num_experts = num_experts
-        self.top_k = top_k
+    num_experts: int | None
+    top_k: int
 
-    def found(self, output: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The scores [..., experts] in an output, and the indices [..., k] of the chosen experts; None if missing.
+    def find(self, args: Any, kwargs: Any, output: Any) -> Seen:
+        """The "scores" [..., experts] in an output, and the "indices" [..., k] of the chosen experts, without dots.
 
         Scores are logits or probabilities, in the first tensor that fits.
         """
         tensors = [x for _, x in leaves(output) if x.ndim]
         floats = [x for x in tensors if x.is_floating_point() and self.num_experts in (None, x.shape[-1])]
-        scores = next((x for x in floats if x.shape[-1] > 1), None)
+        scores = [x for x in floats if x.shape[-1] > 1][:1]
         whole = [x for x in tensors if not (x.is_floating_point() or x.is_complex() or x.dtype is torch.bool)]
-        num = self.num_experts if scores is None else scores.shape[-1]
-        fits = [
-            x
-            for x in whole
-            if num is not None
-            and x.shape[-1] <= num
-            and (scores is None or (x.shape[-1] < num and x.numel() * num == scores.numel() * x.shape[-1]))
-        ]
-        return scores, fits[0] if fits else None
+        if scores:
+            num, size = scores[0].shape[-1], scores[0].numel()
+            whole = [x for x in whole if x.shape[-1] < num and x.numel() * num == size * x.shape[-1]]
+        else:
+            whole = [x for x in whole if x.shape[-1] <= (self.num_experts or 0)]
+        return Seen([*(("scores", x) for x in scores), *(("indices", x) for x in whole[:1])])
 
-    def extracts(self, scores: torch.Tensor | None, indices: torch.Tensor | None) -> Iterator[Extract] | str:
+    def extracts(self, scores: torch.Tensor | None = None, indices: torch.Tensor | None = None) -> Iterator[Extract]:
         """The expert of each token, [tokens, experts] of 1.0 and 0.0, and the entropy of its probabilities.
 
         Probabilities are the softmax of the scores, unless the scores are probabilities. It takes up to 4096 tokens,
@@ -62,32 +59,37 @@ class Router:
 
         Cost: a dozen small operations on [tokens, experts]; no sync.
         """
-        seen = scores if scores is not None else indices
-        if seen is None:
-            return iter(()) if self.num_experts is not None else "no scores of experts in the output"
-        problem = None if seen is indices else unreadable(seen)
-        if problem is not None or not is_dense(seen):
-            return problem or f"a {type(seen).__name__}"
-        return self._parts(scores, indices, self.num_experts or seen.shape[-1]) if seen.numel() else iter(())
-
-    def _parts(self, scores: torch.Tensor | None, indices: torch.Tensor | None, num: int) -> Iterator[Extract]:
+        first = scores if scores is not None else indices
+        if first is None or not first.numel():
+            return
+        num = self.num_experts or first.shape[-1]
         found = [None if x is None else _tokens(x.detach()) for x in (scores, indices)]
-        tokens = next(x for x in found if x is not None)
-        size = max(1, _PART_CPU // num) if tokens.is_cpu else _MAX_TOKENS
+        size = max(1, _PART_CPU // num) if first.is_cpu else _MAX_TOKENS
         are_some = None if found[0] is None else _are_probabilities(found[0], size)
-        for start in range(0, len(tokens), size):
+        for start in range(0, min(_MAX_TOKENS, first.numel() // first.shape[-1]), size):
             some, chosen = (None if x is None else x[start : start + size] for x in found)
             with torch.no_grad():
                 entropy = None
                 if some is not None and are_some is not None:
-                    some = some.float()
-                    some = torch.where(are_some, some, some.softmax(-1))
+                    some = torch.where(are_some, some.float(), some.float().softmax(-1))
                     entropy = torch.special.entr(some).sum(-1) / math.log(num)
                     chosen = some.topk(min(self.top_k, num)).indices if chosen is None else chosen
                 assert chosen is not None
                 experts = torch.arange(num, device=chosen.device)
                 extract = Extract((chosen[..., None] == experts).any(1).float(), 1, entropy)
             yield extract
+
+    def show(self, collector: Collector, name: str, seen: Iterable[tuple[str, torch.Tensor]], _: Any = None) -> None:
+        """Has the collector read what `find` found."""
+        found = dict(seen)
+        scores = found.get("scores")
+        problem = None if scores is None else unreadable(scores)
+        odd = next((x for x in found.values() if not is_dense(x)), None)
+        if odd is not None:
+            problem = problem or f"a {type(odd).__name__}"
+        if not found and self.num_experts is None:
+            problem = "no scores of experts in the output"
+        collector.see_extract(name, KIND, ROUTER, problem or self.extracts(**found))
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:
@@ -123,7 +125,7 @@ def routers_of(
     if not chosen:
         raise ValueError(f"`routers` must fit a module, got {selector!r}. Patterns are searched in the modules' names.")
     parents = [named.get(target.name.rpartition(".")[0], target.module) for target in chosen]
-    return [(t, Router(t.module, None, _top_k(t.module, parent))) for t, parent in zip(chosen, parents)]
+    return [(t, Router(None, _top_k(t.module, parent))) for t, parent in zip(chosen, parents)]
 
 
 def _beside_experts(named: Mapping[str, nn.Module]) -> Iterator[tuple[Target, Router]]:
@@ -137,7 +139,7 @@ def _beside_experts(named: Mapping[str, nn.Module]) -> Iterator[tuple[Target, Ro
                     routers = others
                 for k, module in routers.items():
                     target = Target(module, f"{name}.{k}" if name else k, ROUTER)
-                    yield target, Router(module, num, min(num, _top_k(module, parent)))
+                    yield target, Router(num, min(num, _top_k(module, parent)))
 
 
 def _num_experts(key: str, module: nn.Module) -> set[int]:

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
 from ...names import PEFT_PREFIX
 from ..observer import WRAPPERS
-from .families import BLOCK, GELU, RELU, Judgement, is_activation, is_block, judgement_of, unit_dim_after
+from .families import BLOCK, GELU, RELU, Judgement, is_block, judgement_of, unit_dim_after
 
 Selector: TypeAlias = str | type[nn.Module] | nn.Module | Iterable[Any]
 
 _SILENT = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # never called
+_ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax")
 _CALL_MODULES = (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder)  # and nothing else
-
-
-class WatchedModule(NamedTuple):
-    """A target without its module. Attributes as for `Target`."""
-
-    name: str
-    judgement: Judgement
-    unit_dim: int | None
-    is_quiet: bool
 
 
 class Target(NamedTuple):
@@ -37,16 +28,12 @@ class Target(NamedTuple):
         is_quiet: it makes a record only when it is not finite.
     """
 
-    module: nn.Module
+    module: Any
     name: str
     judgement: Judgement
     unit_dim: int | None = None
     of_input: bool = False
     is_quiet: bool = False
-
-    def subject(self) -> WatchedModule:
-        """The same without the module."""
-        return WatchedModule(self.name, self.judgement, self.unit_dim, self.is_quiet)
 
 
 def class_name(module: nn.Module) -> str:
@@ -86,27 +73,53 @@ def names_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def choose(
-    named: dict[str, nn.Module],
-    is_default: bool,
-    fits: Callable[[Target], bool],
-    unit_dim: int | None,
+    named: dict[str, nn.Module], is_default: bool, fits: Callable[[Target], bool], unit_dim: int | None
 ) -> list[Target]:
     """The targets in a model whose modules are `named`.
 
     Args:
-        is_default: some modules make a record only while their output is not finite.
+        is_default: some modules make a record only while their output is not finite, to find the origin of a NaN: all
+            but activation functions, attention, norms, blocks, and the whole model.
 
     Raises:
         ValueError: nothing matches; names some modules.
     """
-    chosen = list(filter(fits, _infer_units(named, (_default if is_default else _everything)(named), unit_dim)))
+    found: list[Target] = []
+    dim: int | None = None  # of the units, by the preceding layer in the order of registration
+    for name, module in named.items():
+        dim = unit_dim_after(module) or dim
+        if isinstance(module, _SILENT):
+            continue
+        judgement, is_quiet = judgement_of(module), False
+        if is_default and judgement.family not in (*_ACTIVATIONS, "attention", "norm"):
+            is_quiet = bool(name) and not is_block(module, named.get(name.rpartition(".")[0]))
+            judgement = judgement._replace(has_units=False) if is_quiet else BLOCK
+        found.append(Target(module, name or class_name(module), judgement, unit_dim or dim, is_quiet=is_quiet))
+    for name, module in named.items():
+        projection, hidden = _hidden(module)
+        if hidden is not None:
+            found.append(Target(projection, f"{name}[hidden]", hidden, -1, of_input=True))
+    chosen = list(filter(fits, found))
     if all(target.is_quiet for target in chosen):
         some = ", ".join(repr(name) for name in list(named)[1:9]) or class_name(named[""])
         raise ValueError(
             "`modules`, `include` and `exclude` must leave at least one module to watch, got none - in a model of "
-            f"{len(named)} modules such as {some or class_name(named[''])}. Patterns are searched in these names."
+            f"{len(named)} modules such as {some}. Patterns are searched in these names."
         )
     return chosen
+
+
+def _hidden(module: nn.Module) -> tuple[nn.Module | None, Judgement | None]:
+    """Of an MLP whose activation is not a module: the down projection, whose input is the hidden layer."""
+    parts = dict(module.named_children())
+    if "down_proj" in parts and ("gate_proj" in parts or "gate_up_proj" in parts):
+        return parts["down_proj"], GELU
+    if {"w1", "w2", "w3"} <= parts.keys():
+        return parts["w2"], GELU
+    if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
+        kind = getattr(module.activation, "__name__", "")  # a function; a module is watched on its own
+        return module.linear2, {"relu": RELU, "gelu": GELU}.get(kind)
+    return None, None
 
 
 def chosen_by(modules: Selector | None, include: Selector | None, exclude: Selector | None) -> Callable[[Target], bool]:
@@ -119,62 +132,6 @@ def chosen_by(modules: Selector | None, include: Selector | None, exclude: Selec
     return lambda target: all(one(target) for one in wanted) and not any(one(target) for one in unwanted)
 
 
-def _everything(named: dict[str, nn.Module]) -> list[Target]:
-    outputs = [
-        Target(module, name or class_name(module), judgement_of(module))
-        for name, module in named.items()
-        if not isinstance(module, _SILENT)
-    ]
-    return outputs + _hidden(named)
-
-
-def _default(named: dict[str, nn.Module]) -> list[Target]:
-    """Activation functions, attention, norms, blocks, and the whole model; the others to find the origin of a NaN."""
-    kept = []
-    for target in _everything(named):
-        parent = named.get(target.name.rpartition(".")[0])
-        wanted = is_activation(target.judgement) or target.judgement.family in ("attention", "norm") or target.of_input
-        if wanted:
-            kept.append(target)
-        elif target.module is named[""] or is_block(target.module, parent):
-            kept.append(target._replace(judgement=BLOCK))
-        else:
-            kept.append(target._replace(judgement=replace(target.judgement, has_units=False), is_quiet=True))
-    return kept
-
-
-def _hidden(named: dict[str, nn.Module]) -> list[Target]:
-    """Hidden layers of MLPs whose activation is not a module: the input of the down projection."""
-    found = []
-    for name, module in named.items():
-        parts = dict(module.named_children())
-        judgement: Judgement | None = GELU
-        if "down_proj" in parts and ("gate_proj" in parts or "gate_up_proj" in parts):
-            projection = parts["down_proj"]
-        elif {"w1", "w2", "w3"} <= parts.keys():
-            projection = parts["w2"]
-        elif isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
-            projection = module.linear2
-            kind = getattr(module.activation, "__name__", None)  # a function; a module is watched on its own
-            judgement = {"relu": RELU, "gelu": GELU}.get(kind or "")
-        else:
-            continue
-        if judgement is not None:
-            found.append(Target(projection, f"{name}[hidden]" if name else "[hidden]", judgement, -1, of_input=True))
-    return found
-
-
-def _infer_units(named: dict[str, nn.Module], targets: list[Target], unit_dim: int | None) -> list[Target]:
-    """The dimension of the units, by the preceding layer in the order of registration."""
-    dims: dict[int, int | None] = {}
-    last: int | None = None
-    for module in named.values():
-        own = unit_dim_after(module)
-        last = last if own is None else own
-        dims[id(module)] = last
-    return [t if t.of_input else t._replace(unit_dim=unit_dim or dims[id(t.module)]) for t in targets]
-
-
 def matcher(argument: str, selector: Any) -> Callable[[Target], bool]:
     """A function that says whether a target matches `selector`, the value of `argument`."""
     if isinstance(selector, str):
@@ -185,10 +142,9 @@ def matcher(argument: str, selector: Any) -> Callable[[Target], bool]:
         return lambda target: pattern.search(target.name) is not None
     if isinstance(selector, type) and issubclass(selector, nn.Module):
         return lambda target: isinstance(target.module, selector)
-    if isinstance(selector, nn.Module) and not isinstance(selector, (nn.ModuleList, nn.Sequential)):
-        return lambda target: target.module is selector
     if isinstance(selector, nn.Module):
-        inside = set(map(id, selector.modules()))
+        is_list = isinstance(selector, (nn.ModuleList, nn.Sequential))
+        inside = set(map(id, selector.modules() if is_list else (selector,)))
         return lambda target: id(target.module) in inside
     if isinstance(selector, Iterable):
         matchers = [matcher(argument, one) for one in selector]

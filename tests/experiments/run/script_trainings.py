@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,28 +28,32 @@ def batch(size: int = 32) -> Batch:
     return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long(), x[:, :1] * 2
 
 
-@training
-def plain() -> list[nn.Module]:
+def _classified(model: nn.Module, x: torch.Tensor, y: torch.Tensor, i: int) -> torch.Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def _trained(make: Any, num_steps: int = 12, loss_of: Callable[..., torch.Tensor] = _classified) -> list[nn.Module]:
     model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(12):
+    optimizer = make(model.parameters())
+    for i in range(num_steps):
         x, y, _ = batch()
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        loss_of(model, x, y, i).backward()
         optimizer.step()
     return [model]
+
+
+@training
+def plain() -> list[nn.Module]:
+    return _trained(lambda params: torch.optim.AdamW(params, lr=1e-2))
 
 
 @training
 def nan_at_step_6() -> list[nn.Module]:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-    for i in range(12):
-        x, y, _ = batch()
-        optimizer.zero_grad()
-        (F.cross_entropy(model(x), y) * (float("nan") if i == 6 else 1.0)).backward()
-        optimizer.step()
-    return [model]
+    def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor, i: int) -> torch.Tensor:
+        return _classified(model, x, y, i) * (float("nan") if i == 6 else 1.0)
+
+    return _trained(lambda params: torch.optim.AdamW(params, lr=1e-2, fused=True), 12, loss_of)
 
 
 def _scaled(optimizer_of: Callable[[nn.Module], torch.optim.Optimizer], dtype: torch.dtype) -> list[nn.Module]:
@@ -135,19 +140,15 @@ def lbfgs() -> list[nn.Module]:
 
 @training
 def checkpointed_and_evaluated() -> list[nn.Module]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    for i in range(12):
-        model.train()
-        x, y, _ = batch()
-        optimizer.zero_grad()
-        F.cross_entropy(checkpoint(model, x.requires_grad_(), use_reentrant=True), y).backward()
-        optimizer.step()
+    def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor, i: int) -> torch.Tensor:
         if i % 4 == 3:
             model.eval()
             with torch.no_grad():
                 F.cross_entropy(model(x), y)
-    return [model]
+        model.train()
+        return F.cross_entropy(checkpoint(model, x.requires_grad_(), use_reentrant=True), y)
+
+    return _trained(lambda params: torch.optim.SGD(params, lr=1e-2), 12, loss_of)
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -170,11 +171,4 @@ class Lookahead(torch.optim.Optimizer):
 
 @training
 def around_another() -> list[nn.Module]:
-    model = net()
-    optimizer = Lookahead(torch.optim.Adam(model.parameters(), lr=1e-2))
-    for _ in range(8):
-        x, y, _ = batch()
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return [model]
+    return _trained(lambda params: Lookahead(torch.optim.Adam(params, lr=1e-2)), 8)
