@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastguard.commands.bench.clipping import CASES as _CASES
-from fastguard.commands.bench.clipping import STEP_MLP, Case, Shape, StepCase, Task, gpt2_shapes, task
+from fastguard.commands.bench import CASES as _CASES
+from fastguard.commands.bench import STEP_MLP, Case, Shape, StepCase, Task, gpt2_shapes, task
 from fastguard.commands.demo.training import TransformerBlock
 
 _NUM_BATCHES = 8

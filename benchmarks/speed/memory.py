@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench.clipping import NO_CLIPPING, Subject
-from fastguard.commands.bench.harness import Spread
+from fastguard.commands.bench import NO_CLIPPING, Spread, Subject
 
 from .cases import CASES, Case
 from .frames import run_module

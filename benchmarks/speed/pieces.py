@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench import clipping
-from fastguard.commands.bench.clipping import NO_CLIPPING
-from fastguard.commands.bench.harness import gc_off
+from fastguard.commands import bench
+from fastguard.commands.bench import NO_CLIPPING, gc_off
 
 PIECES = ("forward", "clip", "step", "observe", "all")
 KINDS = ("plain", "clip", "guarded", "with the model", "observed", "as JSON lines")  # each with what is before it
@@ -29,7 +28,7 @@ _QUANTILES = (0.0, 0.1, 0.5)
 
 class _Run:
     def __init__(self, kind: str, folder: Path) -> None:
-        self._task = clipping.mlp()
+        self._task = bench.mlp()
         self._params = list(self._task.model.parameters())
         self._optimizer: Any = torch.optim.AdamW(self._params, lr=1e-6, fused=True)
         level = KINDS.index(kind)

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench import clipping
-from fastguard.commands.bench.clipping import Subject, require_close, tolerance
-from fastguard.commands.bench.harness import WrongResultError
+from fastguard.commands import bench
+from fastguard.commands.bench import Subject, WrongResultError, require_close, tolerance
 from fastguard.kernels import backends
 
 from . import truth
@@ -186,14 +185,14 @@ def _clip(name: str, side: str, title: str, *, clips: bool = False) -> Rival:
     return Rival(
         name,
         f"{title}, {'clipping at every call' if clips else 'not clipping'}",
-        lambda subject: clipping.call_on(side, subject, clips=clips),
-        lambda result, subject: clipping.check(side, result, subject, clips=clips),
+        lambda subject: bench.call_on(side, subject, clips=clips),
+        lambda result, subject: bench.check(side, result, subject, clips=clips),
         scales=clips,
     )
 
 
 def _norm(name: str, side: str, title: str, function: Callable[..., Any]) -> Rival:
-    return Rival(name, title, _on_gradients(function), lambda result, subject: clipping.check(side, result, subject))
+    return Rival(name, title, _on_gradients(function), lambda result, subject: bench.check(side, result, subject))
 
 
 RIVALS = {

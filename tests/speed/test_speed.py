@@ -10,14 +10,15 @@ import torch
 
 pytest.importorskip("benchmarks.speed", reason="the benchmarks are not beside these tests", exc_type=ImportError)
 
+from benchmarks import machine
 from benchmarks.speed import __main__ as speed
 from benchmarks.speed import cases as speed_cases
 from benchmarks.speed import memory, parts, readme, rivals, table, truth
-from fastguard.commands.bench import harness
-from fastguard.commands.bench.clipping import Case, Subject
+from fastguard.commands import bench
+from fastguard.commands.bench import Case, Subject
 from fastguard.kernels import backends
 
-TINY = harness.Settings(budget_s=0.0, num_rounds=2, max_calls=3)
+TINY = bench.Settings(budget_s=0.0, num_rounds=2, max_calls=3)
 SHAPES = ((3,), (70, 50), (), (1,), (4096,), (2, 3, 5, 7))
 FLOAT32 = Case("tiny-float32", "tiny float32", SHAPES)
 BFLOAT16 = Case("tiny-bfloat16", "tiny bfloat16", SHAPES, torch.bfloat16)
@@ -77,7 +78,7 @@ def results() -> dict:
         found[name]["plain_us"] = spread
     found["one-pass"] |= {"read": {"ratio": spread}, "read-prefetch": {"ratio": {**spread, "median": 1.5}}}
     taken = {name: part(values) for name, values in found.items()}
-    return {"format": 2, "quick": False, "parts": taken, "machine": harness.Machine().to_dict()}
+    return {"format": 2, "quick": False, "parts": taken, "machine": machine.Machine().to_dict()}
 
 
 def check_rivals(case: Case, names: list[str]) -> dict:
@@ -111,7 +112,7 @@ def test_every_rival_agrees_with_float64_and_is_timed(case):
 )
 def test_a_wrong_result_is_refused(name, result):
     subject = Subject(FLOAT32)
-    with pytest.raises(harness.WrongResultError, match="in float64 it is"):
+    with pytest.raises(bench.WrongResultError, match="in float64 it is"):
         rivals.RIVALS[name].check(result(subject), subject)
 
 

@@ -1,0 +1,457 @@
+"""`fastguard bench`: what fastguard costs, against torch's own functions, in turn with them as in training.
+
+Each result is compared with float64 before anything is timed. The benchmarks of the repository build on these parts.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import math
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fastguard
+
+from .cli import Parser
+
+NUM_SETS = 3  # of tensors: two rivals meet every set, and each set was last seen three calls ago
+NO_CLIPPING = 1e9  # a max_norm that is never reached
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "ours": fastguard.clip_grad_norm_,
+    "theirs": torch.nn.utils.clip_grad_norm_,
+}
+PLAIN, CLIP, GUARDED, OBSERVED, RECORDED = "plain", "clip", "guarded", "observed", "recorded"
+_LR = 1e-6  # so small that the last step does the same work as the first
+_FADED = 1e-4  # of the norm: below that the values are filled again, before arithmetic becomes slow
+_FLOAT32_NORM_MAX = 50_000_000
+Shape = tuple[int, ...]
+Measuring = Callable[["Settings"], dict[str, Any]]
+
+
+class WrongResultError(RuntimeError):
+    """A result is not what float64 says; nothing is timed then."""
+
+
+class Settings(NamedTuple):
+    """How long to measure: about `budget_s`, in at most `num_rounds` rounds of at most `max_calls` calls each."""
+
+    budget_s: float = 4.0
+    num_rounds: int = 15
+    max_calls: int = 100
+
+
+QUICK = Settings(0.3, 3, 10)
+
+
+class Spread(NamedTuple):
+    """The median of several measurements, and how far they lie apart."""
+
+    median: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        values = list(values)
+        return cls(statistics.median(values), min(values), max(values))
+
+    def to_dict(self) -> dict[str, float]:
+        return self._asdict()
+
+
+@contextmanager
+def gc_off() -> Iterator[None]:
+    """As timeit has it: a collection that one rival's garbage starts would be booked on another."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def call_ns(call: Callable[[], Any]) -> int:
+    """How long one call takes."""
+    started = time.perf_counter_ns()
+    call()
+    return time.perf_counter_ns() - started
+
+
+def plan(settings: Settings, turn_ns: float) -> tuple[int, int]:
+    """How many rounds of how many turns the budget allows, if a turn takes `turn_ns`."""
+    affordable = max(3, int(settings.budget_s * 1e9 / max(1.0, turn_ns)))
+    num_rounds = min(settings.num_rounds, affordable)
+    return num_rounds, min(settings.max_calls, affordable // num_rounds)
+
+
+def take_turns(
+    calls: Mapping[str, Sequence[Callable[[], Any]]],
+    settings: Settings,
+    before: Callable[[str, int], None] | None = None,
+) -> dict[str, list[float]]:
+    """Times of every rival in µs, round by round: the median of its single calls in the round.
+
+    Args:
+        calls: by rival, its call on each set of tensors. Rivals alternate call by call, and so do the sets.
+        before: is called before each call, untimed, with the rival's name and the number of the set.
+    """
+    turns = itertools.count()
+
+    def turn() -> dict[str, int]:
+        times = {}
+        for name, on_sets in calls.items():
+            index = next(turns) % len(on_sets)
+            if before is not None:
+                before(name, index)
+            times[name] = call_ns(on_sets[index])
+        return times
+
+    with gc_off():
+        num_rounds, num_calls = plan(settings, min(call_ns(turn) for _ in range(2)))
+        rounds: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(num_rounds):
+            times = [turn() for _ in range(num_calls)]
+            for name, values in rounds.items():
+                values.append(statistics.median(t[name] for t in times) / 1e3)
+    return rounds
+
+
+def compared(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """Two rivals' times in µs and their ratio round by round; `ratio` is None where theirs took no time."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b > 0]
+    return {
+        "ours_us": Spread.of(ours).to_dict(),
+        "theirs_us": Spread.of(theirs).to_dict(),
+        "ratio": Spread.of(ratios).to_dict() if ratios else None,
+    }
+
+
+def require_close(what: str, found: float, true: float, allowed: float) -> float:
+    """The relative error of `found`; raises WrongResultError where it is above `allowed`."""
+    error = abs(found - true) / true
+    if not error <= allowed:
+        raise WrongResultError(f"{what}: found {found!r}, in float64 it is {true!r}")
+    return error
+
+
+@dataclass(frozen=True)
+class Case:
+    """A list of gradients. `shapes` is in the order in which the model holds its parameters."""
+
+    name: str
+    title: str
+    shapes: tuple[Shape, ...]
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def num_tensors(self) -> int:
+        return len(self.shapes)
+
+    @property
+    def num_elements(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes)
+
+
+def gpt2_shapes(width: int = 768, depth: int = 12, vocabulary: int = 50257, context: int = 1024) -> tuple[Shape, ...]:
+    """GPT-2's tensors; the head is the token embedding again, so it is not a tensor of its own."""
+    attention = ((width,), (width,), (width, 3 * width), (3 * width,), (width, width), (width,))
+    mlp = ((width,), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,))
+    return ((vocabulary, width), (context, width), *((*attention, *mlp) * depth), (width,), (width,))
+
+
+class Subject:
+    """The gradients of a case: normal values of standard deviation 1e-3, one in 997 of them zero.
+
+    Attributes:
+        gradients: filled from the seed; kept here, so their Python objects stay alive.
+        parameters: take no memory, and have the gradients as their `grad`.
+        norm: true norm of all gradients together, as filled.
+        limit: the `max_norm` of calls that clip; each lowers it by a hundredth.
+    """
+
+    def __init__(self, case: Case, seed: int = 0) -> None:
+        self.case = case
+        self._seed = seed
+        self.gradients = [torch.empty(shape, dtype=case.dtype) for shape in case.shapes]
+        self.norm = 0.0
+        self.fill()
+        self.norm = self.limit = self.norm_now()
+        self.parameters = []
+        for gradient in self.gradients:
+            parameter = torch.nn.Parameter(torch.zeros((), dtype=gradient.dtype).expand(gradient.shape))
+            parameter.grad = gradient
+            self.parameters.append(parameter)
+
+    def fill(self) -> None:
+        """Gives the gradients the values that they had at first."""
+        generator = torch.Generator().manual_seed(self._seed)
+        for gradient in self.gradients:
+            gradient.normal_(std=1e-3, generator=generator)
+            gradient.view(-1)[500::997] = 0.0  # rare enough to leave timings alone
+        self.limit = self.norm
+
+    def norm_now(self) -> float:
+        """Norm of the gradients as they are now, in float64."""
+        squares = (float(block.double().square().sum()) for g in self.gradients for block in g.flatten().split(1 << 24))
+        return math.sqrt(math.fsum(squares))
+
+
+def tolerance(name: str, subject: Subject) -> float:
+    """What a norm may be off by. fastguard promises 1e-6, here rounded to the gradients' dtype as torch does.
+
+    torch adds the squares of one tensor in a few float32 lanes, which lose more the more they hold: it is off by 3e-3
+    at 38M elements, by 1e-2 at 100M. From 50M on its error is reported and not judged.
+    """
+    epsilon = torch.finfo(subject.case.dtype).eps
+    if name == "ours":
+        return 1e-6 + epsilon
+    largest = max(g.numel() for g in subject.gradients)
+    return 7e-3 + 4 * epsilon if largest < _FLOAT32_NORM_MAX else math.inf
+
+
+def check(name: str, result: Any, subject: Subject, *, clips: bool = False) -> float:
+    """The relative error of the norm that a call on freshly filled gradients returned.
+
+    Raises:
+        WrongResultError: it is too large, or, if the call clips, the gradients were not scaled as they should.
+    """
+    allowed = tolerance(name, subject)
+    if clips:
+        limit = subject.limit * subject.norm / (subject.norm + 1e-6)
+        require_close("norm after clipping", subject.norm_now(), limit, allowed)
+    return require_close("norm", float(result), subject.norm, allowed)
+
+
+def call_on(name: str, subject: Subject, *, clips: bool = False) -> Callable[[], Tensor]:
+    """The call that is timed: never clipping, or with a limit that is a hundredth lower each time."""
+    function, parameters = FUNCTIONS[name], subject.parameters
+    if not clips:
+        return lambda: function(parameters, NO_CLIPPING)
+
+    def call() -> Tensor:
+        subject.limit *= 0.99
+        return function(parameters, subject.limit)
+
+    return call
+
+
+class Clipping:
+    """Both functions on three sets of tensors, in turn: one is called straight after the other, on another set.
+
+    Raises:
+        WrongResultError: a result is not what float64 says.
+    """
+
+    def __init__(self, case: Case, *, clips: bool = False) -> None:
+        self.subjects = [Subject(case, seed) for seed in range(NUM_SETS)]
+        self.calls = {name: [call_on(name, s, clips=clips) for s in self.subjects] for name in FUNCTIONS}
+        self.norm_errors = dict.fromkeys(FUNCTIONS, 0.0)
+        for name, calls in self.calls.items():
+            for call, subject in zip(calls, self.subjects, strict=True):
+                if clips:
+                    subject.fill()
+                self.norm_errors[name] = max(self.norm_errors[name], check(name, call(), subject, clips=clips))
+
+    def _freshen(self, name: str, index: int) -> None:
+        subject = self.subjects[index]
+        if subject.limit < _FADED * subject.norm:
+            subject.fill()
+
+    def measure(self, settings: Settings) -> dict[str, Any]:
+        """Times and their ratio."""
+        rounds = take_turns(self.calls, settings, self._freshen)
+        return {**compared(rounds["ours"], rounds["theirs"]), "norm_errors": self.norm_errors, "rounds_us": rounds}
+
+
+class Task(NamedTuple):
+    """A model, and a function that runs it forward on the next of its batches and returns the loss."""
+
+    model: nn.Module
+    loss: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """A model and its batches; a whole step is zero_grad, forward, backward, clip if asked for, AdamW(fused=True)."""
+
+    name: str
+    title: str
+    build: Callable[[], Task]
+
+
+def task(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Task:
+    """Cross-entropy on the batches, in turn and for ever."""
+    endless = itertools.cycle(list(batches))
+
+    def loss() -> Tensor:
+        x, y = next(endless)
+        return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+    return Task(model, loss)
+
+
+def mlp(width: int = 256, inputs: int = 128, classes: int = 10, batch: int = 32, seed: int = 0) -> Task:
+    """An MLP of three layers; the same weights and batches for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)
+        )
+        # several batches, so that the gradient norm is not the same at every step
+        batches = [(torch.randn(batch, inputs), torch.randint(classes, (batch,))) for _ in range(8)]
+    return task(model, batches)
+
+
+class StepRun:
+    """One of the runs that start alike: unguarded, with torch's `clip_grad_norm_`, guarded, guarded with each loss
+    observed, or that with each record written to `log`."""
+
+    def __init__(self, case: StepCase, kind: str, log: Path) -> None:
+        task = case.build()
+        self.loss = task.loss
+        self.parameters = list(task.model.parameters())
+        self.optimizer: Any = torch.optim.AdamW(self.parameters, lr=_LR, fused=True)
+        if kind in (GUARDED, OBSERVED, RECORDED):
+            sinks = [fastguard.JsonlSink(log)] if kind == RECORDED else []
+            fastguard.wrap(self.optimizer, task.model, max_norm=NO_CLIPPING, sinks=sinks)
+        self._clips, self._observes = kind == CLIP, kind in (OBSERVED, RECORDED)
+
+    def step(self) -> None:
+        """Takes one step."""
+        self.optimizer.zero_grad()
+        loss = self.loss()
+        loss.backward()
+        if self._clips:
+            torch.nn.utils.clip_grad_norm_(self.parameters, NO_CLIPPING)
+        self.optimizer.step()
+        if self._observes:
+            self.optimizer.guard.observe(loss=loss)
+
+
+@contextmanager
+def without_a_word() -> Iterator[None]:
+    """Silences the diagnosis, which rightly finds that a model with such a learning rate does not learn."""
+    log = logging.getLogger("fastguard")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def measure_steps(case: StepCase, settings: Settings, ours: str = GUARDED) -> dict[str, Any]:
+    """What guarding adds to a step, and what `clip_grad_norm_` adds: the median, over iterations in which runs from the
+    same weights take one step each, of the difference from the plain step.
+
+    Raises:
+        WrongResultError: the runs did not end with the same parameters, bit for bit.
+    """
+    with tempfile.TemporaryDirectory() as folder, without_a_word(), gc_off():
+        runs = {kind: StepRun(case, kind, Path(folder) / "log.jsonl") for kind in (PLAIN, CLIP, ours)}
+        orders = itertools.cycle(itertools.permutations(runs))
+
+        def turn() -> dict[str, int]:
+            return {kind: call_ns(runs[kind].step) for kind in next(orders)}
+
+        turn_ns = min(sum(turn().values()) for _ in range(settings.max_calls))  # a guard looks most often at first
+        num_rounds, num_turns = plan(settings._replace(max_calls=6 * settings.max_calls), turn_ns)
+        rounds = [[turn() for _ in range(num_turns)] for _ in range(num_rounds)]
+        require_equal(case, runs, ours)
+        runs[ours].optimizer.guard.close()
+    added = ([statistics.median((t[kind] - t[PLAIN]) / 1e3 for t in some) for some in rounds] for kind in (ours, CLIP))
+    return compared(*added)
+
+
+def require_equal(case: StepCase, runs: Mapping[str, StepRun], ours: str) -> None:
+    """Raises WrongResultError where a run ended with other parameters than the plain one."""
+    for kind in (CLIP, ours):
+        for a, b in zip(runs[PLAIN].parameters, runs[kind].parameters, strict=True):
+            if not torch.equal(a, b):
+                raise WrongResultError(f"{case.title}: parameters of the {kind} run are not those of the plain one")
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("gpt2-float32", "GPT-2 124M float32, 148 tensors", gpt2_shapes()),
+        Case("300x1000", "300 tensors × 1000 float32", ((1000,),) * 300),
+    )
+}
+STEP_MLP = StepCase("step-mlp", "MLP of 101k parameters", mlp)
+
+
+class BenchPart(NamedTuple):
+    """One thing that is measured, ours against theirs: `prepare` checks it and returns what times it."""
+
+    title: str
+    prepare: Callable[[], Measuring]
+
+
+def _clip(case: Case, *, clips: bool = False) -> BenchPart:
+    title = f"clip, {case.title}, " + ("clipping at every step" if clips else "limit not reached")
+    return BenchPart(title, lambda: Clipping(case, clips=clips).measure)
+
+
+def _step(ours: str = GUARDED) -> BenchPart:
+    title = f"added to a step, {STEP_MLP.title}" + (", loss and JSONL" if ours == RECORDED else "")
+    return BenchPart(title, lambda: lambda settings: measure_steps(STEP_MLP, settings, ours))
+
+
+PARTS = {
+    "step-mlp": _step(),
+    "step-mlp-jsonl": _step(RECORDED),
+    **{name: _clip(case) for name, case in CASES.items()},
+    **{f"{name}-clipping": _clip(case, clips=True) for name, case in CASES.items()},
+}
+
+
+def duration(us: float) -> str:
+    """A time in µs with its unit, to three digits."""
+    for factor, unit in ((1e6, "s"), (1e3, "ms")):
+        if us >= factor:
+            return f"{us / factor:.3g} {unit}" if us < 1e3 * factor else f"{us / factor:,.0f} {unit}"
+    return f"{us:.3g} µs"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `fastguard bench`.
+
+    Raises:
+        WrongResultError: a result is not what float64 says.
+
+    Cost: 2 to 3 minutes on two idle cores, `--quick` about one; 2 GB of memory.
+    """
+    parser = Parser("fastguard bench", "Measures the cost of fastguard against torch's own functions, in turn.")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rounds: about 30 seconds, minutes on a busy machine"
+    )
+    parser.add_argument("--only", action="append", metavar="PART", choices=list(PARTS), help=", ".join(PARTS))
+    arguments = parser.parse_args(argv)
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads; ",
+        end="",
+    )
+    print(f"torch {torch.__version__}, fastguard {fastguard.__version__}. Figures of a busy machine are noisy.\n")
+    print(f"{'median':71} {'torch':>8} {'ours':>8} {'ratio':>6}   min – max")
+    for name in arguments.only or PARTS:
+        found = PARTS[name].prepare()(QUICK if arguments.quick else Settings())
+        theirs, ours = (duration(found[key]["median"]) for key in ("theirs_us", "ours_us"))
+        ratio = "" if found["ratio"] is None else "{median:6.2f}   {min:.2f} – {max:.2f}".format(**found["ratio"])
+        print(f"{PARTS[name].title:71} {theirs:>8} {ours:>8} {ratio}".rstrip(), flush=True)
+    return 0
