@@ -25,7 +25,6 @@ OPTIONAL = {
     "trackio": "TrackioSink",
     "prometheus-client": "PrometheusSink",
     "numpy": "benchmark baseline",
-    "matplotlib": "plots of the benchmarks",
 }
 
 
