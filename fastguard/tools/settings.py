@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import pstdev
@@ -33,7 +32,10 @@ from .early_stopping import EarlyStopping
 _SCHEDULES = ("cosine", "linear", "constant")
 _PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 _ALIASES = {"max_norm": "max_grad_norm", "recovery": "auto_recovery"}  # arguments of `wrap`
-_OTHER_NAMES = {"none": "no", "fp32": "no", "float32": "no", "float16": "fp16", "bfloat16": "bf16"}
+_OTHER_NAMES: dict[Any, str] = {
+    **{True: "fp16", False: "no", None: "no", "none": "no"},
+    **{"fp32": "no", "float32": "no", "float16": "fp16", "bfloat16": "bf16"},
+}
 
 
 def warmup_cosine(
@@ -92,18 +94,15 @@ def warmed_up(
     return SequentialLR(inner, [rise, after(total - int(number))], [int(number)])
 
 
-def _finite(value: Any) -> float:
-    """A finite number, or NaN for anything else; YAML takes 1e-4 for text."""
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-    return number if math.isfinite(number) else math.nan
-
-
 def _real(what: str, fits: Callable[[float], bool], kind: type[Any] = float) -> Callable[[Any], Any]:
+    """A reader of finite numbers; YAML takes 1e-4 for text."""
+
     def read(value: Any) -> Any:
-        if not fits(number := _finite(value)):
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not (math.isfinite(number) and fits(number)):
             raise refused(what, value)
         return kind(number)
 
@@ -114,30 +113,26 @@ def _count(least: int) -> Callable[[Any], int]:
     return _real(f"a whole number >= {least}", lambda number: number >= least and number == int(number), int)
 
 
-_positive = _real("a finite number > 0", lambda number: number > 0.0)
-_not_negative = _real("a finite number >= 0", lambda number: number >= 0.0)
+def _one_of(names: Collection[str], what: str = "") -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        name = value.lower() if isinstance(value, str) else value if value in (True, False, None) else ""
+        name = _OTHER_NAMES.get(name, name)
+        if name not in names:
+            raise refused(f"one of {', '.join(names)}{what}", value)
+        return str(name)
+
+    return read
 
 
 def _warmup(value: Any) -> float:
     number = _not_negative(value)
     if number >= 1.0 and number != int(number):
         raise refused("a whole number of steps, or a share below 1", value)
-    return int(number) if number >= 1.0 or not number else number
+    return int(number) if number >= 1.0 or not number else float(number)
 
 
-def _schedule(value: Any) -> str:
-    if value not in _SCHEDULES:
-        raise refused(f"one of {', '.join(_SCHEDULES)}", value)
-    return str(value)
-
-
-def _precision(value: Any) -> str:
-    name = (
-        "fp16" if value is True else "no" if value in (None, False) else value.lower() if isinstance(value, str) else ""
-    )
-    if (name := _OTHER_NAMES.get(name, name)) not in _PRECISIONS:
-        raise refused(f"one of {', '.join(_PRECISIONS)}, true or false", value)
-    return name
+_positive = _real("a finite number > 0", lambda number: number > 0.0)
+_not_negative = _real("a finite number >= 0", lambda number: number >= 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +159,8 @@ class TrainingSettings:
     gradient_accumulation_steps: Annotated[int, _count(1)] = 1
     learning_rate: Annotated[float, _positive] = 1e-3
     warmup_steps: Annotated[float, _warmup] = 0
-    lr_scheduler: Annotated[str, _schedule] = "cosine"
-    mixed_precision: Annotated[str, _precision] = "no"
+    lr_scheduler: Annotated[str, _one_of(_SCHEDULES)] = "cosine"
+    mixed_precision: Annotated[str, _one_of(_PRECISIONS, ", true or false")] = "no"
     early_stopping: Annotated[bool, truth] = False
     patience: Annotated[int, _count(1)] = 5
     auto_recovery: Annotated[bool, truth] = False
@@ -273,8 +268,8 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
         source: a path ending in .yaml, .yml, .json or .toml; or a dict. YAML needs PyYAML, TOML Python 3.11.
 
     Raises:
-        ValueError: an unknown key (names the nearest known one), a key that is given twice, or an invalid value; a file
-            that is not valid YAML, JSON or TOML, or that uses YAML aliases.
+        ValueError: an unknown key (names the nearest known one), a key that two sections give, or an invalid value; a
+            file that is not valid YAML, JSON or TOML.
         ImportError: PyYAML is not installed, or this Python reads no TOML.
 
     Cost: one read of the file.
@@ -340,39 +335,7 @@ def _read(path: Path) -> Any:
         raise ImportError(f"{shown(path)} needs Python 3.11. Use YAML or JSON with an older one.") from error
     broken = reader.YAMLError if names[kind] == "yaml" else ValueError
     try:
-        if names[kind] == "yaml":
-            found = reader.load(text, _strict_loader(reader))
-        else:
-            found = json.loads(text, object_pairs_hook=_unique) if names[kind] == "json" else reader.loads(text)
+        found = reader.safe_load(text) if names[kind] == "yaml" else reader.loads(text)
     except (broken, RecursionError) as error:
         raise ValueError(f"{shown(path)} must be {kind[1:].upper()}, and cannot be read: {error}") from error
     return {} if found is None else found
-
-
-def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dict of `pairs`; ValueError if a key is given twice."""
-    found: dict[Any, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"`{shown(key, 80)}` must be given once, got it twice")
-        found[key] = value
-    return found
-
-
-def _strict_loader(yaml: Any) -> Any:
-    """A YAML loader without aliases, which could repeat a section without end, and without duplicate keys."""
-
-    class Loader(yaml.SafeLoader):
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):
-                raise yaml.composer.ComposerError(None, None, "aliases are not supported", self.peek_event().start_mark)
-            return super().compose_node(parent, index)
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            try:
-                _unique((str(key.value), None) for key, _ in node.value)
-            except ValueError as error:
-                raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
-            return super().construct_mapping(node, deep)
-
-    return Loader
