@@ -137,42 +137,6 @@ def trial_steps_too_short(
     )
 
 
-def _with_adam(evidence: Evidence, least_steps: int) -> tuple[Fit, float] | None:
-    """All attempts, and the loss below which something was learnt; None if Adam was not tried for `least_steps`."""
-    fit = evidence.fit
-    if fit is None or not fit.with_adam or fit.with_adam[-1].num_steps < least_steps:
-        return None
-    start = fit.given.start
-    return fit, start if evidence.baseline is None else min(start, evidence.baseline)
-
-
-@check(
-    "optimizer-cannot-fit",
-    cause="wrong-optimizer-settings",
-    depth=4,
-    see="At rates from {_lowest:.3g} to {_highest:.3g} the loss of a few batches stays at {_end:.3g} or above; Adam "
-    "brings it to {with_adam:.3g}.",
-    sure=0.6,
-    reads=_WITH_ADAM,
-    source=_OVERFIT,
-    remedy="Begin with torch.optim.Adam(lr=1e-3), which learns these batches; then change one setting at a time.",
-)
-def optimizer_cannot_fit(evidence: Evidence, *, share: float = 0.5, least_steps: int = 60) -> Seen | None:
-    """The given optimizer learns nothing at any rate, and with Adam the loss falls by more than `share`.
-
-    Judged after at least `least_steps` steps with Adam.
-    """
-    found = _with_adam(evidence, least_steps)
-    if found is None:
-        return None
-    fit, floor = found
-    best = max(fit.with_adam, key=lambda one: one.gain)
-    if not has_learnt(best, floor, share):
-        return None
-    rates = [one.lr for one in fit.attempts.values()]
-    return Seen(**_ends(fit), with_adam=best.end, _lowest=min(rates), _highest=max(rates), _end=fit.best.end)
-
-
 @check(
     "nothing-is-learnt",
     cause="model-cannot-fit",
@@ -190,12 +154,12 @@ def nothing_is_learnt(evidence: Evidence, *, share: float = 0.05, least_steps: i
     The loss stays within `share` of the best constant answer's (or of the start, if that is not known), for at least
     `least_steps` steps of Adam. A slow model, which takes fewer within the time, is not judged.
     """
-    found = _with_adam(evidence, least_steps)
-    if found is None or not abs(found[1]) > 1e-6:
+    fit = evidence.fit
+    if fit is None or not fit.with_adam or fit.with_adam[-1].num_steps < least_steps:
         return None
-    fit, floor = found
+    floor = fit.given.start if evidence.baseline is None else min(fit.given.start, evidence.baseline)
     every = [*fit.attempts.values(), *fit.with_adam]
-    if any(has_learnt(one, floor, share) for one in every):
+    if not abs(floor) > 1e-6 or any(has_learnt(one, floor, share) for one in every):
         return None
     least = min((one.end for one in every if math.isfinite(one.end)), default=math.nan)
     return Seen(**_ends(fit), floor=floor, _least=least, _num=fit.with_adam[0].num_steps)
