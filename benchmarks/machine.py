@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import sys
@@ -39,41 +40,31 @@ def _busy_s() -> float | None:
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
-def _own_s() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
-
-
 class Machine:
     """Describes the machine when measuring starts; `to_dict` at its end says how much others took in between."""
 
     def __init__(self) -> None:
         self._started = time.time()
         self._load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        self._busy, self._own = _busy_s(), _own_s()
+        self._busy, self._own = _busy_s(), sum(os.times()[:4])
 
     def _others_ratio(self) -> float | None:
         """Share of the cores' time that other processes took; None if it is not known yet."""
         busy, elapsed = _busy_s(), time.time() - self._started
         if self._busy is None or busy is None or elapsed < _TELLING_S:
             return None
-        others = (busy - self._busy) - (_own_s() - self._own)
+        others = (busy - self._busy) - (sum(os.times()[:4]) - self._own)
         return max(0.0, others / (elapsed * (os.cpu_count() or 1)))
 
     def to_dict(self) -> dict[str, Any]:
         others = self._others_ratio()
-        isa, kernels = None, backends()
-        if kernels["cpu"].available:
-            from fastguard import _C
-
-            isa = _C.isa()
+        kernels = backends()["cpu"]
+        isa = importlib.import_module("fastguard._C").isa() if kernels.available else None
         return {
             "cpu": _cpu_model(),
             "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             "num_threads": torch.get_num_threads(),
             "isa": isa,
-            "backend": kernels["cpu"].reason or kernels["cpu"].detail,
-            "system": f"{platform.system()} {platform.release()}",
             "python": sys.version.split()[0],
             "torch": torch.__version__,
             "fastguard": fastguard.__version__,
@@ -87,14 +78,8 @@ class Machine:
 
 def line(machine: dict[str, Any]) -> str:
     """The machine in one line."""
-    load = machine["load_at_start"]
     others = machine["others_ratio"]
-    parts = [
-        f"{machine['cpu']}, {machine['num_cores']} cores, {machine['num_threads']} threads",
-        machine["isa"] or "no extension",
-        f"torch {machine['torch']}, Python {machine['python']}, fastguard {machine['fastguard']}",
-        "load unknown" if load is None else f"load {load:.2f} at the start",
-    ]
-    if others is not None:
-        parts.append(f"{others:.1%} of the cores taken by others")
-    return "; ".join(parts) + (" — BUSY, figures are noisy" if machine["is_busy"] else "")
+    text = f"{machine['cpu']}, {machine['num_cores']} cores, {machine['num_threads']} threads; "
+    text += f"{machine['isa'] or 'no extension'}; torch {machine['torch']}, fastguard {machine['fastguard']}"
+    text += "" if others is None else f"; {others:.1%} of the cores taken by others"
+    return text + (" — BUSY, figures are noisy" if machine["is_busy"] else "")

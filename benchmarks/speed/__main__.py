@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -33,14 +34,9 @@ _tell: Say = functools.partial(print, flush=True)  # where it is redirected too
 
 def available_bytes() -> float:
     """Memory that can be had; infinite where the system does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return float("inf")
+    known = Path("/proc/meminfo")
+    found = re.search(r"MemAvailable: +(\d+)", known.read_text() if known.exists() else "")
+    return 1024.0 * int(found[1]) if found else float("inf")
 
 
 def measure_part(part: Part, settings: Settings) -> dict[str, Any]:

@@ -13,10 +13,12 @@ import torch
 
 from fastguard.commands import bench
 
+from . import clipping
 
-def further_tensor(many: bench.Case, few: bench.Case) -> Callable[[bench.Settings], dict[str, Any]]:
+
+def further_tensor(many: clipping.Case, few: clipping.Case) -> Callable[[bench.Settings], dict[str, Any]]:
     """Measures what the further tensors of `many` cost each, in ns, with both functions in turn; limit not reached."""
-    sides = {"many": bench.Clipping(many), "few": bench.Clipping(few)}
+    sides = {"many": clipping.Clipping(many), "few": clipping.Clipping(few)}
     calls = {f"{side}-{size}": calls for size, both in sides.items() for side, calls in both.calls.items()}
     num_further = many.num_tensors - few.num_tensors
 
@@ -38,7 +40,7 @@ def further_tensor(many: bench.Case, few: bench.Case) -> Callable[[bench.Setting
 class Fresh:
     """Parameters that get new gradients of ones, each with memory of its own, from a backward pass."""
 
-    def __init__(self, case: bench.Case) -> None:
+    def __init__(self, case: clipping.Case) -> None:
         self.parameters = [torch.nn.Parameter(torch.zeros(shape, dtype=case.dtype)) for shape in case.shapes]
         self.norm = case.num_elements**0.5
 
@@ -49,12 +51,12 @@ class Fresh:
         torch.cat([copy.flatten() for copy in copies]).sum().backward()
 
 
-def after_backward(case: bench.Case) -> Callable[[bench.Settings], dict[str, Any]]:
+def after_backward(case: clipping.Case) -> Callable[[bench.Settings], dict[str, Any]]:
     """Measures clipping without reaching the limit, once after each backward pass, each function on its own tensors."""
     subjects = {side: Fresh(case) for side in bench.FUNCTIONS}
     for side, subject in subjects.items():
         subject.backward()
-        bench.require_close(
+        clipping.require_close(
             "norm", float(bench.FUNCTIONS[side](subject.parameters, bench.NO_CLIPPING)), subject.norm, 2e-6
         )
 

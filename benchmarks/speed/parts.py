@@ -5,7 +5,6 @@ The clipping parts are those of `fastguard bench`.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,13 +13,12 @@ from typing import Any, NamedTuple
 import fastguard
 from fastguard.commands import bench
 
-from . import adamw, frames, further, memory, scripts
+from . import adamw, clipping, frames, further, memory, scripts
 from .cases import CASES, STEP_CASES
 from .rivals import RIVALS
 from .steps import FIRST_STEPS, measure_steps
 
 Measuring = Callable[[bench.Settings], dict[str, Any]]
-_WARM_ROUNDS = 5
 
 
 class Part(NamedTuple):
@@ -37,38 +35,14 @@ class Part(NamedTuple):
     memory_bytes: float = 0.0
 
 
-def in_a_loop(calls: dict[str, Sequence[Callable[[], Any]]], settings: bench.Settings) -> dict[str, list[float]]:
-    """Times on one set of tensors, each call again and again, in µs: everything is warm, as in no training."""
-    rounds: dict[str, list[float]] = {name: [] for name in calls}
-    with bench.gc_off():
-        for _ in range(min(_WARM_ROUNDS, settings.num_rounds)):
-            for name, (call, *_) in calls.items():
-                num_calls = bench.plan(settings, 4 * _WARM_ROUNDS * bench.call_ns(call))[1]
-                rounds[name].append(statistics.median(bench.call_ns(call) for _ in range(num_calls)) / 1e3)
-    return rounds
-
-
-def _clip(case: bench.Case, *, clips: bool = False) -> Measuring:
-    clipping = bench.Clipping(case, clips=clips)
-
-    def measure(settings: bench.Settings) -> dict[str, Any]:
-        found = clipping.measure(settings)
-        if clips:
-            return found
-        warm = in_a_loop(clipping.calls, settings)
-        return {**found, "in_a_loop": bench.compared(warm["ours"], warm["theirs"])}
-
-    return measure
-
-
 def _steps(case: str, ours: str = bench.GUARDED) -> Measuring:
     return lambda settings: measure_steps(STEP_CASES[case], settings, ours)
 
 
-def rivals_in_turn(case: bench.Case, names: Sequence[str]) -> Measuring:
+def rivals_in_turn(case: clipping.Case, names: Sequence[str]) -> Measuring:
     """Measures rivals in turn, each proved right first; `left_out` says which cannot run here, and why."""
     left_out = {name: reason for name in names if (reason := RIVALS[name].missing()) is not None}
-    subjects = [bench.Subject(case, seed) for seed in range(bench.NUM_SETS)]
+    subjects = [clipping.Subject(case, seed) for seed in range(bench.NUM_SETS)]
     calls = {name: [RIVALS[name].prepare(s) for s in subjects] for name in names if name not in left_out}
     errors = {name: RIVALS[name].check(on_sets[0](), subjects[0]) for name, on_sets in calls.items()}
 
@@ -109,8 +83,11 @@ _GPT2 = CASES["gpt2-float32"]
 _SETS_BYTES = (bench.NUM_SETS + 1) * 4.0 * _GPT2.num_elements
 
 
-def _clip_part(case: bench.Case, *, clips: bool = False) -> Part:
-    return Part(lambda: _clip(case, clips=clips), memory_bytes=(bench.NUM_SETS + 1) * 4.0 * case.num_elements)
+def _clip_part(case: clipping.Case, *, clips: bool = False) -> Part:
+    return Part(
+        lambda: clipping.Clipping(case, clips=clips).measure,
+        memory_bytes=(bench.NUM_SETS + 1) * 4.0 * case.num_elements,
+    )
 
 
 PARTS: dict[str, Part] = {

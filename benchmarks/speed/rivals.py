@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands import bench
-from fastguard.commands.bench import Subject, WrongResultError, require_close, tolerance
+from fastguard.commands.bench import WrongResultError
 from fastguard.kernels import backends
 
-from . import truth
+from . import clipping, truth
+from .clipping import Subject, require_close, tolerance
 from .truth import Stats
 
 _OURS = 1e-6  # what fastguard promises
@@ -185,14 +185,14 @@ def _clip(name: str, side: str, title: str, *, clips: bool = False) -> Rival:
     return Rival(
         name,
         f"{title}, {'clipping at every call' if clips else 'not clipping'}",
-        lambda subject: bench.call_on(side, subject, clips=clips),
-        lambda result, subject: bench.check(side, result, subject, clips=clips),
+        lambda subject: clipping.call_on(side, subject, clips=clips),
+        lambda result, subject: clipping.check(side, result, subject, clips=clips),
         scales=clips,
     )
 
 
 def _norm(name: str, side: str, title: str, function: Callable[..., Any]) -> Rival:
-    return Rival(name, title, _on_gradients(function), lambda result, subject: bench.check(side, result, subject))
+    return Rival(name, title, _on_gradients(function), lambda result, subject: clipping.check(side, result, subject))
 
 
 RIVALS = {

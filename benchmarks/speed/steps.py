@@ -12,6 +12,8 @@ from typing import Any
 
 from fastguard.commands import bench
 
+from . import clipping
+
 NUM_REPETITIONS = 5
 MIN_STEPS = 12
 FIRST_STEPS = 1000
@@ -58,7 +60,7 @@ def _check(case: bench.StepCase, runs: dict[str, bench.StepRun], ours: str, num_
     bench.require_equal(case, runs, ours)
     guard = runs[ours].optimizer.guard
     squares = [float(p.grad.double().square().sum()) for p in runs[ours].parameters if p.grad is not None]
-    bench.require_close(f"{case.title}: norm", guard.last.norm, math.sqrt(math.fsum(squares)), 1e-6)
+    clipping.require_close(f"{case.title}: norm", guard.last.norm, math.sqrt(math.fsum(squares)), 1e-6)
     guard.close()
     num_recorded = guard.last.step + 1
     if ours == bench.RECORDED:
@@ -79,8 +81,8 @@ def measure_steps(
     `clip_grad_norm_` adds, by `time_steps`: medians, and under "mean" the means; `from_start` without a warm-up.
 
     Raises:
-        bench.WrongResultError: the runs did not end with the same parameters, bit for bit; the guard's norm is not what
-            float64 says; a record is missing.
+        bench.WrongResultError: the runs did not end with the same parameters, the guard's norm is wrong, or a record is
+            missing.
     """
     num_repetitions = min(NUM_REPETITIONS, settings.num_rounds)
     timed = None if from_start else settings

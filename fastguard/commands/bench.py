@@ -1,14 +1,10 @@
-"""`fastguard bench`: what fastguard costs, against torch's own functions, in turn with them as in training.
-
-Each result is compared with float64 before anything is timed. The benchmarks of the repository build on these parts.
-"""
+"""`fastguard bench`: what fastguard costs, against torch's own functions, in turn with them as in training."""
 
 from __future__ import annotations
 
 import gc
 import itertools
 import logging
-import math
 import os
 import platform
 import statistics
@@ -36,8 +32,6 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 }
 PLAIN, CLIP, GUARDED, OBSERVED, RECORDED = "plain", "clip", "guarded", "observed", "recorded"
 _LR = 1e-6  # so small that the last step does the same work as the first
-_FADED = 1e-4  # of the norm: below that the values are filled again, before arithmetic becomes slow
-_FLOAT32_NORM_MAX = 50_000_000
 Shape = tuple[int, ...]
 Measuring = Callable[["Settings"], dict[str, Any]]
 
@@ -142,141 +136,11 @@ def compared(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def require_close(what: str, found: float, true: float, allowed: float) -> float:
-    """The relative error of `found`; raises WrongResultError where it is above `allowed`."""
-    error = abs(found - true) / true
-    if not error <= allowed:
-        raise WrongResultError(f"{what}: found {found!r}, in float64 it is {true!r}")
-    return error
-
-
-@dataclass(frozen=True)
-class Case:
-    """A list of gradients. `shapes` is in the order in which the model holds its parameters."""
-
-    name: str
-    title: str
-    shapes: tuple[Shape, ...]
-    dtype: torch.dtype = torch.float32
-
-    @property
-    def num_tensors(self) -> int:
-        return len(self.shapes)
-
-    @property
-    def num_elements(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes)
-
-
 def gpt2_shapes(width: int = 768, depth: int = 12, vocabulary: int = 50257, context: int = 1024) -> tuple[Shape, ...]:
     """GPT-2's tensors; the head is the token embedding again, so it is not a tensor of its own."""
     attention = ((width,), (width,), (width, 3 * width), (3 * width,), (width, width), (width,))
     mlp = ((width,), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,))
     return ((vocabulary, width), (context, width), *((*attention, *mlp) * depth), (width,), (width,))
-
-
-class Subject:
-    """The gradients of a case: normal values of standard deviation 1e-3, one in 997 of them zero.
-
-    Attributes:
-        gradients: filled from the seed; kept here, so their Python objects stay alive.
-        parameters: take no memory, and have the gradients as their `grad`.
-        norm: true norm of all gradients together, as filled.
-        limit: the `max_norm` of calls that clip; each lowers it by a hundredth.
-    """
-
-    def __init__(self, case: Case, seed: int = 0) -> None:
-        self.case = case
-        self._seed = seed
-        self.gradients = [torch.empty(shape, dtype=case.dtype) for shape in case.shapes]
-        self.norm = 0.0
-        self.fill()
-        self.norm = self.limit = self.norm_now()
-        self.parameters = []
-        for gradient in self.gradients:
-            parameter = torch.nn.Parameter(torch.zeros((), dtype=gradient.dtype).expand(gradient.shape))
-            parameter.grad = gradient
-            self.parameters.append(parameter)
-
-    def fill(self) -> None:
-        """Gives the gradients the values that they had at first."""
-        generator = torch.Generator().manual_seed(self._seed)
-        for gradient in self.gradients:
-            gradient.normal_(std=1e-3, generator=generator)
-            gradient.view(-1)[500::997] = 0.0  # rare enough to leave timings alone
-        self.limit = self.norm
-
-    def norm_now(self) -> float:
-        """Norm of the gradients as they are now, in float64."""
-        squares = (float(block.double().square().sum()) for g in self.gradients for block in g.flatten().split(1 << 24))
-        return math.sqrt(math.fsum(squares))
-
-
-def tolerance(name: str, subject: Subject) -> float:
-    """What a norm may be off by. fastguard promises 1e-6, here rounded to the gradients' dtype as torch does.
-
-    torch adds the squares of one tensor in a few float32 lanes, which lose more the more they hold: it is off by 3e-3
-    at 38M elements, by 1e-2 at 100M. From 50M on its error is reported and not judged.
-    """
-    epsilon = torch.finfo(subject.case.dtype).eps
-    if name == "ours":
-        return 1e-6 + epsilon
-    largest = max(g.numel() for g in subject.gradients)
-    return 7e-3 + 4 * epsilon if largest < _FLOAT32_NORM_MAX else math.inf
-
-
-def check(name: str, result: Any, subject: Subject, *, clips: bool = False) -> float:
-    """The relative error of the norm that a call on freshly filled gradients returned.
-
-    Raises:
-        WrongResultError: it is too large, or, if the call clips, the gradients were not scaled as they should.
-    """
-    allowed = tolerance(name, subject)
-    if clips:
-        limit = subject.limit * subject.norm / (subject.norm + 1e-6)
-        require_close("norm after clipping", subject.norm_now(), limit, allowed)
-    return require_close("norm", float(result), subject.norm, allowed)
-
-
-def call_on(name: str, subject: Subject, *, clips: bool = False) -> Callable[[], Tensor]:
-    """The call that is timed: never clipping, or with a limit that is a hundredth lower each time."""
-    function, parameters = FUNCTIONS[name], subject.parameters
-    if not clips:
-        return lambda: function(parameters, NO_CLIPPING)
-
-    def call() -> Tensor:
-        subject.limit *= 0.99
-        return function(parameters, subject.limit)
-
-    return call
-
-
-class Clipping:
-    """Both functions on three sets of tensors, in turn: one is called straight after the other, on another set.
-
-    Raises:
-        WrongResultError: a result is not what float64 says.
-    """
-
-    def __init__(self, case: Case, *, clips: bool = False) -> None:
-        self.subjects = [Subject(case, seed) for seed in range(NUM_SETS)]
-        self.calls = {name: [call_on(name, s, clips=clips) for s in self.subjects] for name in FUNCTIONS}
-        self.norm_errors = dict.fromkeys(FUNCTIONS, 0.0)
-        for name, calls in self.calls.items():
-            for call, subject in zip(calls, self.subjects, strict=True):
-                if clips:
-                    subject.fill()
-                self.norm_errors[name] = max(self.norm_errors[name], check(name, call(), subject, clips=clips))
-
-    def _freshen(self, name: str, index: int) -> None:
-        subject = self.subjects[index]
-        if subject.limit < _FADED * subject.norm:
-            subject.fill()
-
-    def measure(self, settings: Settings) -> dict[str, Any]:
-        """Times and their ratio."""
-        rounds = take_turns(self.calls, settings, self._freshen)
-        return {**compared(rounds["ours"], rounds["theirs"]), "norm_errors": self.norm_errors, "rounds_us": rounds}
 
 
 class Task(NamedTuple):
@@ -386,38 +250,58 @@ def require_equal(case: StepCase, runs: Mapping[str, StepRun], ours: str) -> Non
                 raise WrongResultError(f"{case.title}: parameters of the {kind} run are not those of the plain one")
 
 
-CASES = {
-    case.name: case
-    for case in (
-        Case("gpt2-float32", "GPT-2 124M float32, 148 tensors", gpt2_shapes()),
-        Case("300x1000", "300 tensors × 1000 float32", ((1000,),) * 300),
-    )
-}
 STEP_MLP = StepCase("step-mlp", "MLP of 101k parameters", mlp)
 
 
+def measure_clipping(shapes: Sequence[Shape], settings: Settings, *, clips: bool) -> dict[str, Any]:
+    """Both functions on three sets of tensors in turn, each call on another set than the one before.
+
+    Raises:
+        WrongResultError: the norms differ by more than torch's rounding of float32.
+    """
+    sets = [[nn.Parameter(torch.zeros(()).expand(shape)) for shape in shapes] for _ in range(NUM_SETS)]
+    for parameters in sets:
+        for p in parameters:
+            p.grad = torch.randn(p.shape) * 1e-3
+    ours, theirs = (float(function(sets[0], NO_CLIPPING)) for function in FUNCTIONS.values())
+    if not abs(ours - theirs) <= 7e-3 * ours:
+        raise WrongResultError(f"the norm is {ours!r}, and {theirs!r} by torch")
+    limits = itertools.repeat(NO_CLIPPING) if not clips else (ours * 0.995**i for i in itertools.count(1))
+
+    def call(function: Callable[..., Tensor], parameters: list[nn.Parameter]) -> Callable[[], Tensor]:
+        return lambda: function(parameters, next(limits))  # lower each time, so that each call has to scale
+
+    calls = {name: [call(function, parameters) for parameters in sets] for name, function in FUNCTIONS.items()}
+    rounds = take_turns(calls, settings)
+    return compared(rounds["ours"], rounds["theirs"])
+
+
 class BenchPart(NamedTuple):
-    """One thing that is measured, ours against theirs: `prepare` checks it and returns what times it."""
+    """One thing that is measured, ours against theirs."""
 
     title: str
-    prepare: Callable[[], Measuring]
+    measure: Measuring
 
 
-def _clip(case: Case, *, clips: bool = False) -> BenchPart:
-    title = f"clip, {case.title}, " + ("clipping at every step" if clips else "limit not reached")
-    return BenchPart(title, lambda: Clipping(case, clips=clips).measure)
+def _clip(title: str, shapes: Sequence[Shape], *, clips: bool = False) -> BenchPart:
+    title = f"clip, {title}, " + ("clipping at every step" if clips else "limit not reached")
+    return BenchPart(title, lambda settings: measure_clipping(shapes, settings, clips=clips))
 
 
 def _step(ours: str = GUARDED) -> BenchPart:
     title = f"added to a step, {STEP_MLP.title}" + (", loss and JSONL" if ours == RECORDED else "")
-    return BenchPart(title, lambda: lambda settings: measure_steps(STEP_MLP, settings, ours))
+    return BenchPart(title, lambda settings: measure_steps(STEP_MLP, settings, ours))
 
 
+_CASES = {
+    "gpt2-float32": ("GPT-2 124M float32, 148 tensors", gpt2_shapes()),
+    "300x1000": ("300 tensors × 1000 float32", ((1000,),) * 300),
+}
 PARTS = {
     "step-mlp": _step(),
     "step-mlp-jsonl": _step(RECORDED),
-    **{name: _clip(case) for name, case in CASES.items()},
-    **{f"{name}-clipping": _clip(case, clips=True) for name, case in CASES.items()},
+    **{name: _clip(*case) for name, case in _CASES.items()},
+    **{f"{name}-clipping": _clip(*case, clips=True) for name, case in _CASES.items()},
 }
 
 
@@ -450,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"torch {torch.__version__}, fastguard {fastguard.__version__}. Figures of a busy machine are noisy.\n")
     print(f"{'median':71} {'torch':>8} {'ours':>8} {'ratio':>6}   min – max")
     for name in arguments.only or PARTS:
-        found = PARTS[name].prepare()(QUICK if arguments.quick else Settings())
+        found = PARTS[name].measure(QUICK if arguments.quick else Settings())
         theirs, ours = (duration(found[key]["median"]) for key in ("theirs_us", "ours_us"))
         ratio = "" if found["ratio"] is None else "{median:6.2f}   {min:.2f} – {max:.2f}".format(**found["ratio"])
         print(f"{PARTS[name].title:71} {theirs:>8} {ours:>8} {ratio}".rstrip(), flush=True)

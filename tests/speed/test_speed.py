@@ -13,9 +13,9 @@ pytest.importorskip("benchmarks.speed", reason="the benchmarks are not beside th
 from benchmarks import machine
 from benchmarks.speed import __main__ as speed
 from benchmarks.speed import cases as speed_cases
-from benchmarks.speed import memory, parts, readme, rivals, table, truth
+from benchmarks.speed import memory, parts, readme, rivals, steps, table, truth
+from benchmarks.speed.clipping import Case, Clipping, Subject
 from fastguard.commands import bench
-from fastguard.commands.bench import Case, Subject
 from fastguard.kernels import backends
 
 TINY = bench.Settings(budget_s=0.0, num_rounds=2, max_calls=3)
@@ -98,6 +98,21 @@ def test_every_rival_agrees_with_float64_and_is_timed(case):
         assert rivals.RIVALS[name].check(rivals.RIVALS[name].prepare(subject)(), subject) < 0.05
 
 
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("case", [FLOAT32, BFLOAT16], ids=lambda case: case.name)
+def test_clipping_agrees_with_float64_and_is_timed(case, clips):
+    found = Clipping(case, clips=clips).measure(TINY)
+    assert found["norm_errors"].keys() == found["rounds_us"].keys() == {"ours", "theirs"}
+
+
+@pytest.mark.parametrize("ours", [bench.GUARDED, bench.RECORDED])
+def test_whole_steps_train_to_the_same_bits_and_are_compared(ours):
+    tiny = bench.StepCase("tiny", "tiny step", lambda: bench.mlp(width=8, inputs=4, classes=3, batch=2))
+    found = steps.measure_steps(tiny, TINY, ours)
+    assert found["plain_us"]["median"] > 0 and {"ours_us", "theirs_us", "ratio", "mean"} <= found.keys()
+    assert [repetition["num_steps"] for repetition in found["repetitions"]] == [steps.MIN_STEPS] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "result"),
     [
@@ -151,7 +166,7 @@ def test_the_table_has_every_measure_of_the_issue(results):
 def tiny_parts(monkeypatch):
     """Two parts: one that is timed, one that is counted."""
     tiny = {
-        "300x1000": parts.Part(lambda: parts._clip(FLOAT32)),
+        "300x1000": parts.Part(lambda: Clipping(FLOAT32).measure),
         "package-lines": parts.PARTS["package-lines"],
         "adamw": parts.Part(lambda: pytest.fail("there is not so much memory"), memory_bytes=1e18),
     }
