@@ -18,7 +18,7 @@ from .._text import count, number, prose, shown
 from ..records import TrainingHistory
 from ..records.failures import Failures
 from ..records.loading import fill
-from ..records.log import MAX_LINE_BYTES, LogReader
+from ..records.log import LogReader
 from ..records.model import ModelNotes
 from .cli import Parser, say
 
@@ -27,99 +27,39 @@ _ASSESS_EVERY_S = 2.0
 _BUSY_SHARE = 0.8  # of the time between two looks, while a long log is read
 
 
-class LogTail:
-    """Complete lines of a growing file, for a `LogReader`.
-
-    A last line without an end waits until it has one. A file that is moved or deleted is read to its end, then the one
-    in its place; a file that is emptied is read from its beginning.
-
-    Attributes:
-        budget: lines that `readline` still gives before it says b""; set it before each reading.
-        num_opened: how often a file was read from its beginning.
-        problem: why the file cannot be read now; "" if it can.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path, self.problem = Path(path), ""
-        self.budget = self.num_opened = 0
-        self._rest = b""
-        self._file: BinaryIO | None = None
-        self._is_left = self._has_identity = False
-
-    def _open(self) -> None:
-        self.close()
-        there = os.stat(self.path)
-        if not stat.S_ISREG(there.st_mode):
-            raise ValueError(
-                f"`path` must be a file, or a folder with logs, got something else - at {shown(self.path)}"
-            )
-        self._file = open(self.path, "rb")  # noqa: SIM115
-        # some file systems give another number at each look
-        self._has_identity = os.path.samestat(there, os.fstat(self._file.fileno()))
-        self._rest, self._is_left = b"", False
-        self.num_opened += 1
-
-    def readline(self, limit: int = -1, /) -> bytes:
-        """The next whole line, with its end; b"" if there is none now, or the budget is spent."""
-        try:
-            while self.budget > 0:
-                if self._file is None:
-                    self._open()
-                assert self._file is not None
-                line = self._file.readline(MAX_LINE_BYTES - len(self._rest))
-                self._rest += line
-                if self._rest.endswith(b"\n") or len(self._rest) >= MAX_LINE_BYTES:
-                    self.budget -= 1
-                    line, self._rest = self._rest, b""
-                    return line
-                if not line and self._is_left:
-                    self._open()
-                elif not line:
-                    self.problem = ""
-                    here, there = os.fstat(self._file.fileno()), os.stat(self.path)
-                    is_other = self._has_identity and not os.path.samestat(there, here)
-                    self._is_left = is_other or here.st_size < self._file.tell()
-                    if not self._is_left:
-                        break
-        except (FileNotFoundError, NotADirectoryError):
-            self.problem = f"is not there {'any more' if self.num_opened else 'yet'}"
-        except OSError as error:  # a network that is down for a while
-            self.problem = f"cannot be read: {error.strerror}"
-        return b""
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    __del__ = close
-
-
 class FollowedRun:
     """The run of a log, read as far as it is written. Lines that cannot be read are counted and left out.
+
+    A last line without an end waits until it has one. Another file in the log's place, or an emptied one, is another
+    log, which is read from its beginning.
 
     Args:
         path: the log; it need not be there yet.
 
     Attributes:
-        tail, log: the file, and its records.
+        path, log: the file, and the reader of its records.
+        problem: why the file cannot be read now; "" if it can.
         history: the run.
         report: of the newest `assess`; None before.
         num_left_out: lines that are no record, or were cut off.
     """
 
     def __init__(self, path: Path) -> None:
-        self.tail = LogTail(path)
-        self.log = LogReader(path, lines=self.tail)
-        self._num_runs, self._num_misfits = 1, 0
-        self._begin()
+        self.path, self.problem = path, ""
+        self._file: BinaryIO | None = None
+        self._has_identity = False
+        self._budget = 0
+        self._begin_log()
 
-    def _begin(self) -> None:
+    def _begin_log(self) -> None:
+        self.log = LogReader(self.path, lines=self)
+        self._num_runs, self._num_misfits = 1, 0
+        self._begin_run()
+
+    def _begin_run(self) -> None:
         self.history = TrainingHistory()
         self.report: Any = None
         self._failures = Failures()
-        self._time = -math.inf  # of the newest line
         self._noted: Any = None
         self._num_assessed = 0
 
@@ -132,6 +72,42 @@ class FollowedRun:
         """-1 before there is one."""
         return self.history.step[-1] if self.history.num_steps else -1
 
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    __del__ = close
+
+    def _look(self) -> None:
+        """Opens the file, unless it is the one that is open."""
+        there = os.stat(self.path)
+        if self._file is not None:
+            is_same = not self._has_identity or os.path.samestat(there, os.fstat(self._file.fileno()))
+            if is_same and there.st_size >= self._file.tell():
+                return
+        if not stat.S_ISREG(there.st_mode):
+            raise ValueError(
+                f"`path` must be a file, or a folder with logs, got something else - at {shown(self.path)}"
+            )
+        self.close()
+        self._file = open(self.path, "rb")  # noqa: SIM115
+        # some file systems give another number at each look
+        self._has_identity = os.path.samestat(there, os.fstat(self._file.fileno()))
+        self._begin_log()
+
+    def readline(self, limit: int = -1, /) -> bytes:
+        """The next whole line, for the `LogReader`; b"" if there is none now, or enough were read."""
+        if self._file is None or self._budget <= 0:
+            return b""
+        place, line = self._file.tell(), self._file.readline(limit)
+        if not line.endswith(b"\n") and len(line) != limit:
+            self._file.seek(place)
+            return b""
+        self._budget -= 1
+        return line
+
     def read(self, seconds: float = math.inf) -> bool:
         """Reads what has been written, for about `seconds`; returns whether there may be more.
 
@@ -141,8 +117,15 @@ class FollowedRun:
         Cost: 25 us a line.
         """
         until = time.monotonic() + seconds
-        while True:
-            self.tail.budget = _LINES_AT_ONCE
+        try:
+            self._look()
+            self.problem = ""
+        except (FileNotFoundError, NotADirectoryError):
+            self.problem = "is not there"
+        except OSError as error:  # a network that is down for a while
+            self.problem = f"cannot be read: {error.strerror}"
+        while not self.problem:
+            self._budget = _LINES_AT_ONCE
             try:
                 for record in self.log:
                     self._take(record)
@@ -153,22 +136,20 @@ class FollowedRun:
                 if self.log.line == 1:
                     raise
                 self._num_misfits += 1
-            if self.tail.budget == _LINES_AT_ONCE or time.monotonic() > until:
-                return self.tail.budget == 0
+            except OSError as error:
+                self.problem = f"cannot be read: {error.strerror}"
+            if self._budget == _LINES_AT_ONCE or time.monotonic() > until:
+                return self._budget == 0
+        return False
 
     def _take(self, record: dict[str, Any]) -> None:
-        """Adds a record, unless it is one that a sink repeats because its file was deleted."""
+        """Adds a record to the history of its run."""
         if self.log.num_runs != self._num_runs:
             self._num_runs = self.log.num_runs
-            self._begin()
-        written, history = record.get("time"), self.history
-        if type(written) is float:
-            if self.tail.num_opened > 1 and written <= self._time:
-                return
-            self._time = written
-        lacks_norms = history.lacks_norms or not history.num_steps
-        fill(history, [record], self.tail.path)
-        history.lacks_norms = history.lacks_norms and lacks_norms
+            self._begin_run()
+        lacks_norms = self.history.lacks_norms or not self.history.num_steps
+        fill(self.history, [record], self.path)
+        self.history.lacks_norms = self.history.lacks_norms and lacks_norms
 
     def assess(self) -> None:
         """Asks the rules about new steps. Cost: 2 ms."""
@@ -181,10 +162,10 @@ class FollowedRun:
 
 def lines_of(run: FollowedRun) -> list[str]:
     """What is known of the run, the most important first, in printable ASCII."""
-    lines = [shown(run.tail.path), _status(run)]
-    if run.tail.problem:
-        lines.append(f"the log {shown(run.tail.problem)}")
-    lines += filter(None, [newer_run(run.tail.path)])
+    lines = [shown(run.path), _status(run)]
+    if run.problem:
+        lines.append(f"the log {shown(run.problem)}")
+    lines += filter(None, [newer_run(run.path)])
     if run.log.num_runs > 1:
         lines.append(f"run {run.log.num_runs:,} of this log")
     if run.num_left_out:
@@ -243,7 +224,7 @@ def main(argv: list[str]) -> int:
         parser.error(f"`--interval` must be from 0.05 to 3600, got {arguments.interval:g}")
     with contextlib.suppress(KeyboardInterrupt):
         run = FollowedRun(_log_at(Path(arguments.log), arguments.interval))
-        say("watch", f"watching {run.tail.path}")
+        say("watch", f"watching {run.path}")
         with contextlib.suppress(KeyboardInterrupt):
             _follow(run, arguments.interval)
         status = run.report.status.upper().replace("-", " ") if run.report else "not judged"
@@ -268,9 +249,9 @@ def _follow(run: FollowedRun, interval: float) -> None:
                 print(f"\x1b[H\x1b[2J{block}", flush=True)
                 drawn = block
         else:
-            if run.tail.problem != problem:
-                problem = run.tail.problem
-                say("watch", f"{run.tail.path} {problem}; waiting" if problem else f"reading {run.tail.path}")
+            if run.problem != problem:
+                problem = run.problem
+                say("watch", f"{run.path} {problem}; waiting" if problem else f"reading {run.path}")
             for finding in run.report.findings if run.report is not None else ():
                 key = run.log.num_runs, finding.rule, finding.severity
                 if key not in printed:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import random
 import re
-import time
 from pathlib import Path
 
 import pytest
 
-from fastguard.commands.watch import FollowedRun, lines_of
+from fastguard.commands.watch import FollowedRun, lines_of, log_at
 from fastguard.records import TrainingHistory
 from fastguard.records.samples import WeightStats
 from fastguard.report import build_report
-from fastguard.sinks import JsonlSink, jsonl
+from fastguard.sinks import JsonlSink
 
 from made_runs import activity
 from records import make_bad_record, make_record
@@ -74,40 +75,6 @@ def test_a_new_run_in_a_new_file(path):
     assert (run.history.num_steps, run.history.num_skipped, run.newest_step) == (10, 0, 9)
     assert run.history.model.names == ("new",) and run.history.model.zero_lr == ()
     assert state(run.history) == state(TrainingHistory.from_jsonl(path))
-
-
-def test_a_run_that_goes_on_in_another_file(path):
-    run = FollowedRun(path)
-    with JsonlSink(path) as sink:
-        sink.note({"names": ["w"]})
-        write(sink, range(20))
-        run.read()
-        path.rename(path.with_suffix(".1"))
-        sink._look_at = 0.0
-        write(sink, range(20, 40))
-    run.read()
-    assert (run.history.num_steps, run.newest_step) == (40, 39)
-    assert run.history.model.names == ("w",)
-
-
-def test_lines_that_a_sink_repeats_count_once(path, monkeypatch):
-    """After a deletion a sink writes again what it had written to the deleted file; it may have been read."""
-    ahead = [0.0]
-    monkeypatch.setattr(jsonl, "_monotonic", lambda: time.monotonic() + ahead[0])
-    run = FollowedRun(path)
-    with JsonlSink(path) as sink:
-        write(sink, range(10))
-        run.read()
-        ahead[0] += 1.0
-        write(sink, range(10, 12))
-        write(sink, range(12, 15))
-        run.read()
-        path.unlink()
-        ahead[0] += 1.0
-        write(sink, range(15, 20))
-        run.read()
-        assert json.loads(path.read_text().splitlines()[0])["step"] < 15
-    assert run.history.step == list(range(20))
 
 
 def test_damaged_lines_are_counted_and_left_out(path):
@@ -197,6 +164,78 @@ def test_names_and_values_are_shown_not_obeyed(path):
 
 def test_before_there_is_a_step(path):
     assert lines_of(FollowedRun(path))[1] == "WAITING for a step"
-    assert shown(path)[2] == "the log is not there yet"
+    assert shown(path)[2] == "the log is not there"
     path.write_text('{"step":3}\n')
     assert shown(path)[1] == "NO EVIDENCE at step 3: no gradient was seen"
+
+
+LINE = '{"step":%d,"loss":1.0,"grad/norm":1.0}\n'
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_line_is_read_when_it_is_whole(path, seed):
+    rng, text, run = random.Random(seed), "".join(LINE % step for step in range(60)), FollowedRun(path)
+    while text:
+        size = rng.choice((1, 7, 100, 1000))
+        with open(path, "a") as file:
+            file.write(text[:size])
+        text = text[size:]
+        run.read()
+    assert run.history.step == list(range(60)) and not run.num_left_out
+
+
+def test_another_file_in_its_place_is_another_log(path):
+    run = FollowedRun(path)
+    path.write_text(LINE % 0 + LINE % 1 + LINE % 2)
+    run.read()
+    path.rename(f"{path}.1")
+    run.read()
+    assert run.problem == "is not there" and run.newest_step == 2
+    path.write_text(LINE % 7)
+    run.read()
+    assert run.history.step == [7] and not run.problem
+    path.write_text("")
+    run.read()
+    assert run.newest_step == -1
+    path.write_text(LINE % 8)
+    run.read()
+    assert run.history.step == [8]
+
+
+def test_a_file_system_without_lasting_numbers(path, monkeypatch):
+    monkeypatch.setattr(os.path, "samestat", lambda one, other: False)
+    run = FollowedRun(path)
+    for step in range(3):
+        with open(path, "a") as file:
+            file.write(LINE % step)
+        run.read()
+    assert run.history.step == [0, 1, 2]
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
+def test_not_to_be_read(path):
+    path.write_text(LINE % 0)
+    path.chmod(0)
+    run = FollowedRun(path)
+    run.read()
+    assert "cannot be read" in run.problem
+    path.chmod(0o600)
+    run.read()
+    assert run.newest_step == 0 and not run.problem
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="must be a file, or a folder"):
+        FollowedRun(tmp_path).read()
+
+
+def test_the_newest_log_of_a_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no \*\.jsonl in"):
+        log_at(tmp_path)
+    for age, name in enumerate(["b/new.jsonl", "a.jsonl", "newest.txt", "b/c/deeper.jsonl"]):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text("")
+        os.utime(path, (1e9 - age, 1e9 - age))
+    assert log_at(tmp_path) == tmp_path / "b/new.jsonl"
+    assert log_at(tmp_path / "any") == tmp_path / "any"

@@ -104,7 +104,7 @@ class TestLines:
     def test_findings_as_they_come_until_ctrl_c(self, path, watching):
         process = watching()
         out, err = Path(f"{path}.out"), Path(f"{path}.err")
-        until(lambda: "is not there yet; waiting" in err.read_text(), "a log that is not there")
+        until(lambda: "is not there; waiting" in err.read_text(), "a log that is not there")
         write(path, range(30), bad=(7,), name=HOSTILE)
         until(lambda: "non-finite-gradients" in out.read_text(), "the finding")
         assert out.read_text().count("\n") == 1 and out.read_text().strip().isprintable()
@@ -133,7 +133,7 @@ class TestTerminal:
 
     def test_from_a_log_that_is_not_there_to_another_run(self, path, terminal):
         screen = terminal(columns=40, rows=12)
-        screen.wait_for("is not there yet")
+        screen.wait_for("is not there")
         write(path, range(40), bad=(20,))
         screen.wait_for("WARNING at step 39")
         with open(path, "ab") as file:
