@@ -236,7 +236,7 @@ def _follow(run: FollowedRun, interval: float) -> None:
     """Reads and shows the run for ever: as a block that fits the terminal, or as lines where there is none."""
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     assessed_at, drawn, problem = 0.0, "", ""
-    printed: set[tuple[Any, ...]] = set()
+    history, printed = run.history, set[tuple[str, str]]()
     while True:
         began = time.monotonic()
         if not run.read(_BUSY_SHARE * interval) and began - assessed_at >= _ASSESS_EVERY_S:
@@ -252,11 +252,12 @@ def _follow(run: FollowedRun, interval: float) -> None:
             if run.problem != problem:
                 problem = run.problem
                 say("watch", f"{run.path} {problem}; waiting" if problem else f"reading {run.path}")
+            if run.history is not history:  # another run's
+                history, printed = run.history, set()
             for finding in run.report.findings if run.report is not None else ():
-                key = run.log.num_runs, finding.rule, finding.severity
-                if key not in printed:
+                if (finding.rule, finding.severity) not in printed:
                     print(line_of(finding), flush=True)
-                    printed.add(key)
+                    printed.add((finding.rule, finding.severity))
         time.sleep(max(0.0, interval - (time.monotonic() - began)))
 
 
