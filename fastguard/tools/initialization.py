@@ -317,7 +317,7 @@ class InitializationReport(AttributeDict):
 
 
 def check_initialization(
-    model_or_weights: nn.Module | Mapping[str, Any] | Iterable[Any], batch: Any = None, *, backend: str = "auto"
+    model_or_weights: nn.Module | Mapping[str, Any] | Iterable[Any], batch: Any = None
 ) -> InitializationReport:
     """Checks that each weight of a new model has about the standard deviation that it should have.
 
@@ -340,7 +340,6 @@ def check_initialization(
         batch: the arguments of one forward pass of a model: a tensor, a tuple or a dict. Each layer then has the
             variance of its output, and its ratio to that of the layer run before it. The pass is made without
             gradients, in the mode the model is in; buffers and random generators are restored.
-        backend: as for `fastguard.tensor_stats`.
 
     Returns:
         A dict by layer, with the verdict under `all_ok`; see `InitializationReport`. `print` it for a table.
@@ -390,12 +389,12 @@ def check_initialization(
         given = prose("; ".join(f"{name}: {why}" for name, why in missing.items())) or "it has no weight matrices"
         raise ValueError(f"`model_or_weights` must hold at least one weight that can be judged, got none ({given})")
     judged = {**{w.name: w.tensor.detach() for w in weights}, **{name: t.detach() for name, (_, t) in others.items()}}
-    rows = list(kernels.tensor_stats(list(judged.values()), names=list(judged), backend=backend))
+    rows = list(kernels.tensor_stats(list(judged.values()), names=list(judged)))
     layers = _Layers((w.name, _judged(w, row)) for w, row in zip(weights, rows))
     for name in as_in_gpt2({name: layer.actual_std for name, layer in layers.items()}, kinds):
         if layers[name].status == "too_small":
             layers[name].update(status="ok", rule="GPT-2: 0.02, less at the ends of residual branches")
-    variances = {} if model is None or batch is None else _output_variances(model, batch, weights, backend)
+    variances = {} if model is None or batch is None else _output_variances(model, batch, weights)
     for name, (variance, ratio) in variances.items():
         layers[name].update(output_variance=variance, variance_ratio=ratio)
     ratios = [ratio for _, ratio in variances.values() if ratio is not None]
@@ -476,9 +475,7 @@ def _other(kind: str, row: TensorRow) -> AttributeDict:
     return AttributeDict(kind=kind, status=status, rms=rms, expected_rms=expected)
 
 
-def _output_variances(
-    model: nn.Module, batch: Any, weights: list[_Weight], backend: str
-) -> dict[str, tuple[float, float | None]]:
+def _output_variances(model: nn.Module, batch: Any, weights: list[_Weight]) -> dict[str, tuple[float, float | None]]:
     """By the name of each module's first weight, in the order in which modules run: the variance of the output, and its
     ratio to the one before; None for the first module, and after a constant output. Of several runs the first counts.
     """
@@ -487,7 +484,7 @@ def _output_variances(
     def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         tensor = first_tensor(output, floating=True)
         if name not in found and tensor is not None:
-            row = kernels.tensor_stats([tensor.detach()], names=[f"output of {name}"], backend=backend)[0]
+            row = kernels.tensor_stats([tensor.detach()], names=[f"output of {name}"])[0]
             found[name] = row.std**2
 
     modules: dict[nn.Module, str] = {}

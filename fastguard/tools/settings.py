@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 from .._text import did_you_mean, shown
-from ..diagnosis import RULES, Finding, diagnose, make_rule
+from ..diagnosis import Finding, diagnose
 from ..diagnosis.finding import count
 from ..errors import missing_package
 from ..records import TrainingHistory, values
@@ -221,41 +221,18 @@ class TrainingSettings:
 
         Cost: about 1 ms, as `fastguard.diagnosis.diagnose`.
         """
-        asked = [*RULES.values(), _UNSTABLE]
-        thresholds: dict[str, dict[str, float]] = {
-            "learning-rate-unusual": {"low": self.lr_min, "high": self.lr_max},
-            _UNSTABLE.name: {"newest": self.loss_window_size, "std": self.divergence_threshold},
-        }
-        if self.max_grad_norm is not None:
-            asked.append(_LARGE)
-            thresholds[_LARGE.name] = {"norm": self.explosion_threshold * self.max_grad_norm}
-        return diagnose(history, rules=asked, thresholds=thresholds)
-
-
-def unstable_loss(history: TrainingHistory, *, newest: int = 10, std: float = 10.0) -> Finding | None:
-    """The standard deviation of the `newest` losses is above `std`, or one of them is NaN or Inf."""
-    known = [entry for entry in history.recent if entry.loss is not None][-newest:]
-    losses = [entry.loss for entry in known if entry.loss is not None]
-    if len(known) < newest:
-        return None
-    spread = pstdev(losses) if all(map(math.isfinite, losses)) else math.nan
-    if spread <= std:
-        return None
-    summary = f"The standard deviation of the newest {newest} losses is {spread:.3g}."
-    return Finding(summary, known[0].step, known[-1].step, evidence={"std": spread, "threshold": std})
-
-
-def large_norm(history: TrainingHistory, *, norm: float = 1000.0) -> Finding | None:
-    """A gradient norm above `norm`."""
-    steps = [entry.step for entry in history.recent if entry.norm > norm]
-    if not steps:
-        return None
-    summary = f"The norm was above {norm:g} at {count(len(steps), 'step')}."
-    return Finding(summary, steps[0], steps[-1], evidence={"norm": norm})
-
-
-_UNSTABLE = make_rule(unstable_loss, "settings/unstable-loss", source="the toolkit's stability check of the loss")
-_LARGE = make_rule(large_norm, "settings/large-norm", source="the toolkit's fixed threshold")
+        found = diagnose(history, thresholds={"learning-rate-unusual": {"low": self.lr_min, "high": self.lr_max}})
+        known = [(entry.step, entry.loss) for entry in history.recent if entry.loss is not None]
+        steps, losses = zip(*known[-self.loss_window_size :]) if len(known) >= self.loss_window_size else ((), ())
+        spread = pstdev(losses) if all(map(math.isfinite, losses)) and losses else math.nan
+        if losses and not spread <= self.divergence_threshold:
+            summary = f"The standard deviation of the newest {len(losses)} losses is {spread:.3g}."
+            found.append(Finding(summary, steps[0], steps[-1], rule="settings/unstable-loss"))
+        limit = math.inf if self.max_grad_norm is None else self.explosion_threshold * self.max_grad_norm
+        if over := [entry.step for entry in history.recent if entry.norm > limit]:
+            summary = f"The norm was above {limit:g} at {count(len(over), 'step')}."
+            found.append(Finding(summary, over[0], over[-1], rule="settings/large-norm"))
+        return found
 
 
 def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSettings:
