@@ -20,7 +20,7 @@ import fastguard
 
 from ... import kernels
 from ..._text import prose, shown
-from ..cli import EXIT_FAILED, CommandError
+from ..cli import EXIT_FAILED, CommandError, write_page
 
 VOCABULARY = 256
 CONTEXT = 64
@@ -239,13 +239,6 @@ def _snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor
 
 def page_line(log: Path, page: Path) -> str:
     """Writes the page of `log` over what is at `page`; returns a line that names it, or says how to get it."""
-    by_hand = f"fastguard report {shown(log)} makes a page of it"
-    try:
-        from ...page import build_page, save_page
-
-        save_page(build_page(log, title="fastguard demo", command="fastguard demo"), page, force=True)
-    except ImportError:
-        return f"{by_hand}; it needs: pip install 'fastguard[report]'"
-    except OSError as error:  # a full disk, a page that may not be written over
-        return f"{by_hand}; here it could not be written: {prose(error)}"
-    return f"the page, to open in a browser: {shown(page)}"
+    problem = write_page(log, page, "fastguard demo")
+    by_hand = f"fastguard report {shown(log)} makes a page of it; {prose(problem)}"
+    return by_hand if problem else f"the page, to open in a browser: {shown(page)}"

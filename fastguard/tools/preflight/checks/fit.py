@@ -41,20 +41,12 @@ def _steps_to_halve(one: Attempt) -> float:
     remedy="Divide the learning rate by 10 or 100; fastguard.LearningRateFinder finds one. Warm it up.",
 )
 def trial_steps_overshoot(
-    evidence: Evidence,
-    *,
-    rises: float = 1.05,
-    peak: float = 10.0,
-    better: float = 0.8,
-    update_ratio: float = 0.4,
-    far: float = 100.0,
+    evidence: Evidence, *, rises: float = 1.05, peak: float = 10.0, better: float = 0.8
 ) -> Seen | None:
     """Trained on a few batches, the loss ends above `rises` times its start, rises to `peak` times it, or becomes NaN.
 
     With a tenth or less of the rate it ends lower by at least 1 - `better` of the start, without rising. Fewer than ten
     steps are not judged unless the loss becomes NaN.
-    Or the first steps change weights by more than `update_ratio` of their size, the loss rises by half, and a lower
-    rate ends lower; or the loss rises to `far` times its start, wherever it ends.
     """
     fit = evidence.fit
     if fit is None or not _is_judged(fit):
@@ -65,25 +57,15 @@ def trial_steps_overshoot(
         return None
     best = max(calm, key=lambda one: one.gain)
     what = f"goes from {given.start:.3g} to {given.end:.3g}, with a peak of {given.peak:.3g}"
-    is_rough = given.update_ratio > update_ratio and given.peak - given.start > 0.5 * start
-    is_rough &= given.end > best.end or given.peak - given.start > far * start
-    if not math.isfinite(given.end):
-        what = f"goes from {given.start:.3g} to NaN or Inf"
-    elif not is_rough:
-        is_above = given.end > given.start + (rises - 1.0) * start
+    if math.isfinite(given.end):
         is_peak = given.peak - given.start > peak * start and given.end > best.end
-        if not (is_above or is_peak) or best.end - given.end > -(1.0 - better) * start:
+        if not (is_peak or given.end > given.start + (rises - 1.0) * start):
             return None
-    return Seen(
-        **_ends(fit),
-        update_ratio=given.update_ratio,
-        severity="warning" if is_rough else "critical",
-        sure=0.75 if is_rough else 0.9,
-        _num=given.num_steps,
-        _what=what,
-        _lr=best.lr,
-        _end=best.end,
-    )
+        if best.end - given.end > -(1.0 - better) * start:
+            return None
+    else:
+        what = f"goes from {given.start:.3g} to NaN or Inf"
+    return Seen(**_ends(fit), _num=given.num_steps, _what=what, _lr=best.lr, _end=best.end)
 
 
 @check(
