@@ -58,7 +58,7 @@ def test_a_tiny_run(tiny, tmp_path, capsys, monkeypatch, backend):
     assert "[warning] non-finite-gradients, step 20, in blocks.1.mlp.2.bias" in text
     log_is, page_is = text.splitlines()[-2:]
     assert log_is.endswith(f"the log is {tmp_path / 'run.jsonl'}")
-    assert page_is.startswith(f"fastguard report {tmp_path / 'run.jsonl'} makes a page of it; it needs plotly and Jinja2")
+    assert page_is.startswith("fastguard report ") and "makes a page of it; it needs plotly and Jinja2" in page_is
     assert os.listdir(tmp_path) == ["run.jsonl"]
 
 
