@@ -1,10 +1,10 @@
 """What the statistics of one activation cost, against what people do instead and against a plain read of its bytes.
 
-    python benchmarks/activations.py [--rounds N] [--json benchmarks/results/activations.json]
+    python -m benchmarks.activations [--rounds N] [--json benchmarks/results/activations.json]
 
 One tensor of 8192 x 3072 float32, 100 MB, as a GELU leaves it. Every rival's result is compared with float64 before it
 is timed; rivals alternate in one process, and a ratio is the median of the rounds' ratios. On a machine that does other
-things too, `chrt -f 1 python benchmarks/activations.py` keeps them off the cores meanwhile.
+things too, `chrt -f 1 python -m benchmarks.activations` keeps them off the cores meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import torch
 
 import fastguard
 from fastguard import _C, ActivationStats
-from fastguard.commands.bench.harness import Machine, Spread, call_ns, gc_off, line
+from fastguard.commands.bench import Spread, call_ns, gc_off
+
+from .machine import Machine, line
 
 SHAPE = (8192, 3072)
 THRESHOLD = 0.99

@@ -1,6 +1,6 @@
 """Times whole training steps with every module of a transformer watched, against what people do today.
 
-    python benchmarks/monitor.py        # about 40 s on two cores that do nothing else
+    python -m benchmarks.monitor        # about 40 s on two cores that do nothing else
 
 Runs that start alike take one step each in turn; each run's time is set against that of the unguarded run with
 `clip_grad_norm_` in the same iterations. A run that did not end with the same parameters, bit for bit, is an error.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import statistics
 import tempfile
 import time
@@ -22,10 +23,9 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands import bench
-from fastguard.commands.bench.clipping import NO_CLIPPING
-from fastguard.commands.bench.harness import Machine, Spread, WrongResultError, gc_off, line
+from fastguard.commands.bench import NO_CLIPPING, Spread, WrongResultError, gc_off
 
+from .machine import Machine, line
 from .speed.cases import transformer
 
 RESULTS = Path(__file__).resolve().parent / "results" / "monitor.json"
@@ -204,7 +204,7 @@ def main() -> None:
     print(line(machine))
     _tell(found)
     if not arguments.dry:
-        bench.save({"machine": machine, **found}, RESULTS)
+        RESULTS.write_text(json.dumps({"machine": machine, **found}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

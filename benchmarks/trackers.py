@@ -1,4 +1,4 @@
-"""What the sinks of trackers cost the thread that trains: `python benchmarks/trackers.py [--steps N] [--cpu-time]`.
+"""What the sinks of trackers cost the thread that trains: `python -m benchmarks.trackers [--steps N] [--cpu-time]`.
 
 About a minute. Takes the packages that are installed, offline: tensorboard, wandb, mlflow (with SQLAlchemy and
 alembic), trackio, prometheus-client. Each sink is given one record a step by its `SafeSink`, as by a guard, and between
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from fastguard import tensor_stats
-from fastguard.commands.bench.harness import Machine, gc_off, line
+from fastguard.commands.bench import gc_off
 from fastguard.records import ClippedGroup, StepStats
 from fastguard.sinks import (
     JsonlSink,
@@ -37,6 +37,8 @@ from fastguard.sinks import (
     TrackioSink,
     WandbSink,
 )
+
+from .machine import Machine, line
 
 NUM_SCALARS, NUM_TENSORS, COMPUTE_S = 20, 100, 0.001
 LIMITS_US = {"TensorBoard": 150, "W&B": 400, "MLflow": 60, "Trackio": 60, "Prometheus": 15}

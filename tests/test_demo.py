@@ -6,7 +6,6 @@ import functools
 import math
 import os
 import sys
-import webbrowser
 
 import pytest
 import torch
@@ -59,8 +58,8 @@ def test_a_tiny_run(tiny, tmp_path, capsys, monkeypatch, backend):
     assert "[warning] non-finite-gradients, step 20, in blocks.1.mlp.2.bias" in text
     log_is, page_is = text.splitlines()[-2:]
     assert log_is.endswith(f"the log is {tmp_path / 'run.jsonl'}")
-    made = f"fastguard report {tmp_path / 'run.jsonl'} makes a page of it; it needs: pip install 'fastguard[report]'"
-    assert page_is == made and os.listdir(tmp_path) == ["run.jsonl"]
+    assert page_is.startswith("fastguard report ") and "makes a page of it; it needs plotly and Jinja2" in page_is
+    assert os.listdir(tmp_path) == ["run.jsonl"]
 
 
 class TestPage:
@@ -78,22 +77,13 @@ class TestPage:
         pytest.importorskip("plotly", reason="the page is an extra: pip install fastguard[report]")
         pytest.importorskip("jinja2", reason="the page is an extra: pip install fastguard[report]")
 
-    @pytest.fixture
-    def opened(self, monkeypatch):
-        """What a browser was asked to open; there is one unless its list is emptied by hand."""
-        asked: list[str] = []
-        monkeypatch.setattr(webbrowser, "open", lambda address: asked.append(address) is None)
-        return asked
-
-    def test_is_opened(self, log, opened, monkeypatch):
+    def test_is_named(self, log):
         path = log.with_name("run.html")
-        assert training.page_line(log, path, opens=True).endswith(f"browser: {path}") and opened == [path.as_uri()]
-        monkeypatch.setattr(webbrowser, "open", lambda address: False)
-        assert training.page_line(log, path, opens=True) == f"the page (no browser could be opened): {path}"
+        assert training.page_line(log, path) == f"the page, to open in a browser: {path}" and path.is_file()
 
     def test_that_cannot_be_written(self, log):
-        told = training.page_line(log, log / "run.html", opens=False)
-        assert told.startswith(f"fastguard report {log} makes a page of it; here it could not be written: ")
+        told = training.page_line(log, log / "run.html")
+        assert told.startswith(f"fastguard report {log} makes a page of it; FileExistsError: ")
 
 
 def test_the_demo_fails_when_the_poisoned_step_is_not_skipped(tiny, tmp_path, capsys, monkeypatch):

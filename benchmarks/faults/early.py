@@ -32,11 +32,11 @@ from typing import Any
 import torch
 
 from benchmarks.lab.training import Outcome, Training
-from fastguard.commands.bench import harness
 from fastguard.diagnosis import RULES
 from fastguard.records import Entry, TrainingHistory
 from fastguard.records.model import ModelNotes
 
+from .. import machine
 from .cases import CASES, TASKS
 from .drifts import DRIFTS, NUM_STEPS
 from .external.case import HALVES, half_of
@@ -264,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 not_counted.append(case.name)
     families = ("explosion", "loss", "lr")
     others = [s.name for r in RULES.values() for s in r.signs if s.family in families and s.name != RULE]
-    described = harness.Machine().to_dict()
+    described = machine.Machine().to_dict()
     results = {
         "conditions": {
             **{key: described[key] for key in ("cpu", "num_cores", "python", "fastguard", "date")},

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from fastguard.commands.bench import harness
-
+from .. import machine
 from . import alarms, score, table
 from .cases import CASES, FAULTS, REPORT_SEEDS, TUNE_SEEDS, Case
 from .digits import MissingDataError, digits
@@ -70,7 +69,7 @@ def half_of(name: str, cases: Sequence[Case], arguments: argparse.Namespace) -> 
 
 def conditions(check_every: int) -> dict[str, Any]:
     """Machine, versions, date, and how often the rules were asked."""
-    described = harness.Machine().to_dict()
+    described = machine.Machine().to_dict()
     return {
         **{key: described[key] for key in ("cpu", "num_cores", "python", "fastguard", "date")},
         "torch": torch.__version__,

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastguard.commands.bench import harness
-
+from .. import machine
 from ..readme import Results, markdown, update
 from . import models, table
 from .suite import RESULTS, ROOT, commit
@@ -145,7 +144,7 @@ def saved() -> Results:
 def measured() -> Results:
     """Trains all cases. Cost: half a minute."""
     logging.getLogger("fastguard").setLevel(logging.ERROR)  # each skips two steps
-    described, started = harness.Machine(), time.perf_counter()
+    described, started = machine.Machine(), time.perf_counter()
     cases = [
         {"model": model, "optimizer": optimizer, "verdict": table.record(verdict)}
         for model, optimizer, verdict in models.verdicts()

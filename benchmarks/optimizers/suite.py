@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench import harness
 
+from .. import machine
 from ..readme import update
 from . import table
 from .packages import PACKAGES
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if wanted.keys() - known.keys():
         parser.error(f"--only: no package {sorted(wanted.keys() - known.keys())}; there are {sorted(known)}")
     chosen = [known[name] for name in (wanted or known)]
-    described = harness.Machine()
+    described = machine.Machine()
     measured = {"commit": commit(), "torch": torch.__version__}
     found: dict[str, dict[str, Any]] = {}
     if arguments.resume and PARTIAL.exists():

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import fastguard
-from fastguard.commands.bench.harness import QUICK, Settings, Spread, call_ns, compared, gc_off, take_turns
+from fastguard.commands.bench import QUICK, Settings, Spread, call_ns, compared, gc_off, take_turns
 from fastguard.commands.demo.training import TransformerBlock
 from fastguard.recovery.rescue import Rescue
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from fastguard.commands.bench import harness
 from fastguard.records import strict_json
 
+from .. import machine
 from ..faults.runs import ROOT
 from . import costs, criteria, guide, replay, table
 from .rivals import OURS as RULE
@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if path is not None and path.exists():
         results = strict_json.decode(json.loads(path.read_text(encoding="utf-8")))
     options.before = results["parts"]
-    described = harness.Machine().to_dict()
+    described = machine.Machine().to_dict()
     conditions = {key: described[key] for key in ("cpu", "num_cores", "python", "fastguard", "date")}
     for part in options.only or PARTS:
         started = time.perf_counter()

@@ -10,21 +10,19 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastguard.commands import bench
-from fastguard.commands.bench import harness
-from fastguard.commands.bench.harness import QUICK, Settings
+from fastguard.commands.bench import QUICK, Settings
 
-from .. import readme
-from . import plot, table
+from .. import machine, readme
+from . import table
 from .busy import one_busy_core
 from .parts import PARTS, Part
 from .readme import TABLES
-from .sweep import available_bytes, measure_sweep
 
 FORMAT = 2
 FOLDER = Path(__file__).resolve().parents[1]
@@ -34,9 +32,16 @@ Say = Callable[[str], None]
 _tell: Say = functools.partial(print, flush=True)  # where it is redirected too
 
 
+def available_bytes() -> float:
+    """Memory that can be had; infinite where the system does not say."""
+    known = Path("/proc/meminfo")
+    found = re.search(r"MemAvailable: +(\d+)", known.read_text() if known.exists() else "")
+    return 1024.0 * int(found[1]) if found else float("inf")
+
+
 def measure_part(part: Part, settings: Settings) -> dict[str, Any]:
     """One part, alone and beside a busy core, with what others took of the machine meanwhile."""
-    here = harness.Machine()
+    here = machine.Machine()
     measure = part.prepare()
     found = {table.ALONE: measure(settings)}
     if part.beside:
@@ -55,8 +60,8 @@ def collect(names: Iterable[str], *, quick: bool = False, into: dict[str, Any] |
 
     A part whose results are wrong, or that cannot be measured, has no figures and is named in `failed`.
     """
-    here = harness.Machine()
-    say(harness.line(here.to_dict()) + "\n")
+    here = machine.Machine()
+    say(machine.line(here.to_dict()) + "\n")
     results: dict[str, Any] = into or {"format": FORMAT, "quick": quick, "parts": {}}
     results["quick"] = results["quick"] or quick
     results["failed"] = []
@@ -98,25 +103,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="few rounds, to see that it works; saved only with --json")
     parser.add_argument("--dry", action="store_true", help="save nothing")
     parser.add_argument("--json", type=Path, metavar="PATH", help="save there, and leave the documents alone")
-    parser.add_argument("--plot", action="store_true", help="also cost against elements and tensors, drawn beside it")
     arguments = parser.parse_args(argv)
-    if arguments.plot:
-        plot.check_available()
     path: Path | None = arguments.json or RESULTS
     if arguments.dry or (arguments.quick and arguments.json is None):
         path = None
     earlier = saved(path) if path is not None and arguments.only else None
     results = collect(arguments.only or PARTS, quick=arguments.quick, into=earlier)
-    if arguments.plot:
-        results["sweep"] = measure_sweep()
     print(table.text(results))
     code = 1 if results["failed"] else 0
     if code:
         print("\nFAILED:", *results["failed"])
     if path is None:
         return code
-    bench.save(results, path)
-    written = [path, *(plot.draw(results, path.parent) if arguments.plot else [])]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    written = [path]
     if path == RESULTS and not code:
         written += [document for document in DOCUMENTS if readme.update(document, results, TABLES)]
     print("\nwritten:", *written)

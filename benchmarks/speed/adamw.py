@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench.clipping import Case, Subject, require_close, tolerance
-from fastguard.commands.bench.harness import Settings, compared, take_turns
+from fastguard.commands.bench import Settings, compared, take_turns
+
+from .clipping import Case, Subject, require_close, tolerance
 
 THEIRS, WAYS = "theirs", ("scale", "grad_scale")  # wrap's `clip_through`
 _BETA1 = 0.9

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench.clipping import NO_CLIPPING, Subject
-from fastguard.commands.bench.harness import Spread
+from fastguard.commands.bench import NO_CLIPPING, Spread
 
 from .cases import CASES, Case
+from .clipping import Subject
 from .frames import run_module
 
 _NUM_PASSES = 50

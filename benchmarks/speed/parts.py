@@ -1,11 +1,10 @@
 """What is measured, by name. Every part proves its results first, then times them: alone, and beside a busy core.
 
-The clipping and step parts are those of `fastguard bench`; here stand the others, and what these add to them.
+The clipping parts are those of `fastguard bench`.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,16 +12,13 @@ from typing import Any, NamedTuple
 
 import fastguard
 from fastguard.commands import bench
-from fastguard.commands.bench.clipping import Case, Clipping, Subject
-from fastguard.commands.bench.harness import NUM_SETS, Settings, Spread, call_ns, compared, gc_off, plan, take_turns
 
-from . import adamw, frames, further, memory, scripts
+from . import adamw, clipping, frames, further, memory, scripts
 from .cases import CASES, STEP_CASES
-from .first_steps import measure_first_steps
 from .rivals import RIVALS
+from .steps import FIRST_STEPS, measure_steps
 
-Measuring = Callable[[Settings], dict[str, Any]]
-_WARM_ROUNDS = 5
+Measuring = Callable[[bench.Settings], dict[str, Any]]
 
 
 class Part(NamedTuple):
@@ -39,54 +35,30 @@ class Part(NamedTuple):
     memory_bytes: float = 0.0
 
 
-def in_a_loop(calls: dict[str, Sequence[Callable[[], Any]]], settings: Settings) -> dict[str, list[float]]:
-    """Times on one set of tensors, each call again and again, in µs: everything is warm, as in no training."""
-    rounds: dict[str, list[float]] = {name: [] for name in calls}
-    with gc_off():
-        for _ in range(min(_WARM_ROUNDS, settings.num_rounds)):
-            for name, (call, *_) in calls.items():
-                num_calls = plan(settings, 4 * _WARM_ROUNDS * call_ns(call))[1]
-                rounds[name].append(statistics.median(call_ns(call) for _ in range(num_calls)) / 1e3)
-    return rounds
-
-
-def _clip(case: Case, *, clips: bool = False) -> Measuring:
-    clipping = Clipping(case, clips=clips)
-
-    def measure(settings: Settings) -> dict[str, Any]:
-        found = clipping.measure(settings)
-        if clips:
-            return found
-        warm = in_a_loop(clipping.calls, settings)
-        return {**found, "in_a_loop": compared(warm["ours"], warm["theirs"])}
-
-    return measure
-
-
 def _steps(case: str, ours: str = bench.GUARDED) -> Measuring:
-    return lambda settings: bench.measure_steps(STEP_CASES[case], settings, ours)
+    return lambda settings: measure_steps(STEP_CASES[case], settings, ours)
 
 
-def rivals_in_turn(case: Case, names: Sequence[str]) -> Measuring:
+def rivals_in_turn(case: clipping.Case, names: Sequence[str]) -> Measuring:
     """Measures rivals in turn, each proved right first; `left_out` says which cannot run here, and why."""
     left_out = {name: reason for name in names if (reason := RIVALS[name].missing()) is not None}
-    subjects = [Subject(case, seed) for seed in range(NUM_SETS)]
+    subjects = [clipping.Subject(case, seed) for seed in range(bench.NUM_SETS)]
     calls = {name: [RIVALS[name].prepare(s) for s in subjects] for name in names if name not in left_out}
     errors = {name: RIVALS[name].check(on_sets[0](), subjects[0]) for name, on_sets in calls.items()}
 
-    def measure(settings: Settings) -> dict[str, Any]:
-        rounds = take_turns(calls, settings)
+    def measure(settings: bench.Settings) -> dict[str, Any]:
+        rounds = bench.take_turns(calls, settings)
         first, *others = rounds
-        ratios = {name: compared(rounds[first], rounds[name]) for name in others}
+        ratios = {name: bench.compared(rounds[first], rounds[name]) for name in others}
         return {**ratios, "norm_errors": errors, "left_out": left_out, "rounds_us": rounds}
 
     return measure
 
 
 def _count(count: Callable[[], dict[str, Any]]) -> Measuring:
-    def measure(settings: Settings) -> dict[str, Any]:
+    def measure(settings: bench.Settings) -> dict[str, Any]:
         found = count()
-        return {key: Spread(found[key], found[key], found[key]).to_dict() for key in ("clean", "mean")} | {
+        return {key: bench.Spread(found[key], found[key], found[key]).to_dict() for key in ("clean", "mean")} | {
             "counts": found["counts"]
         }
 
@@ -98,9 +70,9 @@ def package_lines() -> int:
     return sum(path.read_bytes().count(b"\n") for path in Path(fastguard.__file__).parent.rglob("*.py"))
 
 
-def _lines(settings: Settings) -> dict[str, Any]:
+def _lines(settings: bench.Settings) -> dict[str, Any]:
     number = package_lines()
-    return {"lines": Spread(number, number, number).to_dict()}
+    return {"lines": bench.Spread(number, number, number).to_dict()}
 
 
 def _memory(case: str, num_processes: int = 1) -> Measuring:
@@ -108,11 +80,14 @@ def _memory(case: str, num_processes: int = 1) -> Measuring:
 
 
 _GPT2 = CASES["gpt2-float32"]
-_SETS_BYTES = (NUM_SETS + 1) * 4.0 * _GPT2.num_elements
+_SETS_BYTES = (bench.NUM_SETS + 1) * 4.0 * _GPT2.num_elements
 
 
-def _clip_part(case: Case, *, clips: bool = False) -> Part:
-    return Part(lambda: _clip(case, clips=clips), memory_bytes=(NUM_SETS + 1) * 4.0 * case.num_elements)
+def _clip_part(case: clipping.Case, *, clips: bool = False) -> Part:
+    return Part(
+        lambda: clipping.Clipping(case, clips=clips).measure,
+        memory_bytes=(bench.NUM_SETS + 1) * 4.0 * case.num_elements,
+    )
 
 
 PARTS: dict[str, Part] = {
@@ -125,7 +100,10 @@ PARTS: dict[str, Part] = {
     "step-mlp": Part(lambda: _steps("step-mlp")),
     "step-mlp-jsonl": Part(lambda: _steps("step-mlp", bench.RECORDED)),
     "step-mlp-first": Part(
-        lambda: lambda settings: measure_first_steps(STEP_CASES["step-mlp"], settings), beside=False
+        lambda: partial(
+            measure_steps, STEP_CASES["step-mlp"], ours=bench.OBSERVED, max_steps=FIRST_STEPS, from_start=True
+        ),
+        beside=False,
     ),
     **{name: Part(partial(scripts.measure_script, name), beside=False) for name in scripts.SCRIPTS},
     "step-transformer": Part(lambda: _steps("step-transformer")),

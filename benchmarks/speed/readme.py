@@ -12,10 +12,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from fastguard.commands.bench import harness
-from fastguard.commands.bench.harness import duration
+from fastguard.commands.bench import duration
 
-from .. import readme
+from .. import machine, readme
 from . import table
 from .table import ALONE, BESIDE, Results
 
@@ -27,7 +26,7 @@ def conditions(results: Results) -> str:
     others = max((part["others_ratio"] or 0.0 for part in parts), default=0.0)
     dates = sorted({part["date"] for part in parts} or {m["date"]})
     date = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    noisy = " The machine was busy with other work: the figures are noisy." if others > harness.BUSY_RATIO else ""
+    noisy = " The machine was busy with other work: the figures are noisy." if others > machine.BUSY_RATIO else ""
     return (
         f"{m['cpu']}, {m['num_cores']} cores, {m['num_threads']} threads, {m['isa'] or 'no extension'}; torch "
         f"{m['torch']}, Python {m['python']}, fastguard {m['fastguard']}, {date}; "

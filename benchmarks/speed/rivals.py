@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench import clipping
-from fastguard.commands.bench.clipping import Subject, require_close, tolerance
-from fastguard.commands.bench.harness import WrongResultError
+from fastguard.commands.bench import WrongResultError
 from fastguard.kernels import backends
 
-from . import truth
+from . import clipping, truth
+from .clipping import Subject, require_close, tolerance
 from .truth import Stats
 
 _OURS = 1e-6  # what fastguard promises

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 import fastguard
-from fastguard.commands.bench import without_a_word
-from fastguard.commands.bench.harness import Settings, compared, gc_off
+from fastguard.commands.bench import Settings, compared, gc_off, without_a_word
 
 NUM_STEPS = 1000
 _NUM_PAIRS = 7

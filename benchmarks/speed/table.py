@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fastguard.commands.bench.harness import Spread
-from fastguard.commands.bench.harness import number as ratio_text
+from fastguard.commands.bench import Spread
 
 Results = dict[str, Any]
 REACHED, MISSED, NOT_MEASURED, NO_LIMIT = "reached", "missed", "not measured", "—"
@@ -327,7 +326,7 @@ def number(value: float | None, unit: str) -> str:
         return f"{value / 1e6:.2f} MB" if value >= 1e6 else f"{value / 1e3:,.0f} kB"
     if unit:
         return f"{value:,.0f} ns" if unit == "ns" else f"{value:,.0f}"
-    return ratio_text(value)
+    return f"{value:.3f}" if abs(value) < 0.1 else f"{value:.2f}"  # two digits that count
 
 
 def median(value: Spread | None, unit: str) -> str:

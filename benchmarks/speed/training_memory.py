@@ -202,9 +202,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _save(found: dict[str, Any]) -> None:
-    from fastguard.commands.bench import harness
+    from .. import machine
 
-    about = harness.Machine().to_dict()
+    about = machine.Machine().to_dict()
     results = {"machine": {key: about[key] for key in _CONDITIONS}, "trainings": found}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     README.write_text(written(README.read_text(encoding="utf-8"), results), encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastguard.commands.bench.clipping import Subject
+from .clipping import Subject
 
 _BLOCK = 1 << 24  # elements converted to float64 at a time
 

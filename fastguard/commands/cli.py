@@ -148,6 +148,19 @@ def as_json(plain: Any) -> str:
     return json.dumps(plain, indent=2, allow_nan=False).replace("\x7f", "\\u007f")
 
 
+def write_page(log: Any, page: Any, title: str) -> str:
+    """Writes the page of `log` over what is at `page`; returns why it could not, or ""."""
+    try:
+        from ..page.build import build_page, save_page
+
+        save_page(build_page(log, title=title), page, force=True)
+    except ImportError:
+        return "it needs plotly and Jinja2: pip install 'fastguard[report]'"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def drop_output() -> None:
     """Discards the rest of stdout, so that Python raises nothing when it ends."""
     with contextlib.suppress(OSError, ValueError):  # stdout is not a file

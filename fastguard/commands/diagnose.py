@@ -24,7 +24,7 @@ from ..visualization.runs import DrawnRun, from_log
 from .cli import EXIT_FAILED as _FAILED
 from .cli import EXIT_UNREADABLE as EXIT_UNREADABLE
 from .cli import Parser, as_json, print_report, say
-from .following import log_at
+from .watch import log_at
 
 EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2, "no-evidence": 4}
 MAX_WINDOW = 10**7  # 4 GB

@@ -16,7 +16,6 @@ from .cli import EXIT_FAILED, Parser, as_json
 OPTIONAL = {
     "plotly": "figures, and the page of a run",
     "Jinja2": "the page of a run",
-    "rich": "the live view of a run",
     "triton": "GPU kernels",
     "PyYAML": "fastguard.settings of a YAML file",
     "orjson": "faster log reading",
@@ -26,7 +25,6 @@ OPTIONAL = {
     "trackio": "TrackioSink",
     "prometheus-client": "PrometheusSink",
     "numpy": "benchmark baseline",
-    "matplotlib": "plots of the benchmarks",
 }
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from .. import _env
 from .._text import count, shown
-from .cli import CommandError, Parser
+from .cli import CommandError, Parser, write_page
 
 _WITH_VALUE = ("--out", "--max-norm")
 _MOST_REPORTS = 3  # printed in full
@@ -293,7 +293,8 @@ class _ScriptRun:
         lines += brief
         if not self._options.no_page:
             for log in self._logs.values():
-                self._draw(log)
+                if problem := write_page(log, log.with_suffix(".html"), self._name):
+                    self._problems.setdefault("the page", problem)
         lines += [f"the script has guarded {count(len(auto.others), 'optimizer')} itself"] if auto.others else []
         if not guards and not self._problems:
             lines.append(
@@ -303,17 +304,6 @@ class _ScriptRun:
         skips = auto.losses.num_scaler_skips
         lines += [f"the GradScaler has skipped {count(skips, 'step')}, which no report contains"] if skips else []
         return lines
-
-    def _draw(self, log: Path) -> None:
-        """Writes the page of a log beside it."""
-        try:
-            from ..page.build import build_page, save_page
-
-            save_page(build_page(log, title=self._name), log.with_suffix(".html"))
-        except ImportError:
-            self._problems.setdefault("the page", "it needs plotly and Jinja2: pip install 'fastguard[report]'")
-        except Exception as error:
-            self._problems.setdefault("the page", f"{type(error).__name__}: {error}")
 
 
 def _kind(guard: Any) -> str:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,24 +18,231 @@ from torch import Tensor, nn
 from .. import kernels
 from .._text import NAME_WIDTH, in_columns, listed, prose, shown
 from ..kernels.tensors import as_tensor
+from ..names import strip_wrappers
 from ..observers.buffers import forward_undone
 from ..records import TensorRow
 from ..records.model import as_in_gpt2
+from ..step.wrappers import unwrapped
 from .bench import first_tensor, output_of, require_module
-from .expected_weights import (
-    TOO_LARGE,
-    TOO_SMALL,
-    Weight,
-    find_followers,
-    is_without_values,
-    modules_with_names,
-    weight_alone,
-    weights_in,
-    why_not_judged,
-)
 
-_USUAL_RMS = {"norm": 1.0, "bias": 1.0}
+TOO_SMALL, TOO_LARGE = 0.1, 10.0  # times the expected standard deviation
 _EMBEDDING_STD = 0.02
+_WITHOUT_VALUES = (
+    "lazy, without a shape yet: run one batch through the model first",
+    "on the meta device, without values: materialise it (to_empty and an initialisation) first",
+)
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+# Rule and gain, by the name of torch's function or module, in lower case and without underscores.
+_ACTIVATIONS: dict[str, tuple[str, float]] = {
+    **dict.fromkeys(("relu", "relu6", "gelu", "silu", "mish", "elu", "celu", "softplus", "hardswish"), ("He", 1.0)),
+    "selu": ("LeCun", 1.0),
+    **dict.fromkeys(("tanh", "hardtanh", "softsign"), ("Xavier", 5 / 3)),
+    **dict.fromkeys(("sigmoid", "hardsigmoid", "logsigmoid"), ("Xavier", 1.0)),
+}
+# Behind these, the next in line counts. `boolean_dispatch` is the name that max_pool2d has in a graph.
+_TRANSPARENT = {
+    *("add", "iadd", "dropout", "alphadropout", "interpolate", "upsample", "identity", "to", "float"),
+    *("flatten", "unflatten", "view", "reshape", "permute", "transpose", "contiguous", "squeeze", "unsqueeze"),
+    *("maxpool", "avgpool", "adaptivemaxpool", "adaptiveavgpool", "booleandispatch"),
+    *("pixelshuffle", "pixelunshuffle", "channelshuffle", "zeropad"),
+}
+
+
+class Follower(NamedTuple):
+    """The activation that follows a layer: the rule for it ("He", "Xavier" or "LeCun"), a gain, and its name."""
+
+    rule: str
+    gain: float
+    name: str
+
+    def std(self, fan_in: float, fan_out: float) -> float:
+        """The expected standard deviation of the layer's weight; 0 without inputs."""
+        total = {"He": fan_in / 2, "Xavier": (fan_in + fan_out) / 2, "LeCun": fan_in}[self.rule]
+        return self.gain / math.sqrt(total) if total else 0.0
+
+
+_LINEAR = Follower("LeCun", 1.0, "no activation")
+
+
+def _follower(names: list[str], slope: float | None = None) -> Follower | None:
+    """The activation of one of these names, or leaky with `slope`; None if there is none."""
+    if slope is not None:
+        return Follower("He", 1 / math.sqrt(1 + slope * slope), f"leaky ReLU, slope {slope:g}")
+    known = ((name, _ACTIVATIONS.get(name.lower().replace("_", ""))) for name in names)
+    return next((Follower(*found, name.removesuffix("_")) for name, found in known if found), None)
+
+
+def _of_module(module: nn.Module) -> Follower | None:
+    slope = None
+    if isinstance(module, nn.LeakyReLU):
+        slope = module.negative_slope
+    elif isinstance(module, nn.RReLU):
+        slope = (module.lower + module.upper) / 2
+    elif isinstance(module, nn.PReLU):
+        slope = 0.0 if module.weight.is_meta else float(module.weight.detach().mean())
+    return _follower(_names(module), slope)
+
+
+def _names(module: nn.Module) -> list[str]:
+    return [cls.__name__ for cls in type(module).__mro__]
+
+
+def _is_transparent(names: list[str]) -> bool:
+    bare = [re.sub(r"\d+d$", "", name.lower().replace("_", "")) for name in names]
+    return any(name in _TRANSPARENT or "norm" in name for name in bare)
+
+
+def find_followers(model: nn.Module) -> tuple[dict[nn.Module, Follower], str]:
+    """What follows each module, by the traced graph or else the order of registration; why there is no graph, or ""."""
+    found: dict[nn.Module, Follower] = {}
+    leaves = [m for m in model.modules() if not any(True for _ in m.children())]
+    for i, leaf in enumerate(leaves):
+        after = next((m for m in leaves[i + 1 :] if not _is_transparent(_names(m))), None)
+        found[leaf] = (_of_module(after) if after is not None else None) or _LINEAR
+    for module in model.modules():
+        if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):  # the activation is a function
+            name = getattr(module.activation, "__name__", type(module.activation).__name__)
+            found[module.linear1], found[module.linear2] = _follower([name]) or _LINEAR, _LINEAR
+    inner, problem = unwrapped(model), ""
+    try:
+        graph = _graph(inner)
+    except Exception as error:  # the model's own code may raise anything when it runs with stand-ins for tensors
+        return found, f"{type(error).__name__}: {error}".splitlines()[0]
+    modules = dict(inner.named_modules(remove_duplicate=False))
+    traced: dict[nn.Module, Follower] = {}
+    for node in graph.nodes:
+        if node.op == "call_module" and node.target in modules:
+            module = modules[node.target]
+            if traced.get(module, _LINEAR) is _LINEAR:  # of several calls, one with an activation counts
+                traced[module] = _after(node, modules)
+    return {**found, **traced}, problem
+
+
+def _graph(model: nn.Module) -> Any:
+    """The graph of a twin with the same tensors and without hooks, so that tracing does not change the original."""
+    import torch.fx
+
+    if any(type(m).__name__ == "OptimizedModule" or isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+        raise TypeError("it holds compiled modules")
+    twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+    for module in twin.modules():
+        module._forward_hooks, module._forward_pre_hooks = OrderedDict(), OrderedDict()
+        module._compiled_call_impl = None
+    return torch.fx.Tracer().trace(twin)
+
+
+def _after(node: Any, modules: dict[str, nn.Module]) -> Follower:
+    """The nearest activation that the output reaches through nothing but what is transparent."""
+    queue, seen = list(node.users), set()
+    while queue:
+        user = queue.pop(0)
+        if user in seen:
+            continue
+        seen.add(user)
+        if user.op == "call_module" and user.target in modules:
+            module = modules[user.target]
+            follower, names = _of_module(module), _names(module)
+        else:
+            names, slope = [user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")], None
+            if names[0].startswith("leaky_relu"):
+                slope = user.kwargs.get("negative_slope", user.args[1] if len(user.args) > 1 else 0.01)
+                slope = slope if isinstance(slope, (int, float)) else 0.01
+            follower = _follower(names, slope)
+        if follower is not None:
+            return follower
+        if _is_transparent(names):
+            queue.extend(user.users)
+    return _LINEAR
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A weight to judge: where it is, what its standard deviation should be about, and why."""
+
+    name: str
+    tensor: Tensor
+    fan_in: int
+    expected_std: float
+    rule: str
+    kind: str = "weight"  # "weight", "recurrent" or "embedding"
+    least: float | None = None  # smallest usual standard deviation, if that is far below the expected one
+    module: nn.Module | None = None
+    attribute: str = ""
+
+
+def _fans_of(m: Any, follower: Follower) -> Iterator[tuple[str, Tensor, float, float, Follower]]:
+    """Attribute, tensor, fan-in, fan-out and follower of the weights of a module, without its children."""
+    if isinstance(m, nn.modules.conv._ConvNd):
+        taps = math.prod(m.kernel_size)
+        fan_in, fan_out = m.in_channels // m.groups * taps, m.out_channels // m.groups * taps
+        # An output of a transposed convolution lies under only some positions of the kernel.
+        yield "weight", m.weight, max(1, fan_in / math.prod(m.stride)) if m.transposed else fan_in, fan_out, follower
+    elif isinstance(m, _RECURRENT):
+        is_relu = getattr(m, "nonlinearity", getattr(m, "mode", "")) in ("relu", "RNN_RELU")
+        gate = Follower("He", 1.0, "ReLU") if is_relu else Follower("Xavier", 1.0, "a gate or tanh")
+        for name, p in m.named_parameters(recurse=False):
+            if name.startswith("weight"):
+                yield name, p, p.shape[1], m.hidden_size, _LINEAR if name.startswith("weight_hr") else gate
+    elif isinstance(m, nn.MultiheadAttention):
+        for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+            if (p := getattr(m, name)) is not None:
+                yield name, p, p.shape[1], m.embed_dim, Follower("Xavier", 1.0, "attention")
+    elif isinstance(m, (nn.Linear, nn.Bilinear)):
+        yield "weight", m.weight, math.prod(m.weight.shape[1:]), m.weight.shape[0], follower
+    elif "norm" not in type(m).__name__.lower():
+        own = m._parameters.get("weight")
+        if own is not None and own.dim() == 2:
+            is_transposed = type(m).__name__ == "Conv1D" and hasattr(m, "nf")  # transformers' linear layer, [in, out]
+            fan_out, fan_in = reversed(own.shape) if is_transposed else own.shape
+            yield "weight", own, fan_in, fan_out, follower
+
+
+def _weights_in(model: nn.Module, followers: dict[nn.Module, Follower]) -> list[_Weight]:
+    """The weights of a model that have an expectation; a shared one where it comes first."""
+    found: dict[int, _Weight] = {}
+    for prefix, m in _modules_with_names(model):
+        if any(p is not None and _why_not_judged(p) for p in m._parameters.values()):
+            continue
+        if isinstance(
+            m, (nn.Embedding, nn.EmbeddingBag)
+        ):  # looked up, not added up: GPT's 0.02 and torch's 1 are usual
+            least = min(1 / math.sqrt(m.embedding_dim), 0.1) if m.embedding_dim else 0.0
+            rule = "looked up: 0.02, or 1/sqrt(dim) to 1"
+            weights = [_Weight(prefix + "weight", m.weight, 1, 1.0, rule, "embedding", least, m, "weight")]
+        else:
+            kind = "recurrent" if isinstance(m, _RECURRENT) else "weight"
+            weights = []
+            for name, tensor, fan_in, fan_out, then in _fans_of(m, followers.get(m, _LINEAR)):
+                std, rule = then.std(fan_in, fan_out), f"{then.rule}: {then.name} follows"
+                weights.append(_Weight(prefix + name, tensor, round(fan_in), std, rule, kind, None, m, name))
+        for weight in weights:
+            first = found.setdefault(id(weight.tensor), weight)
+            if (first.kind == "embedding") is not (weight.kind == "embedding"):  # looked up, and multiplied with
+                dim, table = weight.tensor.shape[1], first if first.kind == "embedding" else weight
+                tied: dict[str, Any] = {"fan_in": dim, "expected_std": _LINEAR.std(dim, 0), "least": None}
+                tied["rule"] = f"LeCun: tied to an embedding of {dim}"
+                found[id(weight.tensor)] = replace(table, name=first.name, **tied)
+    return list(found.values())
+
+
+def _why_not_judged(tensor: Tensor) -> str:
+    """Why there are no values to judge; "" if there are."""
+    if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+        return _WITHOUT_VALUES[0]
+    if tensor.is_meta:
+        return _WITHOUT_VALUES[1]
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return f"its values are {tensor.dtype}"
+    return "" if tensor.numel() else "empty"
+
+
+def _modules_with_names(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules, each with the prefix of its parameters' names, without the prefixes of wrappers."""
+    parameters = [name for name, _ in model.named_parameters()]
+    is_clear = len(set(map(strip_wrappers, parameters))) == len(parameters)  # no module of the user's is "module"
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        yield (strip_wrappers(prefix) if is_clear else prefix), module
 
 
 class AttributeDict(dict[str, Any]):
@@ -43,17 +254,6 @@ class AttributeDict(dict[str, Any]):
         except KeyError:
             raise AttributeError(f"no {name!r} here; there is: {listed(self, 16)}") from None
 
-    def __contains__(self, key: object) -> bool:
-        try:
-            self[key]  # type: ignore[index]
-        except KeyError:
-            return False
-        return True
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """The value of `key`, or `default`."""
-        return self[key] if key in self else default  # noqa: SIM401
-
 
 class _Layers(AttributeDict):
     """Layers by the name of their weight; the layer's own name and its place find them too."""
@@ -61,15 +261,16 @@ class _Layers(AttributeDict):
     def __missing__(self, key: Any) -> AttributeDict:
         if isinstance(key, int) and -len(self) <= key < len(self):
             return list(self.values())[key]
-        if isinstance(key, str) and dict.__contains__(self, f"{key}.weight"):
+        if f"{key}.weight" in self:
             return self[f"{key}.weight"]
         raise KeyError(f"no layer is named '{shown(key)}'; the layers are: {listed(self, 16)}")
 
 
 class InitializationReport(AttributeDict):
-    """The result of `check_initialization`: an `AttributeDict` for each layer by name, and the verdict as `all_ok`.
+    """The result of `check_initialization`: a dict of each layer by name, and the verdict as `all_ok`.
 
-    The name is that of the weight ("0.weight"); the layer's own name ("0") and its place (0) find it too.
+    The name is that of the weight ("0.weight"); the layer's own name ("0") and its place (0) find it too. Keys are also
+    attributes.
 
     | key of a layer | what it is |
     |---|---|
@@ -85,26 +286,12 @@ class InitializationReport(AttributeDict):
     and others are ok and none was without values.
     """
 
-    def __init__(self, facts: Mapping[str, Any]) -> None:
-        layers = _Layers({name: AttributeDict(entry) for name, entry in facts["layers"].items()})
-        super().__init__(layers)
-        self["all_ok"] = facts["all_ok"]
-        others = {name: AttributeDict(entry) for name, entry in facts["others"].items()}
-        self._more: dict[str, Any] = {**facts, "layers": layers, "others": others}
+    def __init__(self, layers: _Layers, all_ok: bool, **more: Any) -> None:
+        super().__init__(layers, all_ok=all_ok)
+        self.__dict__.update(layers=layers, **more)
 
     def __missing__(self, key: Any) -> Any:
-        return self._more[key] if key in self._more else self._more["layers"][key]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain data."""
-        tables = {key: {name: dict(entry) for name, entry in self._more[key].items()} for key in ("layers", "others")}
-        return {**self._more, **tables}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return InitializationReport, (self.to_dict(),)
-
-    def __repr__(self) -> str:
-        return f"InitializationReport({len(self.layers)} layers, all_ok={self['all_ok']})"
+        return self.__dict__[key] if key in self.__dict__ else self.layers[key]
 
     def __str__(self) -> str:
         columns = ["expected_std", "actual_std", "ratio", *(["variance_ratio"] if self.variance_ok is not None else [])]
@@ -125,9 +312,12 @@ class InitializationReport(AttributeDict):
         text.append("all ok" if self["all_ok"] else f"not all ok: {bad} of {len(entries)} are off")
         return "\n".join(text)
 
+    def __repr__(self) -> str:
+        return f"InitializationReport({len(self.layers)} layers, all_ok={self['all_ok']})"
+
 
 def check_initialization(
-    model_or_weights: nn.Module | Mapping[str, Any] | Iterable[Any], batch: Any = None, *, backend: str = "auto"
+    model_or_weights: nn.Module | Mapping[str, Any] | Iterable[Any], batch: Any = None
 ) -> InitializationReport:
     """Checks that each weight of a new model has about the standard deviation that it should have.
 
@@ -150,7 +340,6 @@ def check_initialization(
         batch: the arguments of one forward pass of a model: a tensor, a tuple or a dict. Each layer then has the
             variance of its output, and its ratio to that of the layer run before it. The pass is made without
             gradients, in the mode the model is in; buffers and random generators are restored.
-        backend: as for `fastguard.tensor_stats`.
 
     Returns:
         A dict by layer, with the verdict under `all_ok`; see `InitializationReport`. `print` it for a table.
@@ -171,50 +360,53 @@ def check_initialization(
     >>> result["all_ok"], result["0"]["status"], result["2.weight"]["status"]
     (False, 'ok', 'too_large')
     """
-    followers, kinds = "not looked for: weights alone", set[str]()
-    variances: dict[str, tuple[float, float | None]] = {}
-    if isinstance(model_or_weights, nn.Module):
-        model = model_or_weights
+    followers, kinds, missing = "not looked for: weights alone", set[str](), dict[str, str]()
+    is_lazy = False
+    weights: list[_Weight] = []
+    others: dict[str, tuple[str, Tensor]] = {}
+    model = model_or_weights if isinstance(model_or_weights, nn.Module) else None
+    if model is not None:
         found, problem = find_followers(model)
         followers = f"order of registration; the model can't be traced ({problem})" if problem else "traced graph"
         kinds = {type(module).__name__ for module in model.modules()}
         with torch.no_grad():
-            weights = weights_in(model, found)
-        others, left = _others_in(model, weights)
-        if batch is not None:
-            variances = _output_variances(model, batch, weights, backend)
+            weights = _weights_in(model, found)
+        tensors = _others_in(model, weights)
     elif batch is not None:
         raise TypeError("`batch` must be left out where there is no model to run it through, only weights")
     else:
-        tensors = _named(model_or_weights)
-        left = {name: tensor for name, tensor in tensors.items() if why_not_judged(tensor)}
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in left}
-        weights = [weight_alone(name, tensor) for name, tensor in tensors.items() if tensor.dim() >= 2]
-        others = {name: (_kind(name), tensor) for name, tensor in tensors.items() if tensor.dim() < 2}
-    missing = {name: why_not_judged(tensor) for name, tensor in left.items()}
+        tensors = {name: (_kind(name, "vector"), tensor) for name, tensor in _named(model_or_weights).items()}
+    for name, (kind, tensor) in tensors.items():
+        if why := _why_not_judged(tensor):
+            missing[name] = why
+            is_lazy = is_lazy or why in _WITHOUT_VALUES
+        elif model is not None or tensor.dim() < 2:
+            others[name] = kind, tensor
+        else:
+            fan_in = tensor[0].numel() if tensor.shape[0] else 0
+            weights.append(_Weight(name, tensor, fan_in, Follower("He", 1.0, "").std(fan_in, 0), "He"))
     if not weights:
         given = prose("; ".join(f"{name}: {why}" for name, why in missing.items())) or "it has no weight matrices"
         raise ValueError(f"`model_or_weights` must hold at least one weight that can be judged, got none ({given})")
     judged = {**{w.name: w.tensor.detach() for w in weights}, **{name: t.detach() for name, (_, t) in others.items()}}
-    rows = list(kernels.tensor_stats(list(judged.values()), names=list(judged), backend=backend))
-    layers = {w.name: _judged(w, row) for w, row in zip(weights, rows)}
-    for name in as_in_gpt2({name: layer["actual_std"] for name, layer in layers.items()}, kinds):
-        if layers[name]["status"] == "too_small":
+    rows = list(kernels.tensor_stats(list(judged.values()), names=list(judged)))
+    layers = _Layers((w.name, _judged(w, row)) for w, row in zip(weights, rows))
+    for name in as_in_gpt2({name: layer.actual_std for name, layer in layers.items()}, kinds):
+        if layers[name].status == "too_small":
             layers[name].update(status="ok", rule="GPT-2: 0.02, less at the ends of residual branches")
+    variances = {} if model is None or batch is None else _output_variances(model, batch, weights)
     for name, (variance, ratio) in variances.items():
         layers[name].update(output_variance=variance, variance_ratio=ratio)
-    more = {name: _other(kind, row) for (name, (kind, _)), row in zip(others.items(), rows[len(weights) :])}
     ratios = [ratio for _, ratio in variances.values() if ratio is not None]
-    facts = {
-        "all_ok": all(e["status"] == "ok" for e in (*layers.values(), *more.values()))
-        and not any(map(is_without_values, left.values())),
-        "layers": layers,
-        "others": more,
-        "not_judged": missing,
-        "followers": followers,
-        "variance_ok": None if batch is None else all(TOO_SMALL <= ratio <= TOO_LARGE for ratio in ratios),
-    }
-    return InitializationReport(facts)
+    more = {name: _other(kind, row) for (name, (kind, _)), row in zip(others.items(), rows[len(weights) :])}
+    return InitializationReport(
+        layers,
+        all_ok=all(entry.status == "ok" for entry in (*layers.values(), *more.values())) and not is_lazy,
+        others=more,
+        not_judged=missing,
+        followers=followers,
+        variance_ok=None if batch is None else all(TOO_SMALL <= ratio <= TOO_LARGE for ratio in ratios),
+    )
 
 
 def _named(weights: Any) -> dict[str, Tensor]:
@@ -235,60 +427,55 @@ def _named(weights: Any) -> dict[str, Tensor]:
     return {name: w.detach() if isinstance(w, Tensor) else as_tensor(w) for name, w in found.items()}
 
 
-def _others_in(model: nn.Module, weights: list[Weight]) -> tuple[dict[str, tuple[str, Tensor]], dict[str, Tensor]]:
-    """Kind and tensor of the parameters that are not among `weights`, and those that cannot be judged."""
+def _others_in(model: nn.Module, weights: list[_Weight]) -> dict[str, tuple[str, Tensor]]:
+    """Kind and tensor of the parameters that are not among `weights`."""
     others: dict[str, tuple[str, Tensor]] = {}
-    left: dict[str, Tensor] = {}
     seen = {id(weight.tensor) for weight in weights}
-    for prefix, module in modules_with_names(model):
+    for prefix, module in _modules_with_names(model):
         for name, p in module._parameters.items():
-            if p is None or id(p) in seen:
-                continue
-            if why_not_judged(p):
-                left[prefix + name] = p
-            else:
+            if p is not None and id(p) not in seen:
                 seen.add(id(p))
                 is_norm = "norm" in type(module).__name__.lower() and name == "weight"
                 others[prefix + name] = "norm" if is_norm else _kind(name, "parameter"), p
-    return others, left
+    return others
 
 
-def _kind(name: str, other: str = "vector") -> str:
+def _kind(name: str, other: str) -> str:
     return "bias" if "bias" in name.rpartition(".")[2] else other
 
 
-def _judged(weight: Weight, row: TensorRow) -> dict[str, Any]:
-    # The spread of complex numbers is that of both parts together.
-    std = row.std * math.sqrt(2) if weight.tensor.is_complex() else row.std
-    status, rule = weight.status(std), weight.rule
-    if not row.abs_max and status == "too_small":
-        rule += "; all zero, which only a branch beside a residual may be"
-    return {
-        "status": "not_finite" if row.num_nans or row.num_infs else status,
-        "expected_std": weight.expected_std,
-        "actual_std": std,
-        "ratio": std / weight.expected_std if weight.expected_std else math.nan,
-        "fan_in": weight.fan_in,
-        "kind": weight.kind,
-        "rule": rule,
-    }
-
-
-def _other(kind: str, row: TensorRow) -> dict[str, Any]:
-    rms = math.sqrt(row.sum_sq / row.numel) if row.numel else 0.0
-    status = "ok"
+def _status(row: TensorRow, size: float, least: float, most: float) -> str:
     if row.num_nans or row.num_infs:
-        status = "not_finite"
-    elif kind in _USUAL_RMS and rms > TOO_LARGE * _USUAL_RMS[kind]:
-        status = "too_large"
-    elif kind == "norm" and 0 < rms < TOO_SMALL:
-        status = "too_small"
-    return {"kind": kind, "status": status, "rms": rms, "expected_rms": _USUAL_RMS.get(kind)}
+        return "not_finite"
+    return "too_small" if size < least else "too_large" if size > most else "ok"
 
 
-def _output_variances(
-    model: nn.Module, batch: Any, weights: list[Weight], backend: str
-) -> dict[str, tuple[float, float | None]]:
+def _judged(weight: _Weight, row: TensorRow) -> AttributeDict:
+    # The spread of complex numbers is that of both parts together.
+    std, expected, rule = row.std * math.sqrt(1 + weight.tensor.is_complex()), weight.expected_std, weight.rule
+    least = TOO_SMALL * (expected if weight.least is None else weight.least)
+    if not row.abs_max and std < least:
+        rule += "; all zero, which only a branch beside a residual may be"
+    return AttributeDict(
+        status=_status(row, std, least, TOO_LARGE * expected),
+        expected_std=expected,
+        actual_std=std,
+        ratio=std / expected if expected else math.nan,
+        fan_in=weight.fan_in,
+        kind=weight.kind,
+        rule=rule,
+    )
+
+
+def _other(kind: str, row: TensorRow) -> AttributeDict:
+    rms = math.sqrt(row.sum_sq / row.numel) if row.numel else 0.0
+    least = TOO_SMALL if kind == "norm" and rms > 0 else 0.0  # all zero is a residual branch that starts off
+    expected = 1.0 if kind in ("norm", "bias") else None
+    status = _status(row, rms, least, TOO_LARGE if expected else math.inf)
+    return AttributeDict(kind=kind, status=status, rms=rms, expected_rms=expected)
+
+
+def _output_variances(model: nn.Module, batch: Any, weights: list[_Weight]) -> dict[str, tuple[float, float | None]]:
     """By the name of each module's first weight, in the order in which modules run: the variance of the output, and its
     ratio to the one before; None for the first module, and after a constant output. Of several runs the first counts.
     """
@@ -297,7 +484,7 @@ def _output_variances(
     def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         tensor = first_tensor(output, floating=True)
         if name not in found and tensor is not None:
-            row = kernels.tensor_stats([tensor.detach()], names=[f"output of {name}"], backend=backend)[0]
+            row = kernels.tensor_stats([tensor.detach()], names=[f"output of {name}"])[0]
             found[name] = row.std**2
 
     modules: dict[nn.Module, str] = {}
@@ -347,14 +534,14 @@ def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = 
     """
     require_module(model)
     for name, p in model.named_parameters():
-        if is_without_values(p):
-            raise ValueError(f"`model` must have values in all parameters, got none - at {name!r}: {why_not_judged(p)}")
+        if (why := _why_not_judged(p)) in _WITHOUT_VALUES:
+            raise ValueError(f"`model` must have values in all parameters, got none - at {name!r}: {why}")
     if not any(p.requires_grad and p.dim() >= 2 for p in model.parameters()):
         raise ValueError("`model` must have weights that are not frozen, got none")
     with torch.no_grad():
         for module in model.modules():
             _set_vectors(module)
-        for weight in weights_in(model, find_followers(model)[0]):
+        for weight in _weights_in(model, find_followers(model)[0]):
             own = None if weight.module is None else weight.module._parameters.get(weight.attribute)
             if own is not None and own.requires_grad:
                 _fill(own, weight, generator)
@@ -373,7 +560,7 @@ def _set_vectors(module: nn.Module) -> None:
             p.fill_(1.0)
 
 
-def _fill(p: Tensor, weight: Weight, generator: torch.Generator | None) -> None:
+def _fill(p: Tensor, weight: _Weight, generator: torch.Generator | None) -> None:
     if weight.attribute.startswith("weight_hh") and p.shape[0] % p.shape[1] == 0:
         for gate in p.split(p.shape[1]):
             full = torch.empty(gate.shape, dtype=torch.float32, device=p.device)

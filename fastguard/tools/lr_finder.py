@@ -72,11 +72,9 @@ class LearningRateFinder:
     Args:
         min_lr, max_lr: the range, both ends included.
         num_steps: learning rates tried, evenly spaced in their logarithm.
-        smoothing: weight of the past in a (debiased) running mean of the losses, from which the slope is taken; 0 takes
-            the losses as they are. For the noise of small batches, 0.5 to 0.9.
 
     Raises:
-        ValueError: not 0 < min_lr < max_lr, fewer than 2 steps, or smoothing outside [0, 1).
+        ValueError: not 0 < min_lr < max_lr, or fewer than 2 steps.
 
     Cost: of `find` and `range_test`, a training step or a call for each rate.
 
@@ -90,17 +88,12 @@ class LearningRateFinder:
     (50, 0.041, None)
     """
 
-    def __init__(
-        self, min_lr: float = 1e-7, max_lr: float = 10.0, num_steps: int = 100, *, smoothing: float = 0.0
-    ) -> None:
+    def __init__(self, min_lr: float = 1e-7, max_lr: float = 10.0, num_steps: int = 100) -> None:
         if not 0 < min_lr < max_lr < math.inf:
             raise ValueError(f"`min_lr` and `max_lr` must be 0 < min_lr < max_lr, got {min_lr!r} and {max_lr!r}")
-        if not 0 <= smoothing < 1:
-            raise ValueError(f"`smoothing` must be in [0, 1), got {smoothing!r}. 0 takes the losses as they are.")
         self.min_lr = float(min_lr)
         self.max_lr = float(max_lr)
         self.num_steps = values.at_least(2, "num_steps", num_steps)
-        self.smoothing = float(smoothing)
 
     def schedule(self) -> list[float]:
         """The learning rates that are tried: min_lr · (max_lr / min_lr)^(i / (num_steps - 1))."""
@@ -135,7 +128,7 @@ class LearningRateFinder:
                 break
             lrs.append(lr)
             losses.append(loss)
-        suggested, reason = suggest(lrs, _smoothed(losses, self.smoothing), self.min_lr)
+        suggested, reason = suggest(lrs, losses, self.min_lr)
         return RangeTest(suggested, lrs, losses, stopped, reason)
 
     def find(
@@ -227,14 +220,6 @@ def _has_diverged(loss: float, losses: list[float]) -> bool:
         return loss > _DIVERGED * best
     gained = losses[0] - best
     return gained > 0 and loss - best > _DIVERGED * gained
-
-
-def _smoothed(losses: list[float], weight: float) -> list[float]:
-    mean, result = 0.0, []
-    for i, loss in enumerate(losses, 1):
-        mean = weight * mean + (1 - weight) * loss
-        result.append(mean / (1 - weight**i))
-    return result
 
 
 def _again_and_again(loader: Iterable[Any], are_pairs: bool) -> Generator[Any, None, None]:

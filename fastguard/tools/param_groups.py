@@ -28,7 +28,6 @@ def param_groups(
     *,
     layer_decay: float | None = None,
     lr_for: Mapping[str, float] | None = None,
-    layers: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Groups for any torch.optim.Optimizer: `torch.optim.AdamW(fastguard.param_groups(model, 3e-4))`.
 
@@ -40,16 +39,15 @@ def param_groups(
         lr: the learning rate, > 0.
         weight_decay: weight decay of the weights, >= 0.
         layer_decay: in (0, 1]: the rate of a layer is lr · layer_decay^(layers above). 0.65 to 0.9 is usual in
-            fine-tuning.
+            fine-tuning. Layers are, in the order of registration, names up to their first number ("blocks.1"), and
+            others between these.
         lr_for: factors by pattern, such as `{"embeddings": 0.1, "head.*": 10.0}`; the first match counts.
             A pattern is a kind ("embeddings", "attention", "biases", "norms"; by the types and class names of modules)
             or a parameter name with *. A factor of 0 keeps the parameters unchanged.
-        layers: name prefixes from input to output, one a layer, such as `["embed", "blocks.0", "blocks.1", "head"]`.
-            None: in the order of registration, names up to their first number ("blocks.1"), and others between these.
 
     Raises:
-        ValueError: a rate, decay or factor is out of range, a pattern matches no parameter, `layers` does not cover a
-            parameter, or there is nothing to train.
+        ValueError: a rate, decay or factor is out of range, a pattern matches no parameter, or there is nothing to
+            train.
 
     Cost: none per step, except what the optimizer takes for several groups.
 
@@ -80,8 +78,8 @@ def param_groups(
     if not named:
         raise ValueError(f"`model` must have parameters to train, got a {type(model).__name__} without any")
     names = [name for name, _, _ in named]
-    places = _by_prefix(names, layers) if layers is not None else _by_number(names)
-    known = list(layers) if layers is not None else list(dict.fromkeys(places))
+    places = _by_number(names)
+    known = list(dict.fromkeys(places))
     unused = set(factors)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for (name, p, kinds), place in zip(named, places, strict=True):
@@ -143,14 +141,4 @@ def _by_number(names: Sequence[str]) -> list[str]:
         is_open = match is None
         module = name.rpartition(".")[0]
         found.append(match[0] if match is not None else name if module in found else module or name)
-    return found
-
-
-def _by_prefix(names: Sequence[str], layers: Sequence[str]) -> list[str]:
-    found = []
-    for name in names:
-        fitting = [layer for layer in layers if name == layer or name.startswith(layer.rstrip(".") + ".")]
-        if not fitting:
-            raise ValueError(f"`layers` must cover all parameters, and lacks {name!r}")
-        found.append(max(fitting, key=len))
     return found

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import pstdev
@@ -19,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 from .._text import did_you_mean, shown
-from ..diagnosis import RULES, Finding, diagnose, make_rule
+from ..diagnosis import Finding, diagnose
 from ..diagnosis.finding import count
 from ..errors import missing_package
 from ..records import TrainingHistory, values
@@ -33,7 +32,10 @@ from .early_stopping import EarlyStopping
 _SCHEDULES = ("cosine", "linear", "constant")
 _PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 _ALIASES = {"max_norm": "max_grad_norm", "recovery": "auto_recovery"}  # arguments of `wrap`
-_OTHER_NAMES = {"none": "no", "fp32": "no", "float32": "no", "float16": "fp16", "bfloat16": "bf16"}
+_OTHER_NAMES: dict[Any, str] = {
+    **{True: "fp16", False: "no", None: "no", "none": "no"},
+    **{"fp32": "no", "float32": "no", "float16": "fp16", "bfloat16": "bf16"},
+}
 
 
 def warmup_cosine(
@@ -92,18 +94,15 @@ def warmed_up(
     return SequentialLR(inner, [rise, after(total - int(number))], [int(number)])
 
 
-def _finite(value: Any) -> float:
-    """A finite number, or NaN for anything else; YAML takes 1e-4 for text."""
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-    return number if math.isfinite(number) else math.nan
-
-
 def _real(what: str, fits: Callable[[float], bool], kind: type[Any] = float) -> Callable[[Any], Any]:
+    """A reader of finite numbers; YAML takes 1e-4 for text."""
+
     def read(value: Any) -> Any:
-        if not fits(number := _finite(value)):
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not (math.isfinite(number) and fits(number)):
             raise refused(what, value)
         return kind(number)
 
@@ -114,30 +113,26 @@ def _count(least: int) -> Callable[[Any], int]:
     return _real(f"a whole number >= {least}", lambda number: number >= least and number == int(number), int)
 
 
-_positive = _real("a finite number > 0", lambda number: number > 0.0)
-_not_negative = _real("a finite number >= 0", lambda number: number >= 0.0)
+def _one_of(names: Collection[str], what: str = "") -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        name = value.lower() if isinstance(value, str) else value if value in (True, False, None) else ""
+        name = _OTHER_NAMES.get(name, name)
+        if name not in names:
+            raise refused(f"one of {', '.join(names)}{what}", value)
+        return str(name)
+
+    return read
 
 
 def _warmup(value: Any) -> float:
     number = _not_negative(value)
     if number >= 1.0 and number != int(number):
         raise refused("a whole number of steps, or a share below 1", value)
-    return int(number) if number >= 1.0 or not number else number
+    return int(number) if number >= 1.0 or not number else float(number)
 
 
-def _schedule(value: Any) -> str:
-    if value not in _SCHEDULES:
-        raise refused(f"one of {', '.join(_SCHEDULES)}", value)
-    return str(value)
-
-
-def _precision(value: Any) -> str:
-    name = (
-        "fp16" if value is True else "no" if value in (None, False) else value.lower() if isinstance(value, str) else ""
-    )
-    if (name := _OTHER_NAMES.get(name, name)) not in _PRECISIONS:
-        raise refused(f"one of {', '.join(_PRECISIONS)}, true or false", value)
-    return name
+_positive = _real("a finite number > 0", lambda number: number > 0.0)
+_not_negative = _real("a finite number >= 0", lambda number: number >= 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +159,8 @@ class TrainingSettings:
     gradient_accumulation_steps: Annotated[int, _count(1)] = 1
     learning_rate: Annotated[float, _positive] = 1e-3
     warmup_steps: Annotated[float, _warmup] = 0
-    lr_scheduler: Annotated[str, _schedule] = "cosine"
-    mixed_precision: Annotated[str, _precision] = "no"
+    lr_scheduler: Annotated[str, _one_of(_SCHEDULES)] = "cosine"
+    mixed_precision: Annotated[str, _one_of(_PRECISIONS, ", true or false")] = "no"
     early_stopping: Annotated[bool, truth] = False
     patience: Annotated[int, _count(1)] = 5
     auto_recovery: Annotated[bool, truth] = False
@@ -226,41 +221,18 @@ class TrainingSettings:
 
         Cost: about 1 ms, as `fastguard.diagnosis.diagnose`.
         """
-        asked = [*RULES.values(), _UNSTABLE]
-        thresholds: dict[str, dict[str, float]] = {
-            "learning-rate-unusual": {"low": self.lr_min, "high": self.lr_max},
-            _UNSTABLE.name: {"newest": self.loss_window_size, "std": self.divergence_threshold},
-        }
-        if self.max_grad_norm is not None:
-            asked.append(_LARGE)
-            thresholds[_LARGE.name] = {"norm": self.explosion_threshold * self.max_grad_norm}
-        return diagnose(history, rules=asked, thresholds=thresholds)
-
-
-def unstable_loss(history: TrainingHistory, *, newest: int = 10, std: float = 10.0) -> Finding | None:
-    """The standard deviation of the `newest` losses is above `std`, or one of them is NaN or Inf."""
-    known = [entry for entry in history.recent if entry.loss is not None][-newest:]
-    losses = [entry.loss for entry in known if entry.loss is not None]
-    if len(known) < newest:
-        return None
-    spread = pstdev(losses) if all(map(math.isfinite, losses)) else math.nan
-    if spread <= std:
-        return None
-    summary = f"The standard deviation of the newest {newest} losses is {spread:.3g}."
-    return Finding(summary, known[0].step, known[-1].step, evidence={"std": spread, "threshold": std})
-
-
-def large_norm(history: TrainingHistory, *, norm: float = 1000.0) -> Finding | None:
-    """A gradient norm above `norm`."""
-    steps = [entry.step for entry in history.recent if entry.norm > norm]
-    if not steps:
-        return None
-    summary = f"The norm was above {norm:g} at {count(len(steps), 'step')}."
-    return Finding(summary, steps[0], steps[-1], evidence={"norm": norm})
-
-
-_UNSTABLE = make_rule(unstable_loss, "settings/unstable-loss", source="the toolkit's stability check of the loss")
-_LARGE = make_rule(large_norm, "settings/large-norm", source="the toolkit's fixed threshold")
+        found = diagnose(history, thresholds={"learning-rate-unusual": {"low": self.lr_min, "high": self.lr_max}})
+        known = [(entry.step, entry.loss) for entry in history.recent if entry.loss is not None]
+        steps, losses = zip(*known[-self.loss_window_size :]) if len(known) >= self.loss_window_size else ((), ())
+        spread = pstdev(losses) if all(map(math.isfinite, losses)) and losses else math.nan
+        if losses and not spread <= self.divergence_threshold:
+            summary = f"The standard deviation of the newest {len(losses)} losses is {spread:.3g}."
+            found.append(Finding(summary, steps[0], steps[-1], rule="settings/unstable-loss"))
+        limit = math.inf if self.max_grad_norm is None else self.explosion_threshold * self.max_grad_norm
+        if over := [entry.step for entry in history.recent if entry.norm > limit]:
+            summary = f"The norm was above {limit:g} at {count(len(over), 'step')}."
+            found.append(Finding(summary, over[0], over[-1], rule="settings/large-norm"))
+        return found
 
 
 def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSettings:
@@ -273,8 +245,8 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
         source: a path ending in .yaml, .yml, .json or .toml; or a dict. YAML needs PyYAML, TOML Python 3.11.
 
     Raises:
-        ValueError: an unknown key (names the nearest known one), a key that is given twice, or an invalid value; a file
-            that is not valid YAML, JSON or TOML, or that uses YAML aliases.
+        ValueError: an unknown key (names the nearest known one), a key that two sections give, or an invalid value; a
+            file that is not valid YAML, JSON or TOML.
         ImportError: PyYAML is not installed, or this Python reads no TOML.
 
     Cost: one read of the file.
@@ -340,39 +312,7 @@ def _read(path: Path) -> Any:
         raise ImportError(f"{shown(path)} needs Python 3.11. Use YAML or JSON with an older one.") from error
     broken = reader.YAMLError if names[kind] == "yaml" else ValueError
     try:
-        if names[kind] == "yaml":
-            found = reader.load(text, _strict_loader(reader))
-        else:
-            found = json.loads(text, object_pairs_hook=_unique) if names[kind] == "json" else reader.loads(text)
+        found = reader.safe_load(text) if names[kind] == "yaml" else reader.loads(text)
     except (broken, RecursionError) as error:
         raise ValueError(f"{shown(path)} must be {kind[1:].upper()}, and cannot be read: {error}") from error
     return {} if found is None else found
-
-
-def _unique(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dict of `pairs`; ValueError if a key is given twice."""
-    found: dict[Any, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"`{shown(key, 80)}` must be given once, got it twice")
-        found[key] = value
-    return found
-
-
-def _strict_loader(yaml: Any) -> Any:
-    """A YAML loader without aliases, which could repeat a section without end, and without duplicate keys."""
-
-    class Loader(yaml.SafeLoader):
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):
-                raise yaml.composer.ComposerError(None, None, "aliases are not supported", self.peek_event().start_mark)
-            return super().compose_node(parent, index)
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            try:
-                _unique((str(key.value), None) for key, _ in node.value)
-            except ValueError as error:
-                raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
-            return super().construct_mapping(node, deep)
-
-    return Loader

@@ -200,27 +200,15 @@ def test_thresholds_are_asked_of_a_run():
     assert all(finding.rule != "settings/large-norm" for finding in free.diagnose(fastguard.TrainingHistory()))
 
 
-LEVELS = "".join(f"  - &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9))
-REFUSED = {
-    "aliases.yaml": (f"learning_rate:\n  - &a0 [x, x]\n{LEVELS}", "aliases are not supported"),
-    "itself.yaml": ("a: &a\n  b: *a\n", "aliases are not supported"),
-    "merged.yaml": ("a: &a {patience: 3}\nb:\n  <<: *a\n", "aliases are not supported"),
-    "twice.yaml": ("stopping:\n  patience: 3\n  patience: 9\n", "`patience` must be given once, got it twice"),
-    "twice.json": ('{"patience": 3, "patience": 9}', "`patience` must be given once, got it twice"),
-    "deep.json": ('{"a":' * 20000 + "{}" + "}" * 20000, "recursion"),
-    "deep.yaml": ("[" * 3000 + "]" * 3000, "recursion"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_file_that_repeats_or_nests_without_end_is_refused_at_once(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "text"), [("deep.json", '{"a":' * 20000 + "{}" + "}" * 20000), ("deep.yaml", "[" * 3000 + "]" * 3000)]
+)
+def test_a_file_that_nests_without_end_is_refused(tmp_path, name, text):
     if name.endswith(".yaml"):
         pytest.importorskip("yaml", reason="YAML files are an extra: pip install fastguard[settings]")
-    text, problem = REFUSED[name]
     (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=rf"(?s){name} must be .*, and cannot be read: .*{problem}") as raised:
+    with pytest.raises(ValueError, match=rf"(?s){name} must be .*, and cannot be read: .*recursion"):
         fastguard.settings(tmp_path / name)
-    assert len(str(raised.value)) < 1000
 
 
 def test_a_dict_that_holds_itself_or_nests_deeply_is_refused():

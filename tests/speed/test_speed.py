@@ -10,14 +10,15 @@ import torch
 
 pytest.importorskip("benchmarks.speed", reason="the benchmarks are not beside these tests", exc_type=ImportError)
 
+from benchmarks import machine
 from benchmarks.speed import __main__ as speed
 from benchmarks.speed import cases as speed_cases
-from benchmarks.speed import memory, parts, readme, rivals, table, truth
-from fastguard.commands.bench import harness
-from fastguard.commands.bench.clipping import Case, Subject
+from benchmarks.speed import memory, parts, readme, rivals, steps, table, truth
+from benchmarks.speed.clipping import Case, Clipping, Subject
+from fastguard.commands import bench
 from fastguard.kernels import backends
 
-TINY = harness.Settings(budget_s=0.0, num_rounds=2, max_calls=3)
+TINY = bench.Settings(budget_s=0.0, num_rounds=2, max_calls=3)
 SHAPES = ((3,), (70, 50), (), (1,), (4096,), (2, 3, 5, 7))
 FLOAT32 = Case("tiny-float32", "tiny float32", SHAPES)
 BFLOAT16 = Case("tiny-bfloat16", "tiny bfloat16", SHAPES, torch.bfloat16)
@@ -77,7 +78,7 @@ def results() -> dict:
         found[name]["plain_us"] = spread
     found["one-pass"] |= {"read": {"ratio": spread}, "read-prefetch": {"ratio": {**spread, "median": 1.5}}}
     taken = {name: part(values) for name, values in found.items()}
-    return {"format": 2, "quick": False, "parts": taken, "machine": harness.Machine().to_dict()}
+    return {"format": 2, "quick": False, "parts": taken, "machine": machine.Machine().to_dict()}
 
 
 def check_rivals(case: Case, names: list[str]) -> dict:
@@ -97,6 +98,21 @@ def test_every_rival_agrees_with_float64_and_is_timed(case):
         assert rivals.RIVALS[name].check(rivals.RIVALS[name].prepare(subject)(), subject) < 0.05
 
 
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("case", [FLOAT32, BFLOAT16], ids=lambda case: case.name)
+def test_clipping_agrees_with_float64_and_is_timed(case, clips):
+    found = Clipping(case, clips=clips).measure(TINY)
+    assert found["norm_errors"].keys() == found["rounds_us"].keys() == {"ours", "theirs"}
+
+
+@pytest.mark.parametrize("ours", [bench.GUARDED, bench.RECORDED])
+def test_whole_steps_train_to_the_same_bits_and_are_compared(ours):
+    tiny = bench.StepCase("tiny", "tiny step", lambda: bench.mlp(width=8, inputs=4, classes=3, batch=2))
+    found = steps.measure_steps(tiny, TINY, ours)
+    assert found["plain_us"]["median"] > 0 and {"ours_us", "theirs_us", "ratio", "mean"} <= found.keys()
+    assert [repetition["num_steps"] for repetition in found["repetitions"]] == [steps.MIN_STEPS] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "result"),
     [
@@ -111,7 +127,7 @@ def test_every_rival_agrees_with_float64_and_is_timed(case):
 )
 def test_a_wrong_result_is_refused(name, result):
     subject = Subject(FLOAT32)
-    with pytest.raises(harness.WrongResultError, match="in float64 it is"):
+    with pytest.raises(bench.WrongResultError, match="in float64 it is"):
         rivals.RIVALS[name].check(result(subject), subject)
 
 
@@ -150,7 +166,7 @@ def test_the_table_has_every_measure_of_the_issue(results):
 def tiny_parts(monkeypatch):
     """Two parts: one that is timed, one that is counted."""
     tiny = {
-        "300x1000": parts.Part(lambda: parts._clip(FLOAT32)),
+        "300x1000": parts.Part(lambda: Clipping(FLOAT32).measure),
         "package-lines": parts.PARTS["package-lines"],
         "adamw": parts.Part(lambda: pytest.fail("there is not so much memory"), memory_bytes=1e18),
     }

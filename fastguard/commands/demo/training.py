@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import logging
@@ -10,7 +9,6 @@ import os
 import sys
 import sysconfig
 import time
-import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ import fastguard
 
 from ... import kernels
 from ..._text import prose, shown
-from ..cli import EXIT_FAILED, CommandError
+from ..cli import EXIT_FAILED, CommandError, write_page
 
 VOCABULARY = 256
 CONTEXT = 64
@@ -76,23 +74,6 @@ class CharTransformer(nn.Module):
         return self.head(self.norm(x))
 
 
-def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of the next byte, in nats."""
-    return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-
-
-@torch.no_grad()
-def write(model: nn.Module, prompt: str, num_bytes: int, generator: torch.Generator, temperature: float = 0.7) -> str:
-    """`prompt`, continued by the model; what is not printable ASCII is shown as `?`."""
-    device = next(model.parameters()).device
-    text = torch.tensor([list(prompt.encode())], device=device)
-    for _ in range(num_bytes):
-        logits = model(text[:, -CONTEXT:])[0, -1].float().cpu() / temperature
-        drawn = torch.multinomial(logits.softmax(0), 1, generator=generator)
-        text = torch.cat([text, drawn.to(device)[None]], dim=1)
-    return "".join(chr(b) if 32 <= b < 127 or b == 10 else "?" for b in text[0].tolist())
-
-
 def library_text(max_bytes: int = _MAX_BYTES) -> bytes:
     """The standard library's top-level modules, one after another by name, cut off at `max_bytes`."""
     folders = [Path(sysconfig.get_path("stdlib")), Path(os.__file__).parent]
@@ -109,94 +90,75 @@ def library_text(max_bytes: int = _MAX_BYTES) -> bytes:
 
 
 class Corpus:
-    """Batches from a text, the last twentieth of it held out."""
+    """Batches [B, T] of inputs and targets from random places of a text, the last twentieth of it held out."""
 
-    def __init__(self, text: bytes, batch_size: int, seed: int, device: torch.device) -> None:
-        self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        self.batch_size = batch_size
-        self.device = device
+    def __init__(self, text: bytes, device: torch.device) -> None:
+        self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self._device = device
         self._num_train = int(len(text) * (1 - _HELD_OUT))
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(0)
 
-    def _cut(self, low: int, high: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        starts = torch.randint(low, high - CONTEXT, (count, 1), generator=generator)
-        window = self.text[starts + torch.arange(CONTEXT + 1)].long().to(self.device)
-        return window[:, :-1], window[:, 1:]
-
-    def batch(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets [B, T] from random places of the training text."""
-        return self._cut(0, self._num_train, self.batch_size, self._generator)
-
-    def held_out(self, count: int = 64) -> tuple[Tensor, Tensor]:
-        """Inputs and targets from the held-out text: the same ones at every call."""
-        return self._cut(self._num_train, len(self.text), count, torch.Generator().manual_seed(1))
+    def loss_of(self, model: nn.Module, *, is_held_out: bool = False) -> Tensor:
+        """Mean cross-entropy of the next byte, on another batch, or on the held-out one."""
+        low, high = (self._num_train, len(self._text)) if is_held_out else (0, self._num_train)
+        generator = torch.Generator().manual_seed(1) if is_held_out else self._generator
+        starts = torch.randint(low, high - CONTEXT, (64 if is_held_out else BATCH_SIZE, 1), generator=generator)
+        window = self._text[starts + torch.arange(CONTEXT + 1)].long().to(self._device)
+        return F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Trains, reports, samples; the exit code."""
+def run(num_steps: int, device_name: str, folder: Path) -> int:
+    """Trains and reports; the exit code."""
     started = time.perf_counter()
     try:
         kernels.resolve_backend("auto")
     except ValueError as error:
         raise CommandError(str(error)) from None
-    has_cuda, device = torch.cuda.is_available(), arguments.device
-    if device == "cuda" and not has_cuda:
+    has_cuda = torch.cuda.is_available()
+    if device_name == "cuda" and not has_cuda:
         raise CommandError("--device cuda: torch finds no CUDA device here. Leave it out, or take --device cpu.")
-    device = torch.device(("cuda" if has_cuda else "cpu") if device == "auto" else device)
-    text, log = library_text(), arguments.out / "run.jsonl"
+    device = torch.device(("cuda" if has_cuda else "cpu") if device_name == "auto" else device_name)
+    text, log = library_text(), folder / "run.jsonl"
     print(f"data:   {len(text) / 1e6:.1f} MB of Python's standard library, as bytes; nothing is downloaded")
     print(f"log:    {shown(log)} (one line a step)")
-    print(f"device: {device}, threads: {torch.get_num_threads()}; {arguments.steps} steps of {BATCH_SIZE} texts\n")
+    print(f"device: {device}, threads: {torch.get_num_threads()}; {num_steps} steps of {BATCH_SIZE} texts\n")
 
-    corpus = Corpus(text, BATCH_SIZE, arguments.seed, device)
-    torch.manual_seed(arguments.seed)
+    torch.manual_seed(0)
     model = CharTransformer().to(device)
     handler = logging.StreamHandler(sys.stdout)  # for warnings of the guard
     handler.setFormatter(logging.Formatter("fastguard: %(message)s"))
     handler.setLevel(logging.WARNING)
     logging.getLogger("fastguard").addHandler(handler)
     optimizer = fastguard.wrap(
-        _optimizer(model),
+        torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True),
         model,
         max_norm=MAX_NORM,
         sinks=[fastguard.JsonlSink(log, append=False, tensors_every=20)],
         activations={"overhead_budget": None},  # a budget goes by the clock, and no two logs would be the same
         weights=100,
     )
-    is_right = train(model, optimizer, corpus, arguments.steps)
+    is_right = _train(model, optimizer, Corpus(text, device), num_steps)
     guard = fastguard.Guard.of(optimizer)
-    print("\n$ print(optimizer.guard.report())\n")
-    print(guard.report())
+    print(f"\n$ print(optimizer.guard.report())\n\n{guard.report()}")
     guard.close()
     if not is_right:
-        print(f"\nTHE DEMO FAILED at step {arguments.steps // 2}: see above. The log is {shown(log)}")
+        print(f"\nTHE DEMO FAILED at step {num_steps // 2}: see above. The log is {shown(log)}")
         return EXIT_FAILED
-
-    print("\na sample of what the model writes\n")
-    generator = torch.Generator().manual_seed(arguments.seed)
-    sample = write(model, "def ", 120 if arguments.quick else 320, generator)
-    print("\n".join(f"    {line[:96]}".rstrip() for line in sample.splitlines()))
-
     print("\ncost of guarding: `fastguard bench --quick` compares it with clip_grad_norm_", flush=True)
-    its_page = page_line(log, arguments.out / "run.html", opens=arguments.open)
+    its_page = page_line(log, folder / "run.html")
     print(f"\ndone in {time.perf_counter() - started:.0f} s; the log is {shown(log)}\n{its_page}")
     return 0
 
 
-def _optimizer(model: torch.nn.Module) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
-
-
-def train(model: CharTransformer, optimizer: torch.optim.Optimizer, corpus: Corpus, num_steps: int) -> bool:
+def _train(model: CharTransformer, optimizer: torch.optim.Optimizer, corpus: Corpus, num_steps: int) -> bool:
     """Trains under guard; whether the poisoned step in the middle was skipped, and changed nothing."""
     schedule = fastguard.tools.warmup_cosine(optimizer, num_steps // 10, num_steps, min_lr=0.1 * LEARNING_RATE)
     guard, block = fastguard.Guard.of(optimizer), model.blocks[POISONED_BLOCK]
-    losses: list[float] = []
     is_right = False
     for step in range(num_steps):
         is_poisoned = step == num_steps // 2
         with block.register_forward_hook(_poison) if is_poisoned else contextlib.nullcontext():
-            loss = loss_of(model, *corpus.batch())
+            loss = corpus.loss_of(model)
             loss.backward()
         if is_poisoned:
             is_right = _is_skipped(model, optimizer, step, loss.item())
@@ -204,23 +166,21 @@ def train(model: CharTransformer, optimizer: torch.optim.Optimizer, corpus: Corp
             optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        is_checked = step + 1 == num_steps or (step + 1) % max(1, num_steps // _NUM_VALIDATIONS) == 0
+        is_last = step + 1 == num_steps
         with torch.no_grad():
-            guard.observe(loss=loss, val_loss=loss_of(model, *corpus.held_out()) if is_checked else None)
-        losses.append(loss.item())
-        if step % max(1, num_steps // _NUM_LINES) == 0 or step + 1 == num_steps:
+            is_checked = is_last or (step + 1) % (num_steps // _NUM_VALIDATIONS) == 0
+            guard.observe(loss=loss, val_loss=corpus.loss_of(model, is_held_out=True) if is_checked else None)
+        if step % (num_steps // _NUM_LINES) == 0 or is_last:
             assert guard.last is not None
             seen = f"grad norm {guard.last.norm:.3f}, clipped {guard.history.clip_rate:.0%}"
-            print(f"step {step:>4} of {num_steps}: loss {losses[-1]:.3f}, {seen}", flush=True)
-    last = losses[-max(1, num_steps // 20) :]
-    print(f"\ntrained {num_steps} steps: loss {losses[0]:.2f} -> {sum(last) / len(last):.2f}")
+            print(f"step {step:>4} of {num_steps}: loss {loss.item():.3f}, {seen}", flush=True)
     return is_right
 
 
-def _poison(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+def _poison(module: nn.Module, inputs: Any, output: Tensor) -> None:
     """A forward hook: one element of the gradient at the output becomes Inf, as by an overflow in float16."""
 
-    def put_inf(gradient: torch.Tensor) -> torch.Tensor:
+    def put_inf(gradient: Tensor) -> Tensor:
         gradient = gradient.clone()
         gradient[0, -1, 0] = torch.inf
         return gradient
@@ -237,8 +197,10 @@ def _is_skipped(model: CharTransformer, optimizer: torch.optim.Optimizer, step: 
     )
     before = _snapshot(model, optimizer)
     copied = copy.deepcopy(model)
-    unguarded = _optimizer(copied)
+    unguarded = torch.optim.AdamW(copied.parameters(), lr=LEARNING_RATE, fused=True)
     unguarded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for ours, theirs in zip(model.parameters(), copied.parameters()):
+        theirs.grad = None if ours.grad is None else ours.grad.clone()
 
     optimizer.step()
 
@@ -246,14 +208,8 @@ def _is_skipped(model: CharTransformer, optimizer: torch.optim.Optimizer, step: 
     num_changed = abs(len(after) - len(before)) + sum(not torch.equal(a, b) for a, b in zip(after, before))
     record = fastguard.Guard.of(optimizer).last
     assert record is not None
-    for ours, theirs in zip(model.parameters(), copied.parameters()):
-        theirs.grad = None if ours.grad is None else ours.grad.clone()
-    torch.nn.utils.clip_grad_norm_(copied.parameters(), MAX_NORM)
-    unguarded.step()
-    num_ruined = sum(int((~p.isfinite()).sum()) for p in copied.parameters())
-    num_parameters = sum(p.numel() for p in model.parameters())
     expected = [name for name, _ in model.named_parameters() if name.startswith(f"{where}.")][-1]
-    named = record.nonfinite[0] if record.nonfinite else None
+    named = next(iter(record.nonfinite), None)
     is_right = record.skipped and num_changed == 0 and named == expected
     if is_right:
         print(
@@ -262,33 +218,27 @@ def _is_skipped(model: CharTransformer, optimizer: torch.optim.Optimizer, step: 
         )
     else:
         print(
-            f"NOT AS IT SHOULD BE: skipped {record.skipped}; {num_changed} of {len(before)} tensors "
-            f"changed; first bad tensor {named}, should be {expected}."
+            f"NOT AS IT SHOULD BE: skipped {record.skipped}; {num_changed} tensors changed; "
+            f"first bad tensor {named}, should be {expected}."
         )
+    torch.nn.utils.clip_grad_norm_(copied.parameters(), MAX_NORM)
+    unguarded.step()
+    num_ruined = sum(int((~p.isfinite()).sum()) for p in copied.parameters())
     print(
         f"without a guard: the same gradients, clip_grad_norm_ and AdamW on a copy of the model leave\n"
-        f"  {num_ruined:,} of {num_parameters:,} parameters NaN or Inf.\n"
+        f"  {num_ruined:,} of {sum(p.numel() for p in model.parameters()):,} parameters NaN or Inf.\n"
     )
     return is_right
 
 
-def _snapshot(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def _snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Copies of all parameters and of the optimizer's state."""
     state = [value for values in optimizer.state.values() for value in values.values() if torch.is_tensor(value)]
     return [tensor.detach().clone() for tensor in (*model.parameters(), *state)]
 
 
-def page_line(log: Path, page: Path, *, opens: bool) -> str:
+def page_line(log: Path, page: Path) -> str:
     """Writes the page of `log` over what is at `page`; returns a line that names it, or says how to get it."""
-    by_hand = f"fastguard report {shown(log)} makes a page of it"
-    try:
-        from ...page import build_page, save_page
-
-        save_page(build_page(log, title="fastguard demo", command="fastguard demo"), page, force=True)
-    except ImportError:
-        return f"{by_hand}; it needs: pip install 'fastguard[report]'"
-    except OSError as error:  # a full disk, a page that may not be written over
-        return f"{by_hand}; here it could not be written: {prose(error)}"
-    if opens and not webbrowser.open(page.resolve().as_uri()):
-        return f"the page (no browser could be opened): {shown(page)}"
-    return f"the page, to open in a browser: {shown(page)}"
+    problem = write_page(log, page, "fastguard demo")
+    by_hand = f"fastguard report {shown(log)} makes a page of it; {prose(problem)}"
+    return by_hand if problem else f"the page, to open in a browser: {shown(page)}"

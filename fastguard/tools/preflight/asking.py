@@ -147,7 +147,7 @@ def preflight(
         num_steps: largest number of trial steps at each learning rate.
         seconds: approximate time for all trial steps. Slow models take fewer steps, but at least ten at each rate.
         checks: names of the checks to make; all by default.
-        thresholds: other thresholds by check, like `{"rare-classes": {"share": 0.95}}`.
+        thresholds: other thresholds by check, like `{"dead-units-at-start": {"share": 0.9}}`.
 
     Returns:
         A `Report`: `causes` with their findings; `numbers` with the first loss, and the loss after the

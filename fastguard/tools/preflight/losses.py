@@ -75,7 +75,8 @@ def constant_baseline(call: LossCall) -> float | None:
             shares = torch.bincount(found, minlength=num_classes(call)).double() / found.numel()
         else:
             shares = target.double().transpose(1, -1).reshape(-1, num_classes(call)).mean(0)
-        return _entropy((1 - smoothing) * shares + smoothing / num_classes(call))
+        p = (1 - smoothing) * shares + smoothing / num_classes(call)
+        return float(-torch.xlogy(p, p).sum())
     if call.kind in YES_OR_NO:
         if call.options.get("pos_weight") is not None or bool(((target < 0) | (target > 1)).any()):
             return None
@@ -87,10 +88,6 @@ def constant_baseline(call: LossCall) -> float | None:
         options = {k: v for k, v in call.options.items() if k in ("beta", "delta")}
         return float(getattr(F, call.kind)(center.expand_as(by_sample), by_sample, **options))
     return None
-
-
-def _entropy(shares: Tensor) -> float:
-    return float(-torch.xlogy(shares, shares).sum())
 
 
 def ask(bench: Bench, batch: Any, made_by: tuple[str, int | None] | None, is_causal: bool) -> Answer:
@@ -286,9 +283,7 @@ class Fitting:
         first = self.attempt(1.0, min(4, self._max_steps))
         a_step = (time.perf_counter() - started) / (4 + 2 * len(self._batches))
         num_steps = min(self._max_steps, max(LEAST_STEPS, int(self._seconds / (8.0 * max(a_step, 1e-6)))))
-        attempts: dict[float, Attempt] = {}
-        for factor in FACTORS:
-            attempts[factor] = self.attempt(factor, num_steps)
+        attempts = {factor: self.attempt(factor, num_steps) for factor in FACTORS}
         start = first.start if baseline is None else min(baseline, first.start)
         if not any(self._moved(one, start) for one in attempts.values()):
             for factor in _HIGHER:  # a rate that is far too low
@@ -297,7 +292,6 @@ class Fitting:
                 attempts[factor] = self.attempt(factor, min(num_steps, 20))
                 if self._moved(attempts[factor], start) or math.isnan(attempts[factor].end):
                     break
-        with_adam: tuple[Attempt, ...] = ()
         if not any(attempts[factor].is_calm for factor in (1.0, 0.1, 0.01)):
             for factor in _LOWER:  # a rate that is far too high
                 attempts[factor] = self.attempt(factor, num_steps)
@@ -306,9 +300,8 @@ class Fitting:
         for factor in sorted(attempts, key=lambda f: -attempts[f].gain)[:2]:  # slow ones get more time
             if not any(has_learnt(one, start) for one in attempts.values()) and not math.isnan(attempts[factor].end):
                 attempts[factor] = self.attempt(factor, 3 * num_steps)
-        if not any(has_learnt(one, start) for one in attempts.values()):
-            with_adam = tuple(self._with_adam(lr, 3 * num_steps) for lr in _RATES_OF_ADAM)
-        return Fit(attempts, with_adam)
+        has_failed = not any(has_learnt(one, start) for one in attempts.values())
+        return Fit(attempts, tuple(self._with_adam(lr, 3 * num_steps) for lr in _RATES_OF_ADAM if has_failed))
 
     @staticmethod
     def _moved(one: Attempt, start: float) -> bool:

@@ -23,7 +23,6 @@ REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 ACTIVATIONS = {
     *("relu", "relu6", "sigmoid", "tanh", "softmax", "log_softmax", "softplus", "softsign", "hardtanh", "hardsigmoid"),
     *("leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "hardswish", "logsigmoid", "softmin", "exp"),
-    *("dropout",),
 }
 # Functions with points where their value or derivative is infinite.
 BREAKERS = {
@@ -35,7 +34,7 @@ BREAKERS = {
 _CARRIERS = {
     *("view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t", "contiguous", "clone"),
     *("float", "double", "to", "type", "clamp", "clamp_min", "clamp_max", "clip", "__getitem__", "select", "swapaxes"),
-    *("view_as", "reshape_as", "type_as", "movedim", "unflatten", "expand"),
+    *("view_as", "reshape_as", "type_as", "movedim", "unflatten", "expand", "dropout"),
 }
 
 
@@ -82,8 +81,6 @@ class Seen:
     losses: list[LossCall] = field(default_factory=list)
     activities: list[Activity] = field(default_factory=list)
     layers: dict[str, Layer] = field(default_factory=dict)
-    normalisations: dict[str, Layer] = field(default_factory=dict)
-    dropped: dict[str, float] = field(default_factory=dict)
     origin: tuple[str, str] | None = None
     zero_roots: list[tuple[str, str]] = field(default_factory=list)
 
@@ -145,9 +142,7 @@ class Watcher(TorchFunctionMode):
     def _enter(self, name: str, module: nn.Module, args: Any) -> None:
         self._inside.append(name)
         tensor = args[0] if args and isinstance(args[0], Tensor) else None
-        if _is_normalisation(module):
-            self.seen.normalisations.setdefault(name, Layer(name, module, tensor))
-        elif _has_weight(module):
+        if _has_weight(module):
             self.seen.layers.setdefault(name, Layer(name, module, tensor))
 
     def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -172,16 +167,6 @@ class Watcher(TorchFunctionMode):
         return call
 
     def _activation(self, name: str, args: Any, kwargs: dict[str, Any], result: Tensor) -> None:
-        if name == "dropout":
-            share, training = (
-                kwargs.get(key, args[place] if len(args) > place else default)
-                for key, place, default in (("p", 1, 0.5), ("training", 2, True))
-            )
-            if training:
-                self.seen.dropped.setdefault(self._where() or "a call of dropout", float(share))
-            if args and self.made_by(args[0]) is not None:
-                self._remember(result, self.made_by(args[0]))  # type: ignore[arg-type]
-            return
         dim = kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None)
         if name in ("softmax", "log_softmax", "softmin") and dim is not None and result.dim():
             dim %= result.dim()
@@ -208,10 +193,5 @@ def _has_zero(result: Tensor) -> bool:
 
 
 def _has_weight(module: nn.Module) -> bool:
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-        return False
-    return any(p is not None and p.dim() >= 2 for p in module._parameters.values())
-
-
-def _is_normalisation(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
+    is_other = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or "norm" in type(module).__name__.lower()
+    return not is_other and any(p is not None and p.dim() >= 2 for p in module._parameters.values())

@@ -3,6 +3,5 @@
 from . import data as data
 from . import fit as fit
 from . import loss as loss
-from . import output as output
 from . import parameters as parameters
 from . import start as start

@@ -1,4 +1,4 @@
-"""Inputs and targets: scale, NaN, constants, repeated samples, and features that give the answer away."""
+"""Inputs and targets: scale, NaN, and targets that are all the same."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from ....diagnosis.finding import Seen
 from ....observers.batch_sample import is_mask
 from ..asking import check
 from ..evidence import Evidence
-from ..losses import YES_OR_NO, has_indices, labels
 from ..watcher import REGRESSION
-from .output import is_one_hot
 
 TITLE = "Inputs and targets"
 _MOST = 1 << 20  # elements of a tensor that are read
@@ -129,24 +127,6 @@ def targets_out_of_scale(
 
 
 @check(
-    "constant-inputs",
-    cause="repeated-data",
-    like="same-inputs",
-    severity="critical",
-    see="All {num_samples} samples have the same inputs.",
-    sure=0.95,
-    reads="features of the inputs, over all samples of the batches",
-    source="features that are the same for all samples say nothing about one of them",
-)
-def constant_inputs(evidence: Evidence, *, least_samples: int = 4) -> Seen | None:
-    """All samples of all batches, at least `least_samples`, have the same inputs."""
-    total = sum(t.shape[0] for t in evidence.inputs if t.dim())
-    if total < least_samples or not _are_all_the_same(evidence.inputs):
-        return None
-    return Seen(num_samples=total)
-
-
-@check(
     "constant-targets",
     cause="trivial-targets",
     severity="critical",
@@ -168,95 +148,3 @@ def constant_targets(evidence: Evidence, *, least_samples: int = 8) -> Seen | No
     return Seen(
         num_targets=total, _value=f"{float(first.reshape(-1)[0]):.3g}" if first.numel() == 1 else "the same row"
     )
-
-
-@check(
-    "batches-of-one-class",
-    cause="unshuffled-data",
-    like="sorted-targets",
-    see="Each of the first {_num} batches contains a single class: {classes}.",
-    sure=0.9,
-    reads="labels of all batches",
-    source='Bottou 2012, "Stochastic gradient descent tricks": shuffle the examples',
-)
-def batches_of_one_class(evidence: Evidence, *, least_samples: int = 8) -> Seen | None:
-    """Each of several batches, of at least `least_samples`, contains a single class, and not all the same one."""
-    found = [labels(call) for call in evidence.calls if has_indices(call)]
-    if len(found) < 2 or len(found) != len(evidence.batches):
-        return None
-    if any(f.numel() < least_samples or bool((f != f[0]).any()) for f in found) or len({int(f[0]) for f in found}) < 2:
-        return None
-    return Seen(classes=[int(f[0]) for f in found], _num=len(found))
-
-
-@check(
-    "rare-classes",
-    cause="imbalanced-targets",
-    like="uneven-targets",
-    see="{share:.0%} of the targets are class {_most}: always predicting it is right as often.",
-    reads="labels of all batches",
-    source='He and Garcia 2009; DeepCrime (Humbatova et al. 2021), operator "unbalance"',
-)
-def rare_classes(evidence: Evidence, *, share: float = 0.9, least_samples: int = 32) -> Seen | None:
-    """One class has more than `share` of at least `least_samples` samples.
-
-    Silent if the loss has weights, and for labels of pixels or tokens (several per sample).
-    """
-    call = evidence.call
-    if call is None or call.options.get("weight") is not None or call.options.get("pos_weight") is not None:
-        return None
-    found = torch.cat([_classes(c.target, call.kind, c.input) for c in evidence.calls])
-    if found.numel() < least_samples:
-        return None
-    counts = torch.bincount(found)
-    top = float(counts.max() / counts.sum())
-    if top <= share or int((counts > 0).sum()) < 2:
-        return None
-    return Seen(share=top, threshold=share, num_samples=int(found.numel()), _most=int(counts.argmax()))
-
-
-def _classes(target: object, kind: str, given: Tensor) -> Tensor:
-    """One class per sample; empty if there are several, or none."""
-    none = torch.empty(0, dtype=torch.long, device="cpu")
-    if not isinstance(target, Tensor) or not target.dim() or int(target.shape[0]) != target.numel():
-        return target.argmax(-1) if isinstance(target, Tensor) and target.dim() == 2 and is_one_hot(target) else none
-    flat = target.detach().reshape(-1)
-    is_classes = kind in YES_OR_NO or kind in ("cross_entropy", "nll_loss")
-    if not is_classes or bool((flat != flat.round()).any()) or bool((flat < 0).any()):
-        return none
-    is_vocabulary = given.dim() > 1 and given.shape[1] > 1000
-    return none if is_vocabulary else flat.long()
-
-
-@check(
-    "target-among-inputs",
-    cause="trivial-targets",
-    like="answer-in-inputs",
-    see="Feature {feature} of the inputs is the target, up to scale and offset: the correlation is {correlation:.6g}.",
-    sure=0.92,
-    reads="correlation of each feature with the targets",
-    source='Kaufman et al. 2012, "Leakage in data mining"',
-)
-def target_among_inputs(evidence: Evidence, *, correlation: float = 0.9999, least_samples: int = 16) -> Seen | None:
-    """A feature of the inputs is the target, up to scale and offset: their correlation is above `correlation`.
-
-    Over at least `least_samples` samples, with inputs [samples, features] and one target per sample.
-    """
-    if not evidence.inputs or len(evidence.targets) != len(evidence.inputs):
-        return None
-    width = evidence.inputs[0].shape[-1] if evidence.inputs[0].dim() == 2 else 0
-    if width < 2 or any(not x.is_floating_point() or x.shape[1:] != (width,) for x in evidence.inputs):
-        return None
-    x = torch.cat(list(map(_rows, evidence.inputs)))
-    targets = [t.argmax(-1) if is_one_hot(t, 3) else t for t in evidence.targets]
-    if any(t.numel() != t.shape[0] for t in targets if t.dim()):
-        return None
-    t = torch.cat([t.reshape(-1).double() for t in targets])
-    if t.numel() != x.shape[0] or t.numel() < least_samples or not bool(torch.isfinite(x).all()):
-        return None
-    x, t = x - x.mean(0), t - t.mean()
-    scale = x.norm(dim=0) * t.norm()
-    found = torch.where(scale > 1e-12, (x * t[:, None]).sum(0) / scale, torch.zeros_like(scale)).abs()
-    if not float(found.max()) > correlation:
-        return None
-    return Seen(feature=int(found.argmax()), correlation=float(found.max()), threshold=correlation)

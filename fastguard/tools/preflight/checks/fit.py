@@ -41,20 +41,12 @@ def _steps_to_halve(one: Attempt) -> float:
     remedy="Divide the learning rate by 10 or 100; fastguard.LearningRateFinder finds one. Warm it up.",
 )
 def trial_steps_overshoot(
-    evidence: Evidence,
-    *,
-    rises: float = 1.05,
-    peak: float = 10.0,
-    better: float = 0.8,
-    update_ratio: float = 0.4,
-    far: float = 100.0,
+    evidence: Evidence, *, rises: float = 1.05, peak: float = 10.0, better: float = 0.8
 ) -> Seen | None:
     """Trained on a few batches, the loss ends above `rises` times its start, rises to `peak` times it, or becomes NaN.
 
     With a tenth or less of the rate it ends lower by at least 1 - `better` of the start, without rising. Fewer than ten
     steps are not judged unless the loss becomes NaN.
-    Or the first steps change weights by more than `update_ratio` of their size, the loss rises by half, and a lower
-    rate ends lower; or the loss rises to `far` times its start, wherever it ends.
     """
     fit = evidence.fit
     if fit is None or not _is_judged(fit):
@@ -65,25 +57,15 @@ def trial_steps_overshoot(
         return None
     best = max(calm, key=lambda one: one.gain)
     what = f"goes from {given.start:.3g} to {given.end:.3g}, with a peak of {given.peak:.3g}"
-    is_rough = given.update_ratio > update_ratio and given.peak - given.start > 0.5 * start
-    is_rough &= given.end > best.end or given.peak - given.start > far * start
-    if not math.isfinite(given.end):
-        what = f"goes from {given.start:.3g} to NaN or Inf"
-    elif not is_rough:
-        is_above = given.end > given.start + (rises - 1.0) * start
+    if math.isfinite(given.end):
         is_peak = given.peak - given.start > peak * start and given.end > best.end
-        if not (is_above or is_peak) or best.end - given.end > -(1.0 - better) * start:
+        if not (is_peak or given.end > given.start + (rises - 1.0) * start):
             return None
-    return Seen(
-        **_ends(fit),
-        update_ratio=given.update_ratio,
-        severity="warning" if is_rough else "critical",
-        sure=0.75 if is_rough else 0.9,
-        _num=given.num_steps,
-        _what=what,
-        _lr=best.lr,
-        _end=best.end,
-    )
+        if best.end - given.end > -(1.0 - better) * start:
+            return None
+    else:
+        what = f"goes from {given.start:.3g} to NaN or Inf"
+    return Seen(**_ends(fit), _num=given.num_steps, _what=what, _lr=best.lr, _end=best.end)
 
 
 @check(
@@ -137,42 +119,6 @@ def trial_steps_too_short(
     )
 
 
-def _with_adam(evidence: Evidence, least_steps: int) -> tuple[Fit, float] | None:
-    """All attempts, and the loss below which something was learnt; None if Adam was not tried for `least_steps`."""
-    fit = evidence.fit
-    if fit is None or not fit.with_adam or fit.with_adam[-1].num_steps < least_steps:
-        return None
-    start = fit.given.start
-    return fit, start if evidence.baseline is None else min(start, evidence.baseline)
-
-
-@check(
-    "optimizer-cannot-fit",
-    cause="wrong-optimizer-settings",
-    depth=4,
-    see="At rates from {_lowest:.3g} to {_highest:.3g} the loss of a few batches stays at {_end:.3g} or above; Adam "
-    "brings it to {with_adam:.3g}.",
-    sure=0.6,
-    reads=_WITH_ADAM,
-    source=_OVERFIT,
-    remedy="Begin with torch.optim.Adam(lr=1e-3), which learns these batches; then change one setting at a time.",
-)
-def optimizer_cannot_fit(evidence: Evidence, *, share: float = 0.5, least_steps: int = 60) -> Seen | None:
-    """The given optimizer learns nothing at any rate, and with Adam the loss falls by more than `share`.
-
-    Judged after at least `least_steps` steps with Adam.
-    """
-    found = _with_adam(evidence, least_steps)
-    if found is None:
-        return None
-    fit, floor = found
-    best = max(fit.with_adam, key=lambda one: one.gain)
-    if not has_learnt(best, floor, share):
-        return None
-    rates = [one.lr for one in fit.attempts.values()]
-    return Seen(**_ends(fit), with_adam=best.end, _lowest=min(rates), _highest=max(rates), _end=fit.best.end)
-
-
 @check(
     "nothing-is-learnt",
     cause="model-cannot-fit",
@@ -190,12 +136,12 @@ def nothing_is_learnt(evidence: Evidence, *, share: float = 0.05, least_steps: i
     The loss stays within `share` of the best constant answer's (or of the start, if that is not known), for at least
     `least_steps` steps of Adam. A slow model, which takes fewer within the time, is not judged.
     """
-    found = _with_adam(evidence, least_steps)
-    if found is None or not abs(found[1]) > 1e-6:
+    fit = evidence.fit
+    if fit is None or not fit.with_adam or fit.with_adam[-1].num_steps < least_steps:
         return None
-    fit, floor = found
+    floor = fit.given.start if evidence.baseline is None else min(fit.given.start, evidence.baseline)
     every = [*fit.attempts.values(), *fit.with_adam]
-    if any(has_learnt(one, floor, share) for one in every):
+    if not abs(floor) > 1e-6 or any(has_learnt(one, floor, share) for one in every):
         return None
     least = min((one.end for one in every if math.isfinite(one.end)), default=math.nan)
     return Seen(**_ends(fit), floor=floor, _least=least, _num=fit.with_adam[0].num_steps)

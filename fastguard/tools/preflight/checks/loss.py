@@ -1,25 +1,38 @@
-"""The loss itself: its kind, its sign, its shapes, its value at the start."""
+"""The loss, and the output that it gets: errors, activations before it, and what it wants of free outputs."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...._text import prose
 from ....diagnosis.finding import Seen
 from ..asking import check
 from ..evidence import Evidence
-from ..losses import CLASSES, YES_OR_NO, chance, has_indices, num_classes
-from .output import is_one_hot
+from ..losses import has_indices, num_classes
+from ..watcher import REGRESSION, LossCall
 
-TITLE = "Loss function"
-_DEFINITION = "the definition of the loss in torch.nn.functional"
+TITLE = "Loss and output"
+_TORCH = 'the definition of the loss in torch.nn.functional; UMLAUT (Schoop et al. 2021), "no softmax before CE"'
+_PROBABILITIES = ("softmax", "sigmoid", "hardsigmoid")
+_OTHERS = ("relu", "relu6", "tanh", "softplus", "softsign", "hardtanh", "exp", "leaky_relu", "elu", "gelu", "silu")
+_RANGES = {
+    **dict.fromkeys(("sigmoid", "hardsigmoid", "softmax"), (0.0, 1.0)),
+    **dict.fromkeys(("tanh", "softsign", "hardtanh"), (-1.0, 1.0)),
+    **dict.fromkeys(("relu", "softplus", "exp"), (0.0, float("inf"))),
+    **dict.fromkeys(("log_softmax", "logsigmoid"), (float("-inf"), 0.0)),
+    **dict.fromkeys(("elu", "celu"), (-1.0, float("inf"))),
+    "relu6": (0.0, 6.0),
+    "selu": (-1.76, float("inf")),
+    "silu": (-0.28, float("inf")),
+    "gelu": (-0.17, float("inf")),
+}
 _OF_SHAPES = re.compile(
     r"\b(shapes?|sizes?|batch_size|dimensions?|channels|broadcast\w*|multi-target)\b", re.IGNORECASE
 )
-_SCALE_FREE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Rprop", "Lion", "Muon")
 
 
 @check(
@@ -51,61 +64,6 @@ def trial_pass_fails(evidence: Evidence) -> Seen | None:
         return Seen(stage=first.stage, cause="wrong-output-layer", do=remedy, _said=said)
     cause: dict[str, Any] = {"cause": "shape-mismatch"} if _OF_SHAPES.search(said) else {}
     return Seen(stage=first.stage, _said=said, **cause)
-
-
-@check(
-    "targets-of-another-kind",
-    cause="wrong-loss",
-    severity="critical",
-    see="The targets of {_loss} are {_problem}.",
-    sure=0.95,
-    reads="shape and dtype of the targets of a loss over classes",
-    source=_DEFINITION,
-    remedy="Give cross_entropy class indices (int64, shape [N]), or a distribution of the output's shape.",
-)
-def targets_of_another_kind(evidence: Evidence) -> Seen | None:
-    """The targets of `cross_entropy` or `nll_loss` are neither class indices nor, for the first, distributions.
-
-    They are one-hot rows of integers, class indices as floats, or several classes in a row.
-    """
-    call = evidence.call
-    if call is None or call.kind not in CLASSES or not isinstance(call.target, Tensor) or not call.target.numel():
-        return None
-    target, problem = call.target.detach(), ""
-    is_index_shaped = target.dim() == call.input.dim() - 1
-    if has_indices(call) and is_one_hot(target) and target.shape == call.input.shape:
-        problem = "one-hot rows of integers, which are read as class indices"
-    elif target.is_floating_point() and is_index_shaped and call.result is None:
-        problem = "class indices as floats, which it does not take"
-    elif target.is_floating_point() and not is_index_shaped and call.kind == "cross_entropy":
-        sums = target.double().sum(1 if target.dim() > 1 else 0)
-        if bool((target < 0).any()) or bool(((sums - 1).abs() > 0.01).any()):
-            problem = f"not distributions: rows sum to {float(sums.min()):.3g} up to {float(sums.max()):.3g}"
-    if not problem:
-        return None
-    dtype = str(target.dtype).removeprefix("torch.")
-    return Seen(shape=list(target.shape), dtype=dtype, _loss=call.kind, _problem=problem)
-
-
-@check(
-    "targets-outside-unit-interval",
-    cause="wrong-loss",
-    severity="critical",
-    see="The targets of {_loss} go from {lowest:.3g} to {highest:.3g}.",
-    sure=0.95,
-    reads="targets of binary cross-entropy",
-    source=_DEFINITION,
-    remedy="Binary cross-entropy takes 0 to 1: map -1 and 1 to 0 and 1; for several classes use cross_entropy.",
-)
-def targets_outside_unit_interval(evidence: Evidence) -> Seen | None:
-    """Targets of binary cross-entropy are below 0 or above 1, where the loss has no lower bound."""
-    for call in evidence.calls:
-        if call.kind not in YES_OR_NO or not isinstance(call.target, Tensor) or not call.target.numel():
-            continue
-        low, high = float(call.target.min()), float(call.target.max())
-        if low < -1e-6 or high > 1 + 1e-6:
-            return Seen(lowest=low, highest=high, _loss=call.kind)
-    return None
 
 
 def _problem(evidence: Evidence, *kinds: str) -> Seen | None:
@@ -149,52 +107,142 @@ def wrong_elements_in_loss(evidence: Evidence) -> Seen | None:
     return _problem(evidence, "padding" if evidence.flow.across_samples else "left out", "padding")
 
 
-@check(
-    "summed-loss",
-    cause="wrong-loss",
-    see="The loss is a sum over {samples} samples, so gradients, and with {_optimizer} steps, are that many times "
-    "larger than those of the mean.",
-    sure=0.75,
-    reads="`reduction` of the loss; the optimizer's kind",
-    source="the gradient of a sum grows with the batch, and so does the step of SGD",
-    remedy='Use reduction="mean", or divide the sum by the number of samples.',
-)
-def summed_loss(evidence: Evidence, *, least_samples: int = 8) -> Seen | None:
-    """The loss is a sum over at least `least_samples` samples, and the optimizer's steps grow with it.
+def _sums_to_one(x: Tensor, dim: int) -> bool:
+    """Whether `x` is a distribution over `dim`, which has more than one element."""
+    x = x.detach()
+    if x.dim() <= dim or x.shape[dim] < 2 or not x.is_floating_point() or not x.numel():
+        return False
+    return bool((x >= 0).all()) and bool(((x.double().sum(dim) - 1).abs() < 1e-3).all())
 
-    Silent if the optimizer divides by the size of the gradients (Adam and similar), or the sum is divided later.
-    """
-    call, optimizer = evidence.call, type(evidence.bench.optimizer).__name__
-    if call is None or call.reduction != "sum" or not evidence.is_single_loss or not call.input.dim():
-        return None
-    if optimizer in _SCALE_FREE or call.input.shape[0] < least_samples:
-        return None
-    return Seen(reduction=call.reduction, samples=int(call.input.shape[0]), _optimizer=optimizer)
+
+def _classes_dim(x: Tensor) -> int:
+    return 1 if x.dim() > 1 else 0
+
+
+def _maker(call: LossCall) -> str:
+    """The function that made the loss's input; "softmax" by the values if that was not seen."""
+    if call.made_by is not None:
+        return call.made_by[0]
+    return "softmax" if _sums_to_one(call.input, _classes_dim(call.input)) else ""
 
 
 @check(
-    "loss-far-above-chance",
-    cause="poor-initialisation",
-    depth=2,
-    like="loss-begins-high",
-    see="The loss begins at {loss:.3g}; the chance level is {chance:.3g} ({_classes} classes).",
-    sure=0.5,
-    reads="the loss at the start, against the chance level",
-    source='Karpathy 2019, "A recipe for training neural networks": verify the loss at the start',
+    "softmax-before-cross-entropy",
+    cause="wrong-output-layer",
+    severity="critical",
+    see="{loss} gets the output of {made_by} and applies {_what}.",
+    sure=0.97,
+    reads="what made the input of cross_entropy or binary_cross_entropy_with_logits",
+    source=_TORCH + "; AUTOTRAINER (Zhang et al. 2021), improper activation",
+    remedy="Give the loss the output of the last linear layer, without an activation: it takes logits.",
 )
-def loss_far_above_chance(evidence: Evidence, *, ratio: float = 4.0) -> Seen | None:
-    """The first loss is above `ratio` times chance: ln C for C classes, ln 2 for yes or no.
+def softmax_before_cross_entropy(evidence: Evidence) -> Seen | None:
+    """A loss that takes logits gets the output of a softmax or a sigmoid, or, a warning, of another activation.
 
-    The model is sure of wrong answers before it has learnt anything.
+    Seen by the function that made its input, or by rows that sum to 1.
     """
     call = evidence.call
-    if call is None or call.result is None or call.reduction != "mean" or not evidence.ran:
+    is_of_classes = call is not None and call.kind == "cross_entropy" and num_classes(call) > 1
+    if call is None or not (is_of_classes or call.kind == "binary_cross_entropy_with_logits"):
         return None
-    output = evidence.first.output
-    if isinstance(output, Tensor) and float(call.input.abs().max()) > 2.0 * float(output.abs().max()):
-        return None  # the loss has a scale of its own
-    known = chance(call)
-    value = float(call.result.detach()) if call.result.numel() == 1 else float("nan")
-    if not known or not value > ratio * known or call.made_by is not None:
+    made_by = _maker(call)
+    if made_by in _OTHERS:
+        see = "The logits for {loss} come out of {made_by}, which cuts off a part of their range."
+        return Seen(see=see, severity="warning", sure=0.9, loss=call.kind, made_by=made_by)
+    if made_by not in _PROBABILITIES:
         return None
-    return Seen(loss=value, chance=known, threshold=ratio, _classes=num_classes(call))
+    what = "another sigmoid, so its answers lie between 0.5 and 0.73"
+    if is_of_classes:
+        what = "another softmax, which can separate values between 0 and 1 by a factor of e at most"
+    return Seen(loss=call.kind, made_by=made_by, _what=what)
+
+
+@check(
+    "nll-without-log-softmax",
+    cause="wrong-output-layer",
+    severity="critical",
+    see="nll_loss gets {_what}, not log-probabilities. It only negates and averages them, so it has no lower bound.",
+    sure=0.97,
+    reads="the input of nll_loss",
+    source=_TORCH,
+    remedy="End the model with log_softmax over the classes, or use cross_entropy on its logits.",
+)
+def nll_without_log_softmax(evidence: Evidence) -> Seen | None:
+    """The input of `nll_loss` is not log-probabilities: their exponentials do not sum to 1."""
+    call = evidence.call
+    if call is None or call.kind != "nll_loss" or _is_bad_axis(call):
+        return None
+    x = call.input.detach().double()
+    sums = x.exp().sum(_classes_dim(x))
+    if bool((x <= 1e-6).all()) and bool(((sums - 1).abs() < 1e-2).all()):
+        return None
+    what = f"the output of {_maker(call)}" if _maker(call) else "other values"
+    return Seen(largest=float(x.max()), sum_of_exp=float(sums.mean()), made_by=_maker(call), _what=what)
+
+
+def _is_bad_axis(call: LossCall) -> bool:
+    if call.made_by is None or call.made_by[0] not in ("softmax", "log_softmax") or call.input.dim() < 2:
+        return False
+    x = call.input.detach().double()
+    x = x.exp() if call.made_by[0] == "log_softmax" or bool((x < 0).any()) else x
+    return x.shape[0] > 1 and _sums_to_one(x, 0) and not _sums_to_one(x, 1)
+
+
+@check(
+    "softmax-over-batch",
+    cause="wrong-output-layer",
+    severity="critical",
+    see="The output's probabilities sum to 1 over the samples of a batch, not over the classes, so each sample's "
+    "answer depends on the other samples.",
+    sure=0.97,
+    reads="sums of the loss's input over samples and over classes",
+    source="the dimension of a softmax is that of the classes",
+    remedy="Give the softmax the dimension of the classes: dim=1, or dim=-1.",
+)
+def softmax_over_batch(evidence: Evidence) -> Seen | None:
+    """The output's probabilities sum to 1 over the samples of the batch, and not over the classes."""
+    call = evidence.call
+    if call is None or not _is_bad_axis(call):
+        return None
+    return Seen(dim=call.made_by[1] if call.made_by else None)
+
+
+@check(
+    "targets-out-of-reach",
+    cause="wrong-output-layer",
+    like="bounded-output",
+    see="{outside:.0%} of the targets are outside the range of the last activation, {made_by} ({_low:g} to {_high:g}): "
+    "they go from {_first:.3g} to {_last:.3g}.",
+    severity="critical",
+    sure=0.93,
+    reads="the last activation's range; the targets of a regression",
+    source="DeepDiagnosis (Wardat et al. 2022), output range against target range",
+)
+def targets_out_of_reach(evidence: Evidence, *, share: float = 0.05, slack: float = 0.05) -> Seen | None:
+    """More than `share` of a regression's targets are outside the range of the last activation.
+
+    By more than `slack` times the range of the targets.
+    """
+    call, made_by = evidence.call, evidence.output_made_by
+    if made_by is None or made_by[0] not in _RANGES or (call is not None and call.kind not in REGRESSION):
+        return None
+    targets = torch.cat([t.reshape(-1).double() for t in evidence.targets if t.is_floating_point()] or [torch.empty(0)])
+    output = evidence.output
+    if not targets.numel() or output is None or output.numel() != evidence.targets[0].numel():
+        return None
+    low, high = _RANGES[made_by[0]]
+    first, last = float(targets.min()), float(targets.max())
+    allowed = slack * (last - first)
+    outside = float(((targets < low - allowed) | (targets > high + allowed)).double().mean())
+    if outside <= share:
+        return None
+    return Seen(
+        outside=outside,
+        threshold=share,
+        made_by=made_by[0],
+        severity="critical" if outside > 0.3 else "warning",
+        _low=low,
+        _high=high,
+        _first=first,
+        _last=last,
+    )

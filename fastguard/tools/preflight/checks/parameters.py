@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from ....diagnosis.finding import Seen
@@ -275,56 +274,3 @@ def eval_mode_in_training(evidence: Evidence) -> Seen | None:
         return None
     what = "use running statistics that nothing updates" if norms else "drop nothing"
     return Seen(layers=changed, num_modules=len(changed), warn=bool(norms), _what=what)
-
-
-@check(
-    "normalised-over-too-few",
-    cause="normalisation-statistics",
-    see="{layers} take mean and variance over {num_values} values.",
-    reads="the number of values that each BatchNorm takes its statistics from",
-    source='Wu and He 2018, "Group normalization": batch statistics of few samples are noise',
-    remedy="Use larger batches, or GroupNorm or LayerNorm instead; drop_last=True for a last batch of 1.",
-)
-def normalised_over_too_few(evidence: Evidence, *, least_values: int = 4) -> Seen | None:
-    """A BatchNorm in training mode takes mean and variance over fewer than `least_values` values."""
-    found = {}
-    for layer in evidence.first.seen.normalisations.values():
-        x = layer.input
-        if isinstance(layer.module, _BATCH_NORMS) and layer.module.training and x is not None and x.dim() >= 2:
-            found[layer.name] = x.numel() // max(1, x.shape[1])
-    found = {name: number for name, number in found.items() if number < least_values}
-    return Seen(layers=found, num_values=next(iter(found.values())), threshold=least_values) if found else None
-
-
-@check(
-    "most-is-dropped",
-    cause="dropout-too-high",
-    like="dropout-high",
-    see="{_worst} drops {share:.0%}.",
-    sure=0.9,
-    reads="the probabilities of dropout modules, and of calls of torch.nn.functional.dropout",
-    source="Srivastava et al. 2014, section 7.3; UMLAUT warns above 0.5",
-)
-def most_is_dropped(evidence: Evidence, *, share: float = 0.65) -> Seen | None:
-    """A dropout module, or a call of dropout in training mode, drops more than `share`."""
-    given = {**evidence.first.seen.dropped, **{n: float(m.p) for n, m in _modules(evidence, _DROPOUTS).items()}}
-    found = {name: p for name, p in given.items() if p > share}
-    if not found:
-        return None
-    worst = max(found, key=lambda name: found[name])
-    return Seen(layers=found, share=found[worst], threshold=share, _worst=worst)
-
-
-@check(
-    "half-precision-parameters",
-    cause="half-precision-overflow",
-    see="{num_half} trainable parameter tensors are float16.",
-    sure=0.8,
-    reads="dtypes of the trainable parameters; eps of the optimizer",
-    source="Micikevicius et al. 2018, section 3.1: a float32 master copy of the weights",
-    remedy="Keep parameters in float32 and use torch.autocast with a GradScaler, or bfloat16.",
-)
-def half_precision_parameters(evidence: Evidence) -> Seen | None:
-    """Trainable parameters are float16: updates below 1/2000 of a weight are lost, and an eps of 1e-8 is 0."""
-    found = [name for name, p in evidence.trainable.items() if p.dtype is torch.float16]
-    return Seen(layers=found, num_half=len(found)) if found else None

@@ -147,65 +147,6 @@ def dead_units_at_start(evidence: Evidence, *, share: float = 0.75, least_sample
     )
 
 
-@check(
-    "saturated-units-at-start",
-    cause="poor-initialisation",
-    depth=2,
-    see="{saturated:.0%} of the outputs of {_where} are at the ends of its range.",
-    sure=0.7,
-    reads="outputs of sigmoid and tanh on the batches",
-    source="Glorot and Bengio 2010; DeepDiagnosis (Wardat et al. 2022) counts pre-activations outside ±5",
-    remedy="Scale the inputs to about 1, and initialise by fan-in (xavier_normal_).",
-)
-def saturated_units_at_start(evidence: Evidence, *, share: float = 0.85) -> Seen | None:
-    """More than `share` of the outputs of a hidden sigmoid or tanh are within a hundredth of the ends of its range."""
-    for one in evidence.hidden:
-        if one.kind not in ("tanh", "sigmoid") or one.output.numel() < 32:
-            continue
-        out = one.output.double()
-        ends = (out.abs() > 0.99) if one.kind == "tanh" else ((out < 0.01) | (out > 0.99))
-        ratio = float(ends.double().mean())
-        if ratio > share:
-            where = one.module or one.kind
-            return Seen(saturated=ratio, threshold=share, layers=filter(None, [one.module]), _where=where)
-    return None
-
-
-def _spread(tensor: Tensor | None) -> float:
-    """Root mean square, over features, of the standard deviation over samples."""
-    if tensor is None or tensor.dim() < 2 or tensor.shape[0] < 4 or not tensor.is_floating_point():
-        return math.nan
-    flat = tensor.detach().reshape(tensor.shape[0], -1)[:, :4096].double()
-    return float(flat.std(0).square().mean().sqrt())
-
-
-@check(
-    "signal-dies-out",
-    cause="poor-initialisation",
-    depth=2,
-    see="Samples differ by {at_first:.2g} at the input of the model and by {at_last:.2g} at the input of its last "
-    "layer, so every sample has nearly the same output.",
-    reads="how the input of each layer differs from sample to sample",
-    source="He et al. 2015, section 2.2: a product of many factors below 1",
-    remedy="Initialise by fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh; or normalise between layers.",
-)
-def signal_dies_out(
-    evidence: Evidence, *, share: float = 0.001, least_layers: int = 4, most_dead: float = 0.75
-) -> Seen | None:
-    """The input of the last layer differs between samples by less than `share` of the first layer's.
-
-    In models with at least `least_layers` layers, without sigmoids between, whose outputs are alike by nature, and
-    without a ReLU that has more than `most_dead` of its units dead, which is a finding of its own.
-    """
-    layers = [layer for layer in evidence.layers if layer.input is not None]
-    if len(layers) < least_layers or any(one.kind == "sigmoid" for one in evidence.hidden):
-        return None
-    at_first, at_last = _spread(layers[0].input), _spread(layers[-1].input)
-    if not at_first > 0 or not at_last < share * at_first or _most_dead(evidence, 0)[0] > most_dead:
-        return None
-    return Seen(at_first=at_first, at_last=at_last, threshold=share, layers=[layers[-1].name])
-
-
 def _gradients(evidence: Evidence, passes: list[TrialPass]) -> tuple[str, str, float, float] | None:
     """The first and the last layer's weight, and the root mean squares of their gradients; None for less than three."""
     norms = {}

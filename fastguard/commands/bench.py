@@ -1,0 +1,341 @@
+"""`fastguard bench`: what fastguard costs, against torch's own functions, in turn with them as in training."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fastguard
+
+from .cli import Parser
+
+NUM_SETS = 3  # of tensors: two rivals meet every set, and each set was last seen three calls ago
+NO_CLIPPING = 1e9  # a max_norm that is never reached
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "ours": fastguard.clip_grad_norm_,
+    "theirs": torch.nn.utils.clip_grad_norm_,
+}
+PLAIN, CLIP, GUARDED, OBSERVED, RECORDED = "plain", "clip", "guarded", "observed", "recorded"
+_LR = 1e-6  # so small that the last step does the same work as the first
+Shape = tuple[int, ...]
+Measuring = Callable[["Settings"], dict[str, Any]]
+
+
+class WrongResultError(RuntimeError):
+    """A result is not what float64 says; nothing is timed then."""
+
+
+class Settings(NamedTuple):
+    """How long to measure: about `budget_s`, in at most `num_rounds` rounds of at most `max_calls` calls each."""
+
+    budget_s: float = 4.0
+    num_rounds: int = 15
+    max_calls: int = 100
+
+
+QUICK = Settings(0.3, 3, 10)
+
+
+class Spread(NamedTuple):
+    """The median of several measurements, and how far they lie apart."""
+
+    median: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        values = list(values)
+        return cls(statistics.median(values), min(values), max(values))
+
+    def to_dict(self) -> dict[str, float]:
+        return self._asdict()
+
+
+@contextmanager
+def gc_off() -> Iterator[None]:
+    """As timeit has it: a collection that one rival's garbage starts would be booked on another."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def call_ns(call: Callable[[], Any]) -> int:
+    """How long one call takes."""
+    started = time.perf_counter_ns()
+    call()
+    return time.perf_counter_ns() - started
+
+
+def plan(settings: Settings, turn_ns: float) -> tuple[int, int]:
+    """How many rounds of how many turns the budget allows, if a turn takes `turn_ns`."""
+    affordable = max(3, int(settings.budget_s * 1e9 / max(1.0, turn_ns)))
+    num_rounds = min(settings.num_rounds, affordable)
+    return num_rounds, min(settings.max_calls, affordable // num_rounds)
+
+
+def take_turns(
+    calls: Mapping[str, Sequence[Callable[[], Any]]],
+    settings: Settings,
+    before: Callable[[str, int], None] | None = None,
+) -> dict[str, list[float]]:
+    """Times of every rival in µs, round by round: the median of its single calls in the round.
+
+    Args:
+        calls: by rival, its call on each set of tensors. Rivals alternate call by call, and so do the sets.
+        before: is called before each call, untimed, with the rival's name and the number of the set.
+    """
+    turns = itertools.count()
+
+    def turn() -> dict[str, int]:
+        times = {}
+        for name, on_sets in calls.items():
+            index = next(turns) % len(on_sets)
+            if before is not None:
+                before(name, index)
+            times[name] = call_ns(on_sets[index])
+        return times
+
+    with gc_off():
+        num_rounds, num_calls = plan(settings, min(call_ns(turn) for _ in range(2)))
+        rounds: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(num_rounds):
+            times = [turn() for _ in range(num_calls)]
+            for name, values in rounds.items():
+                values.append(statistics.median(t[name] for t in times) / 1e3)
+    return rounds
+
+
+def compared(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """Two rivals' times in µs and their ratio round by round; `ratio` is None where theirs took no time."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b > 0]
+    return {
+        "ours_us": Spread.of(ours).to_dict(),
+        "theirs_us": Spread.of(theirs).to_dict(),
+        "ratio": Spread.of(ratios).to_dict() if ratios else None,
+    }
+
+
+def gpt2_shapes(width: int = 768, depth: int = 12, vocabulary: int = 50257, context: int = 1024) -> tuple[Shape, ...]:
+    """GPT-2's tensors; the head is the token embedding again, so it is not a tensor of its own."""
+    attention = ((width,), (width,), (width, 3 * width), (3 * width,), (width, width), (width,))
+    mlp = ((width,), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,))
+    return ((vocabulary, width), (context, width), *((*attention, *mlp) * depth), (width,), (width,))
+
+
+class Task(NamedTuple):
+    """A model, and a function that runs it forward on the next of its batches and returns the loss."""
+
+    model: nn.Module
+    loss: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """A model and its batches; a whole step is zero_grad, forward, backward, clip if asked for, AdamW(fused=True)."""
+
+    name: str
+    title: str
+    build: Callable[[], Task]
+
+
+def task(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Task:
+    """Cross-entropy on the batches, in turn and for ever."""
+    endless = itertools.cycle(list(batches))
+
+    def loss() -> Tensor:
+        x, y = next(endless)
+        return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+    return Task(model, loss)
+
+
+def mlp(width: int = 256, inputs: int = 128, classes: int = 10, batch: int = 32, seed: int = 0) -> Task:
+    """An MLP of three layers; the same weights and batches for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)
+        )
+        # several batches, so that the gradient norm is not the same at every step
+        batches = [(torch.randn(batch, inputs), torch.randint(classes, (batch,))) for _ in range(8)]
+    return task(model, batches)
+
+
+class StepRun:
+    """One of the runs that start alike: unguarded, with torch's `clip_grad_norm_`, guarded, guarded with each loss
+    observed, or that with each record written to `log`."""
+
+    def __init__(self, case: StepCase, kind: str, log: Path) -> None:
+        task = case.build()
+        self.loss = task.loss
+        self.parameters = list(task.model.parameters())
+        self.optimizer: Any = torch.optim.AdamW(self.parameters, lr=_LR, fused=True)
+        if kind in (GUARDED, OBSERVED, RECORDED):
+            sinks = [fastguard.JsonlSink(log)] if kind == RECORDED else []
+            fastguard.wrap(self.optimizer, task.model, max_norm=NO_CLIPPING, sinks=sinks)
+        self._clips, self._observes = kind == CLIP, kind in (OBSERVED, RECORDED)
+
+    def step(self) -> None:
+        """Takes one step."""
+        self.optimizer.zero_grad()
+        loss = self.loss()
+        loss.backward()
+        if self._clips:
+            torch.nn.utils.clip_grad_norm_(self.parameters, NO_CLIPPING)
+        self.optimizer.step()
+        if self._observes:
+            self.optimizer.guard.observe(loss=loss)
+
+
+@contextmanager
+def without_a_word() -> Iterator[None]:
+    """Silences the diagnosis, which rightly finds that a model with such a learning rate does not learn."""
+    log = logging.getLogger("fastguard")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def measure_steps(case: StepCase, settings: Settings, ours: str = GUARDED) -> dict[str, Any]:
+    """What guarding adds to a step, and what `clip_grad_norm_` adds: the median, over iterations in which runs from the
+    same weights take one step each, of the difference from the plain step.
+
+    Raises:
+        WrongResultError: the runs did not end with the same parameters, bit for bit.
+    """
+    with tempfile.TemporaryDirectory() as folder, without_a_word(), gc_off():
+        runs = {kind: StepRun(case, kind, Path(folder) / "log.jsonl") for kind in (PLAIN, CLIP, ours)}
+        orders = itertools.cycle(itertools.permutations(runs))
+
+        def turn() -> dict[str, int]:
+            return {kind: call_ns(runs[kind].step) for kind in next(orders)}
+
+        turn_ns = min(sum(turn().values()) for _ in range(settings.max_calls))  # a guard looks most often at first
+        num_rounds, num_turns = plan(settings._replace(max_calls=6 * settings.max_calls), turn_ns)
+        rounds = [[turn() for _ in range(num_turns)] for _ in range(num_rounds)]
+        require_equal(case, runs, ours)
+        runs[ours].optimizer.guard.close()
+    added = ([statistics.median((t[kind] - t[PLAIN]) / 1e3 for t in some) for some in rounds] for kind in (ours, CLIP))
+    return compared(*added)
+
+
+def require_equal(case: StepCase, runs: Mapping[str, StepRun], ours: str) -> None:
+    """Raises WrongResultError where a run ended with other parameters than the plain one."""
+    for kind in (CLIP, ours):
+        for a, b in zip(runs[PLAIN].parameters, runs[kind].parameters, strict=True):
+            if not torch.equal(a, b):
+                raise WrongResultError(f"{case.title}: parameters of the {kind} run are not those of the plain one")
+
+
+STEP_MLP = StepCase("step-mlp", "MLP of 101k parameters", mlp)
+
+
+def measure_clipping(shapes: Sequence[Shape], settings: Settings, *, clips: bool) -> dict[str, Any]:
+    """Both functions on three sets of tensors in turn, each call on another set than the one before.
+
+    Raises:
+        WrongResultError: the norms differ by more than torch's rounding of float32.
+    """
+    sets = [[nn.Parameter(torch.zeros(()).expand(shape)) for shape in shapes] for _ in range(NUM_SETS)]
+    for parameters in sets:
+        for p in parameters:
+            p.grad = torch.randn(p.shape) * 1e-3
+    ours, theirs = (float(function(sets[0], NO_CLIPPING)) for function in FUNCTIONS.values())
+    if not abs(ours - theirs) <= 7e-3 * ours:
+        raise WrongResultError(f"the norm is {ours!r}, and {theirs!r} by torch")
+    limits = itertools.repeat(NO_CLIPPING) if not clips else (ours * 0.995**i for i in itertools.count(1))
+
+    def call(function: Callable[..., Tensor], parameters: list[nn.Parameter]) -> Callable[[], Tensor]:
+        return lambda: function(parameters, next(limits))  # lower each time, so that each call has to scale
+
+    calls = {name: [call(function, parameters) for parameters in sets] for name, function in FUNCTIONS.items()}
+    rounds = take_turns(calls, settings)
+    return compared(rounds["ours"], rounds["theirs"])
+
+
+class BenchPart(NamedTuple):
+    """One thing that is measured, ours against theirs."""
+
+    title: str
+    measure: Measuring
+
+
+def _clip(title: str, shapes: Sequence[Shape], *, clips: bool = False) -> BenchPart:
+    title = f"clip, {title}, " + ("clipping at every step" if clips else "limit not reached")
+    return BenchPart(title, lambda settings: measure_clipping(shapes, settings, clips=clips))
+
+
+def _step(ours: str = GUARDED) -> BenchPart:
+    title = f"added to a step, {STEP_MLP.title}" + (", loss and JSONL" if ours == RECORDED else "")
+    return BenchPart(title, lambda settings: measure_steps(STEP_MLP, settings, ours))
+
+
+_CASES = {
+    "gpt2-float32": ("GPT-2 124M float32, 148 tensors", gpt2_shapes()),
+    "300x1000": ("300 tensors × 1000 float32", ((1000,),) * 300),
+}
+PARTS = {
+    "step-mlp": _step(),
+    "step-mlp-jsonl": _step(RECORDED),
+    **{name: _clip(*case) for name, case in _CASES.items()},
+    **{f"{name}-clipping": _clip(*case, clips=True) for name, case in _CASES.items()},
+}
+
+
+def duration(us: float) -> str:
+    """A time in µs with its unit, to three digits."""
+    for factor, unit in ((1e6, "s"), (1e3, "ms")):
+        if us >= factor:
+            return f"{us / factor:.3g} {unit}" if us < 1e3 * factor else f"{us / factor:,.0f} {unit}"
+    return f"{us:.3g} µs"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `fastguard bench`.
+
+    Raises:
+        WrongResultError: a result is not what float64 says.
+
+    Cost: 2 to 3 minutes on two idle cores, `--quick` about one; 2 GB of memory.
+    """
+    parser = Parser("fastguard bench", "Measures the cost of fastguard against torch's own functions, in turn.")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rounds: about 30 seconds, minutes on a busy machine"
+    )
+    parser.add_argument("--only", action="append", metavar="PART", choices=list(PARTS), help=", ".join(PARTS))
+    arguments = parser.parse_args(argv)
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads; ",
+        end="",
+    )
+    print(f"torch {torch.__version__}, fastguard {fastguard.__version__}. Figures of a busy machine are noisy.\n")
+    print(f"{'median':71} {'torch':>8} {'ours':>8} {'ratio':>6}   min – max")
+    for name in arguments.only or PARTS:
+        found = PARTS[name].measure(QUICK if arguments.quick else Settings())
+        theirs, ours = (duration(found[key]["median"]) for key in ("theirs_us", "ours_us"))
+        ratio = "" if found["ratio"] is None else "{median:6.2f}   {min:.2f} – {max:.2f}".format(**found["ratio"])
+        print(f"{PARTS[name].title:71} {theirs:>8} {ours:>8} {ratio}".rstrip(), flush=True)
+    return 0
