@@ -23,6 +23,7 @@ from made_runs import (
     flipped,
     game,
     layered,
+    linear_layers,
     machine,
     moments_run,
     noisy_norms,
@@ -194,8 +195,10 @@ BAD = {
     "parameters-not-in-optimizer": run(
         falling_losses(50), names=["a", "b", "c"], not_in_optimizer=["b"]
     ),
-    "frozen-parameters": run(falling_losses(120), names=["a", "b", "c"], without_gradient=["b"]),
-    "missing-gradients": run(falling_losses(50), names=["v", "w", "x"]),
+    "frozen-parameters": run(
+        falling_losses(120), names=["a", "b", "c"], without_gradient=["b"], initialization={"b": (0.1, 0.1)}
+    ),
+    "missing-gradients": run(falling_losses(50), names=["v.weight", "w"], learning_modules=["v"]),
     "poor-initialisation": run(falling_losses(50), initialization={"a": (1.0, 0.1), "b": (0.1, 0.1)}),
     "shrinking-weights": weights_run(
         lambda step, name: 0.05, flat_losses(140), norm=lambda step: 10.0 * 0.97**step, decay_per_step=0.03
@@ -256,7 +259,7 @@ BAD = {
     "same-output-for-all": batches_run(
         flat_losses(220), lambda s: batch(output_spread=0.5 if s < 30 else 0.0)(s)
     ),
-    "loss-at-chance": batches_run(chance_losses(150), batch()),
+    "loss-at-chance": batches_run(chance_losses(250), batch()),
     "input-scale": batches_run(flat_losses(100), batch(input_abs_max=255.0, input_mean=120.0, input_std=70.0)),
     "batch-not-finite": batches_run(falling_losses(100), lambda s: batch(input_num_nonfinite=int(s == 40))(s)),
     "same-inputs": batches_run(falling_losses(100), batch(input_digest=7), steps_per_epoch=50),
@@ -311,12 +314,10 @@ BAD = {
     ),
     "loss-still-falling": ended(run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0))),
     "sorted-targets": batches_run(
-        flat_losses(60), batch(), num_targets=200, num_target_classes=4, target_top_share=0.3,
-        target_batch_top_share=1.0,
+        [*flat_losses(20), *flat_losses(80, level=3.0)], batch(), num_targets=200, num_target_classes=4,
+        target_top_share=0.3, target_batch_top_share=1.0,
     ),
-    "layers-without-activation": run(
-        flat_losses(100), loss_ops=["NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0", "AddmmBackward0"]
-    ),
+    "layers-without-activation": linear_layers([(200, 20), (100, 5)]),
     "learning-rate-still-rising": run(flat_losses(250), lrs=[1e-5 * (s + 1) for s in range(250)]),
     "idle-experts": routed(["experts.1.", "experts.2.", "experts.3."]),
     "one-side-wins": game([0.7 + 0.03 * s for s in range(200)] + flat_losses(120, level=6.5)),

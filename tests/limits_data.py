@@ -50,7 +50,7 @@ def once(losses=None, **fields):
 
 def sorted_run(num_samples=8, **notes):
     known = {"num_targets": 64, "num_target_classes": 3, "target_top_share": 0.4, "target_batch_top_share": 1.0}
-    return batches_run(falling_losses(60), batch(num_samples=num_samples), **{**known, **notes})
+    return batches_run(COMES_LATER, batch(num_samples=num_samples), **{**known, **notes})
 
 
 def answered(losses=None, fields=None, **notes):
@@ -160,8 +160,8 @@ LIMITS = {
         )
     ],
     "one-target": [
-        (run(falling_losses(20), num_targets=64, num_target_classes=1), "warning"),
-        (run(falling_losses(20), num_targets=63, num_target_classes=1), None),
+        (run(falling_losses(20), num_targets=32, num_target_classes=1), "warning"),
+        (run(falling_losses(20), num_targets=31, num_target_classes=1), None),
         (run(falling_losses(20), num_targets=900, num_target_classes=2), None),
         (squared(target_mean=3.0, target_std=0.0, target_range=[3.0, 3.0]), "warning"),
         (squared(target_mean=3.0, target_std=0.01, target_range=[2.9, 3.1]), None),
@@ -177,10 +177,8 @@ LIMITS = {
         (sorted_run(num_targets=63), None),
         (sorted_run(target_batch_top_share=0.81), "warning"),
         (sorted_run(target_batch_top_share=0.79), None),
-        (sorted_run(target_top_share=0.74), "warning"),
-        (sorted_run(target_top_share=0.76), None),  # uneven-targets
-        (sorted_run(num_target_classes=1), None),  # one-target
         (sorted_run(target_batch_top_share=None), None),  # as of an old log
+        (noted(falling_losses(120), batch(), **CLASS), None),  # no other class comes
         (noted(COMES_LATER, batch(output_width=4), **CLASS), "warning"),
     ],
     "answer-in-inputs": [
@@ -335,14 +333,19 @@ LIMITS = {
         (sees(falling_losses(220), then={"num_samples": 100, "output_spread": 1e-4}), "warning"),  # in eval mode
         (sees(falling_losses(220), then={"num_samples": 100, "output_spread": 1e-2}), None),
         (sees(falling_losses(220), then={"num_samples": 8, "output_spread": 1e-4}), None),  # a few may be alike
+        (sees(falling_losses(220), output_spread=0.0), "info"),  # the loss is of another output
     ],
     "loss-at-chance": [
-        (noted(chance_losses(100)), "warning"),
-        (noted(chance_losses(99)), None),
-        (noted(chance_losses(150, 5)), None),
+        (noted(chance_losses(200)), "warning"),
+        (noted(chance_losses(199)), None),
+        (ended(noted(chance_losses(100))), "warning"),
+        (ended(noted(chance_losses(99))), None),
+        (noted(chance_losses(250), batch(num_samples=8)), None),  # few samples
+        (noted([*falling_losses(200, start=1.386, floor=1.36, noise=0.001)], batch()), None),  # it still falls
+        (noted(chance_losses(250, 5)), None),
         (noted(falling_losses(150, start=1.386, floor=1.2)), None),
-        (noted(chance_losses(150), loss_kind="cross-entropy"), "warning"),
-        *((regression(flat_losses(119, level, 0.0), first=level, std=2.0), said) for level, said in (
+        (noted(chance_losses(250), loss_kind="cross-entropy"), "warning"),
+        *((regression(flat_losses(219, level, 0.0), first=level, std=2.0), said) for level, said in (
             (4.0, "warning"), (3.65, "warning"), (3.5, None), (4.75, "warning"), (4.9, None))),
         (regression(flat_losses(119, 4.0, 0.0), first=4.0, std=2.0, squared_losses=[9.0]), None),
         (regression(flat_losses(119, 4.0, 0.0), first=4.0, std=2.0, loss_kind="absolute error"), None),

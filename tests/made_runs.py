@@ -115,6 +115,17 @@ def layered(num_steps, norm_of: Callable[[int, int], float], losses=None, names=
     return history
 
 
+def linear_layers(sizes, ops=("NllLoss", "LogSoftmax", "Addmm", "Addmm", "T")):
+    """A run of layers with these numbers of weights and biases."""
+    names = [f"{layer}.{part}" for layer in range(len(sizes)) for part in ("weight", "bias")]
+    rows = [make_row(1.0, size) for pair in sizes for size in pair]
+    history = TrainingHistory()
+    history.note_model(loss_ops=[f"{op}Backward0" for op in ops], names=names)
+    for step, loss in enumerate(falling_losses(100)):
+        history.add(StepStats(step, make_table(rows, names), loss=loss, lr=1e-3))
+    return history
+
+
 def activity(name="act", family="relu", *, zero=0.3, saturated=0.0, units=64, dead=0.0, stuck=0.0, **fields):
     """One module's output: 1000 elements, `zero` and `saturated` shares of them; shares `dead`, `stuck` of the
     units."""

@@ -70,7 +70,7 @@ def make_turning_history(norms: Sequence[float], history: TrainingHistory | None
 def make_batch(**fields: Any) -> BatchSample:
     """A forward pass of a sound classifier in training; `fields` are what is otherwise."""
     usual: dict[str, Any] = {
-        **{"training": True, "with_grad": True, "num_samples": 8},
+        **{"training": True, "with_grad": True, "num_samples": 16},
         **{"input_abs_max": 2.5, "input_mean": 0.0, "input_std": 1.0, "input_num_nonfinite": 0},
         **{"input_is_integer": False, "input_constant_share": 0.0, "input_digest": 2**62 + 1},
         **{"output_abs_max": 1.5, "output_min": -1.0, "output_max": 1.5, "output_mean": 0.0, "output_std": 0.5},

@@ -80,7 +80,7 @@ RIGHT = {
     "saturated-units": BAD["saturated-units"],
     "parameters-missing-from-optimizer": BAD["parameters-not-in-optimizer"],
     "frozen-parameters": BAD["frozen-parameters"],
-    "parameters-cut-off": run(falling_losses(50), names=["v", "w"]),
+    "parameters-cut-off": BAD["missing-gradients"],
     "weight-decay-too-high": BAD["shrinking-weights"],
     "dropout-too-high": BAD["dropout-high"],
     "overfitting": BAD["overfitting"],
@@ -112,9 +112,7 @@ RIGHT = {
     "collapsed-representation": batches_run(
         falling_losses(200), lambda s: batch(output_spread=0.5 if s < 30 else 0.0)(s)
     ),
-    "model-cannot-fit": run(
-        [2.3] * 10 + flat_losses(90, level=1.6), loss_ops=["MseLossBackward0", "AddmmBackward0", "AddmmBackward0"]
-    ),
+    "model-cannot-fit": BAD["layers-without-activation"],
     "stopped-too-early": BAD["loss-still-falling"],
     "unshuffled-data": BAD["sorted-targets"],
     "dead-experts": BAD["idle-experts"],

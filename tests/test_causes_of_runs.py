@@ -148,7 +148,6 @@ FIRST = {
 }
 NEVER = {
     "dead-units": [zeros_at(*NAMES[:2], module_kinds={"Linear": 2}, loss_ops=[*LINEAR, "TanhBackward0"])],
-    "learning-rate-too-high": [nan_after_a_rise(False)],
     "weight-decay-too-high": [penalised(0.5, 0.5, 0.5, ops=("NllLossBackward0", "AddBackward0"))],
 }
 

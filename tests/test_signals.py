@@ -63,7 +63,7 @@ class TestOutput:
             (("BinaryCrossEntropyBackward0", "SigmoidBackward0", LINEAR), ("binary cross-entropy", "sigmoid")),
             (("MseLossBackward0", "TanhBackward0", LINEAR), ("squared error", "tanh")),
             (("NegBackward0", "MeanBackward0", LINEAR), ("", "")),
-            (("AddBackward0", *CROSS_ENTROPY), ("", "")),  # a sum of two losses
+            (("AddBackward0", *CROSS_ENTROPY, LINEAR), ("cross-entropy", "none")),  # and a penalty, say
             ((), ("", "")),
         ],
     )

@@ -56,8 +56,9 @@ class Cause:
     unless: frozenset[str] = field(default_factory=frozenset)
 
     def can_be(self, found: Mapping[str, Finding], history: TrainingHistory) -> bool:
-        """Whether no fact and no finding rules it out."""
-        return self.unless.isdisjoint(found) and all(need(history) is not False for need in self.needs)
+        """Whether no fact and no warning rules it out."""
+        is_ruled_out = any(name in found and _warns(found[name]) for name in self.unless)
+        return not is_ruled_out and all(need(history) is not False for need in self.needs)
 
     def signs(self, found: Mapping[str, Finding], history: TrainingHistory) -> dict[str, float]:
         """How strongly each of its reasons speaks for it, from 0 to 1; those that do not are left out.

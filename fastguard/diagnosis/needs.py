@@ -283,13 +283,14 @@ def _positive(value: object) -> bool:
 
 
 def is_squared_error(history: TrainingHistory) -> bool:
-    """Whether the loss is a mean squared error: one of the first three is what that would be, but for rounding.
+    """Whether the loss is a mean squared error: one of the first ones is what that would be, but for rounding.
 
-    Where torch's own operation stands at the end of the graph, whatever the gradient looked like.
+    Where torch's own operation stands at the end of the graph, whatever the gradient looked like. The first pass may
+    have gone by before it was watched.
     """
     notes = history.model
     rounding = 1e-2 if half_precision(history) else 2e-3
-    pairs = zip(notes.squared_losses[:3], history.loss_trend.firsts)
+    pairs = itertools.product(notes.squared_losses[:3], history.loss_trend.firsts[:4])
     may_be = notes.loss_kind == "squared error" or notes.loss_ops[:1] == ("MseLossBackward0",)
     return may_be and any(abs(loss - then) <= rounding * abs(then) for then, loss in pairs)
 

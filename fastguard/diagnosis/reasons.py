@@ -15,7 +15,7 @@ Found = Mapping[str, Finding]
 Reason = Callable[[Finding, TrainingHistory, Found], float]
 _STANDING = ("loss-not-decreasing", "underfitting", "loss-at-chance", "same-output-for-all")
 _TOO_LARGE_STEPS = ("learning-rate-jump", "update-ratio-high", "no-warm-up", "loss-explosion", "loss-spike")
-_SETTINGS = ("dropout-high", "shrinking-weights", "large-weight-decay", "poor-initialisation")
+_SETTINGS = ("dropout-high", "shrinking-weights", "large-weight-decay", "poor-initialisation", "output-against-loss")
 _ALIVE_STEPS = 30
 _SMALL_STEP, _LARGE_STEP = 0.03, 0.3  # of the median weight
 
@@ -28,15 +28,14 @@ def if_nothing_is_learnt(weight: float, otherwise: float = 0.0) -> Reason:
 def isolated(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Bad steps here and there, good ones after them: a batch, not the weights. It spoils gradients, too.
 
-    Where such a step was taken, the weights are NaN from then on, and nothing is known of the batches after it: then an
-    operation without a finite value may have met a batch that it cannot take, unless the first batches were like that.
+    Where such a step was taken, the weights are NaN from then on, and little is known of the batches after it.
     """
     is_of_loss = sign_of(finding) == "non-finite-loss" and needs.has_finite_gradients(history)
     if is_of_loss or history.skip_run >= 3 or history.longest_skip_run > 3:
         return 0.0
     first_taken = next((event.step for event in history.first_events if not event.skipped), math.inf)
     is_followed = first_taken == math.inf or (bool(history.clean) and history.clean[-1].step > first_taken)
-    return 0.75 if is_followed or (history.model.is_smooth is False and history.num_clean >= 3) else 0.3
+    return 0.75 if is_followed else 0.3
 
 
 def going_on(finding: Finding, history: TrainingHistory, found: Found) -> float:
@@ -183,6 +182,11 @@ def unless_alone(name: str, weight: float, otherwise: float = 0.0) -> Reason:
         return weight if is_alone else otherwise
 
     return weigh
+
+
+def falls_slowly(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """A loss that has hardly come down, but surely does: steps are too small."""
+    return 0.6 if signals_of(history).still_falls else 0.0
 
 
 def half_learnt(history: TrainingHistory) -> bool:

@@ -18,6 +18,7 @@ from ..records.samples import ModuleActivity
 from . import needs
 
 BLOCK = 20
+_ENOUGH = 16  # samples of a batch
 _loss_of, _norm_of, _lr_of = map(operator.attrgetter, ("loss", "norm", "lr"))
 
 
@@ -212,6 +213,13 @@ class Signals:
         return bool(before) and median(newest) >= 0.97 * median(before)
 
     @cached_property
+    def still_falls(self) -> bool:
+        """Whether the loss falls by 3 standard errors over the newest two thirds of the window, or of the whole run."""
+        means = [bucket.loss.mean for bucket in self.history.overview.buckets if bucket.loss.num]
+        falls = (fall_of(values[len(values) // 3 :]) for values in (self.losses, means))
+        return any(fallen > 3.0 * error for fallen, error in falls)
+
+    @cached_property
     def falls_steadily(self) -> bool:
         """Whether the window's second half brought half of what the first did, by more than 3 standard errors."""
         losses, middle = self.losses, len(self.losses) // 2
@@ -277,8 +285,9 @@ def ends(entries: Sequence[Any]) -> tuple[int, int]:
 
 
 def has_had_time(history: TrainingHistory, num_losses: int) -> bool:
-    """Whether so many losses were seen, or the run has ended: before that little learnt says little."""
-    return history.losses.count >= num_losses or history.has_ended
+    """Whether so many losses of batches of 16 or more were seen, or more of smaller ones, or the run has ended."""
+    few = max((x.num_samples for x in training_batches(history)), default=_ENOUGH)
+    return history.has_ended or history.losses.count * min(few, _ENOUGH) >= num_losses * _ENOUGH
 
 
 def is_stuck(history: TrainingHistory, progress: float, num_losses: int, *, at_end: bool = False) -> bool:

@@ -209,14 +209,14 @@ class BatchWatch(Transient, Observer):
 
 
 class FirstPass(Observer):
-    """The modules that the first forward pass called last, and its autocast dtype.
+    """The modules that the first forward pass called, and its autocast dtype.
 
-    Hooks on the modules without children are there during that pass only.
+    Hooks on the modules without children, or with parameters of their own, are there during that pass only.
 
     Attributes:
         found: facts about the model.
 
-    Cost: 3 us for each module without children, once.
+    Cost: 3 us for each such module, once.
     """
 
     def __init__(self, model: nn.Module, device: str, failures: Failures) -> None:
@@ -224,6 +224,7 @@ class FirstPass(Observer):
         self._device = device if torch.amp.is_autocast_available(device) else ""
         self._failures = failures
         self._called: deque[str] = deque(maxlen=_NUM_MODULES)
+        self._learning: dict[str, None] = {}
         self._autocast = ""
         self.hold(model.register_forward_pre_hook(ModuleHook(self._begin)))
 
@@ -233,12 +234,21 @@ class FirstPass(Observer):
             self.close()
             self.hold(model.register_forward_pre_hook(ModuleHook(self._begin)))
             self._called.clear()
+            self._learning.clear()
             self._autocast = _autocast(self._device)
             seen, leaves = ModuleHook(self._see), leaves_of(model)
             if leaves == [model]:
                 self._see(model)
             else:  # a scripted module takes no hook
                 self.hold(*(x.register_forward_hook(seen) for x in leaves if not isinstance(x, torch.jit.ScriptModule)))
+                for name, module in model.named_modules():
+                    if name and module._parameters and not isinstance(module, torch.jit.ScriptModule):
+                        self.hold(module.register_forward_hook(ModuleHook(self._use, strip_wrappers(name))))
+
+    def _use(self, name: str, *_: Any) -> None:
+        """A module with parameters was called."""
+        if torch.is_grad_enabled():
+            self._learning[name] = None
 
     def _see(self, module: nn.Module, *_: Any) -> None:
         """A module without children was called."""
@@ -250,8 +260,12 @@ class FirstPass(Observer):
         """The pass is over; the first one that is."""
         if not self.found:
             self.close()
-            operations, modules = _operations(output), list(reversed(self._called))
-            self.found = {"last_modules": modules, "last_operations": operations, "autocast": self._autocast}
+            self.found = {
+                "last_modules": list(reversed(self._called)),
+                "last_operations": _operations(output),
+                "autocast": self._autocast,
+                "learning_modules": list(self._learning),
+            }
 
 
 class NormStatistics(Observer):

@@ -239,12 +239,8 @@ class Buffers(Observer):
             for pack in (*self._packs, *self._calm)
             for place, piece in zip(pack.places, pack.pieces(pack.kept))
         }
-        model = self._model()
-        size = (
-            0
-            if model is None or not self._places
-            else sum(p.nbytes for p in model.parameters() if tensor_can_be_kept(p))
-        )
+        model = self._model() if self._places else None
+        size = 0 if model is None else sum(p.nbytes for p in model.parameters() if tensor_can_be_kept(p))
         left = {True: _MOST_BYTES, False: max(_SMALL_BYTES, int(_SMALL_SHARE * size))}
         kinds: dict[Any, list[tuple[BufferPlace, torch.Tensor]]] = {}
         for place in sorted(self._places, key=BufferPlace.num_bytes):

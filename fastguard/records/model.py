@@ -212,6 +212,7 @@ class ParameterNotes:
         module_kinds: class names of the modules without children, each with their number.
         last_modules: class names of the last three modules without children that the first forward pass called, the
             last one first; empty if that pass was compiled or scripted.
+        learning_modules: the modules with parameters of their own that the first forward pass called with autograd on.
         last_operations: the last operations that autograd recorded in that pass, the last one first ("Softmax",
             "Addmm", "Relu"), functions included.
         dtypes: of the parameters, such as "float32", in the order of first use.
@@ -229,6 +230,7 @@ class ParameterNotes:
     dropout: dict[str, float] = field(default_factory=dict)
     module_kinds: dict[str, Count] = field(default_factory=dict)
     last_modules: Names = ()
+    learning_modules: Names = ()
     last_operations: Names = ()
     dtypes: Names = ()
     autocast: str = ""

@@ -39,6 +39,7 @@ class ModelFactRecorder:
         self._local = local
         self._resources = ResourceUse()
         self._num_in_other_loss = 0
+        self._foreign: set[int] = set()
         with run.failures.kept("model facts", "The rules know nothing about the model."):
             ledger.history.note_model(**facts.at_first())
         self.record()
@@ -58,10 +59,10 @@ class ModelFactRecorder:
             if known:
                 known |= self._guarded()
             self._ledger.history.note_model(**facts_of_loss(loss, known or None))
-            foreign = parameters_of_loss(loss) - known if known else set()
-            for other in list(_ALIVE) if foreign else ():
-                other._note_adversary(foreign)
-            self._note_adversary(set())
+            self._foreign = parameters_of_loss(loss) - known if known else set()
+            for other in [*_ALIVE]:
+                other._note_adversary(self._foreign)
+                self._note_adversary(other._foreign)
 
     def _of_run(self) -> dict[str, Any]:
         run = self._run

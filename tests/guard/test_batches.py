@@ -15,6 +15,7 @@ from guard_helpers import assert_identical, guarded_model, make_model, needs_ext
 from torch import nn
 
 import fastguard
+from fastguard.diagnosis import by_sign
 from fastguard.kernels import cpu
 from fastguard.observers.batches import can_be_quiet
 from fastguard.records import BatchSample
@@ -122,6 +123,25 @@ def test_the_last_modules_and_operations_of_the_first_pass() -> None:
     optimizer = guarded(alone)
     take_step(alone, optimizer, 0)
     assert optimizer.guard.report() and optimizer.guard.history.model.last_modules == ("Linear",)
+
+
+class CutOff(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out, self.unused = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.first(x).detach())
+
+
+def test_what_is_called_and_has_no_gradient_is_cut_off() -> None:
+    model = CutOff()
+    optimizer = guarded(model)
+    for step in range(30):
+        take_step(model, optimizer, step)
+    assert optimizer.guard.report() and optimizer.guard.history.model.learning_modules == ("first", "out")
+    found = by_sign(optimizer.guard.report().findings)["missing-gradients"]
+    assert (found.severity, found.layers) == ("warning", ("first.weight", "first.bias"))
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -128,6 +128,17 @@ class TestObserve:
         assert descent(of_judge.guard.history) is False
         assert not self.notes(alone).num_foreign_parameters
 
+    def test_who_is_guarded_later_is_in_the_game_too(self) -> None:
+        maker, judge = nn.Linear(3, 6), make_model()
+        kept = []  # as long as the test needs them
+        for model, given in ((maker, judge(maker(torch.ones(5, 3)))), (judge, judge(torch.ones(5, 6)))):
+            optimizer, loss = self.guarded(model, model), given.mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.guard.observe(loss=loss)
+            kept.append(optimizer)
+        assert self.notes(kept[1]).num_foreign_parameters == len(list(judge.parameters()))
+
 
 @pytest.mark.parametrize(
     ("made", "expected"),

@@ -127,6 +127,7 @@ def input_scale(
 @rule(
     "batch-not-finite",
     severity="critical",
+    needs_targets=True,
     reads="NaN and Inf in the first input of the model, in the sampled batches",
     source="our own: what goes in comes out",
     see="{num_batches:sampled batch} contained NaN or Inf in the inputs.",

@@ -30,7 +30,7 @@ def _rises_above_its_first(history: TrainingHistory) -> bool:
     remedy="Look at how labels are read, encoded and joined to the inputs: all targets are the same.",
     needs_targets=True,
 )
-def one_target(history: TrainingHistory, *, num_targets: int = 64) -> Seen | None:
+def one_target(history: TrainingHistory, *, num_targets: int = 32) -> Seen | None:
     """At least `num_targets` targets are all of one class, or those of a squared error are all one number.
 
     Silent if other classes follow, so that the loss rises above its first, and for numbers that are all zero.
@@ -125,7 +125,7 @@ def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) ->
     "sorted-targets",
     reads="the classes that each of the first batches asked for",
     source="Bottou 2012, section 3.1: examples in random order",
-    see="Within a batch {batch_top_share:.0%} of the targets are of one class, {_others}.",
+    see="Within a batch {batch_top_share:.0%} of the targets are of one class, and the loss rises as others come.",
     sure=0.95,
     remedy="Shuffle the data before each epoch (DataLoader(shuffle=True)): batches hold one class each.",
     needs_targets=True,
@@ -139,22 +139,18 @@ def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) ->
     "zero-gradients learning-rate-jump standstill",
 )
 def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets: int = 64) -> Seen | None:
-    """Within a batch, a share `share` of the targets is of one class, but several classes occur over the batches.
+    """Within a batch, a share `share` of the targets is of one class, and the loss rises above its first as others
+    come.
 
-    Fires from `num_targets` targets on, in batches of four or more. Silent if one class has three quarters of that
-    share over all batches, unless it has all of them and the loss later rose above its first.
+    Fires from `num_targets` targets on, in batches of four or more.
     """
-    notes, num_classes, top = history.model, history.model.num_target_classes or 0, history.model.target_top_share
-    within = notes.target_batch_top_share or 0.0
+    notes, within = history.model, history.model.target_batch_top_share or 0.0
     sizes = [x.num_samples for x in training_batches(history)]
-    if (notes.num_targets or 0) < num_targets or max(sizes, default=0) < 4 or not num_classes or within < share:
+    if (notes.num_targets or 0) < num_targets or max(sizes, default=0) < 4 or within < share:
         return None
-    # One class at first may be the first of several, each after the other.
-    others_follow = num_classes == 1 and signals_of(history).chance > 0.0 and _rises_above_its_first(history)
-    if not others_follow and (num_classes == 1 or top is None or top > 0.75 * within):
+    if not _rises_above_its_first(history):
         return None
-    others = "and the loss rises as others come" if others_follow else f"of {num_classes} in all"
-    return Seen(batch_top_share=within, num_classes=num_classes, _others=others)
+    return Seen(batch_top_share=within, num_classes=notes.num_target_classes)
 
 
 @rule(
@@ -176,7 +172,7 @@ def uneven_targets(
     """One class has more than a share `share` of at least `num_targets` targets, and there is another.
 
     With five classes or more, a share `of_many` is enough, and a warning. Otherwise info, unless it has more than
-    `very`, or 50 losses gained less than 0.3 of the first.
+    `very`, or 50 losses gained less than 0.3 of the first. Info if a sample has several targets, which are rare labels.
     """
     notes, top, num_classes = history.model, history.model.target_top_share, history.model.num_target_classes or 0
     if top is None or (notes.num_targets or 0) < num_targets or num_classes == 1:
@@ -184,7 +180,8 @@ def uneven_targets(
     is_of_many = num_classes >= 5 and top > of_many
     if not is_of_many and top <= share:
         return None
-    warns = is_of_many or top > very or is_stuck(history, 0.3, 50)
+    has_labels = "binary" in notes.loss_kind and any(x.output_width > 1 for x in training_batches(history))
+    warns = (is_of_many or top > very or is_stuck(history, 0.3, 50)) and not has_labels
     return Seen(warn=warns, top_share=top, num_targets=notes.num_targets, threshold=share)
 
 

@@ -8,7 +8,7 @@ from ...records import TrainingHistory
 from ..finding import Seen
 from ..needs import floor_at_zero, is_lbfgs, may_rise
 from ..registry import rule
-from ..signals import fall_of, has_had_time, jumps, median, noise, signals_of
+from ..signals import fall_of, has_had_time, is_felt_by_the_loss, jumps, median, noise, signals_of
 
 TITLE = "Loss"
 
@@ -29,7 +29,7 @@ def loss_explosion(
     """At least `run` losses in a row are above `ratio` times the first, or one above `peak` and the next above
     `peak_ratio`.
 
-    Info if the loss may rise by design, or recovers from a jump to other data.
+    Info if the loss may rise by design, recovers from a jump to other data, or is back and has kept its gain.
     """
     s = signals_of(history)
     first = max(s.initial_loss, *history.loss_trend.firsts[:1], 0.0)  # a loss may be gone within the first ten
@@ -43,9 +43,10 @@ def loss_explosion(
         return None
     start = min(starts)
     largest = max(s.losses[start:])
+    is_over = max(s.losses[-run:]) < first and not is_felt_by_the_loss(history)
     return Seen(
         at=(s.loss_entries[start], s.loss_entries[max(i for i, is_high in enumerate(high) if is_high)]),
-        severity="info" if may_rise(history) or s.recovers_from_shift else "critical",
+        severity="info" if may_rise(history) or s.recovers_from_shift or is_over else "critical",
         largest=largest,
         first=first,
         threshold_ratio=ratio,
@@ -205,8 +206,8 @@ def loss_not_decreasing(
     """After `min_steps` steps the best average of the loss is not a share `progress` below the first ten losses.
 
     Steps of a warm-up do not count. Silent if the newest losses are twice that share, or `z` times their noise, below
-    the first. Info before `patience` losses unless the run has ended; if the newest two thirds fall by three standard
-    errors; if the loss is below the chance level; and if it may rise by design.
+    the first. Info before `patience` losses (more of small batches) unless the run has ended, and before three times as
+    many while it still falls by three standard errors; if it is below the chance level, or may rise by design.
     """
     s, trend = signals_of(history), history.loss_trend
     if trend.count < min_steps or s.num_full_lr < min(min_steps, history.window // 2) or s.is_lr_rising:
@@ -215,11 +216,10 @@ def loss_not_decreasing(
     has_begun = s.loss_level < trend.first - max(2 * progress * abs(trend.first), noise_of_ten)
     if not s.loss_entries or not s.fall < progress or has_begun:  # losses may have stopped coming
         return None
-    fallen, error = fall_of(s.losses[len(s.losses) // 3 :])
-    is_fine = may_rise(history) or s.is_below_chance or fallen > 3.0 * error > 0.0
+    is_early = not has_had_time(history, patience) or (s.still_falls and history.losses.count < 3 * patience)
     return Seen(
         at=(history.clean[0], s.loss_entries[-1]),
-        warn=has_had_time(history, patience) and not is_fine,
+        warn=not (is_early or may_rise(history) or s.is_below_chance),
         level=s.loss_level,
         first=trend.first,
         progress=s.fall,

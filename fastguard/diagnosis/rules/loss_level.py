@@ -9,7 +9,7 @@ from .. import needs
 from ..finding import Seen
 from ..needs import floor_at_zero, game, is_squared_error, margin
 from ..registry import rule
-from ..signals import median, signals_of, training_batches
+from ..signals import has_had_time, median, signals_of, training_batches
 from .output import last_layer
 
 TITLE = "Loss"
@@ -65,15 +65,18 @@ _OVER_CLASSES = ("", "cross-entropy", "negative log-likelihood", "log of the out
 def loss_at_chance(
     history: TrainingHistory, *, tolerance: float = 0.03, frequent: float = 0.05, num_targets: int = 512
 ) -> Seen | None:
-    """The median of 100 losses or more is within a share `tolerance` of ln C, and the best average is not far below.
+    """The median loss is within a share `tolerance` of ln C, and the best average is not far below.
+
+    Fires from 200 losses on (more of small batches, 100 at the end), unless it still falls by three standard errors.
 
     Or, if the loss no longer falls, within a share `frequent` of the entropy of `num_targets` targets or more; or, for
     a squared error, at nine tenths of the targets' variance or above.
     """
     notes, s, samples = history.model, signals_of(history), training_batches(history)
-    if not samples or len(s.losses) < 100:
+    is_squared = is_squared_error(history)
+    if not samples or len(s.losses) < 100 or not has_had_time(history, 200) or (s.still_falls and not is_squared):
         return None
-    level, width, is_squared = median(s.losses[-64:]), samples[-1].output_width, is_squared_error(history)
+    level, width = median(s.losses[-64:]), samples[-1].output_width
     levels: list[tuple[float, float, float, str]] = []  # a level, how far the loss may be below and above it
     if is_squared and s.is_flat and notes.target_std:
         levels.append((notes.target_std**2, 0.1, 0.2, "always giving the mean of the targets gives about"))
@@ -155,6 +158,7 @@ def loss_still_falling(
     middle = median(s.losses[half - tenth // 2 :][:tenth])
     gained = middle - median(s.losses[-tenth:])
     is_early = gained > 0.25 * first > 0.0 and middle < first and 0.0 < late < (1.0 - fall / 4.0) * before
+    is_early = is_early and s.falls_steadily
     is_steady = s.falls_steadily and late > 0.35 * min(first, s.chance or math.inf) and floor_at_zero(history) is True
     limit = 150 if is_steady else 100 if is_early else 0
     warns = very_few < history.num_steps and len(s.losses) < limit
@@ -194,7 +198,7 @@ _PASSED = ("Mean", "Neg", "Add", "Sum", "Div", "Mul")
 def one_side_wins(
     history: TrainingHistory, *, lost: float = 4.6, won: float = 0.02, steps: int = 100, min_steps: int = 200
 ) -> Seen | None:
-    """A game's logistic loss has been above `lost` or below `won` nats for the newest `steps` steps.
+    """A game's logistic loss was above `lost` or below `won` nats for the newest `steps` steps, and half of the window.
 
     Above `lost` the other side is right in 99 of 100 cases; below `won` this side is. Fires from `min_steps` losses on;
     above, only if it has doubled.
@@ -203,7 +207,7 @@ def one_side_wins(
     ops = [op for op in history.model.loss_ops if not op.startswith(_PASSED)]
     if game(history) is not True or len(s.losses) < min(min_steps, history.window) or history.losses.min < 0.0:
         return None
-    newest = sorted(s.losses[-steps:])
+    newest = sorted(s.losses[-max(steps, len(s.losses) // 2) :])
     low, high = newest[len(newest) // 10], newest[-1 - len(newest) // 10]
     is_lost = low > max(lost, 2.0 * s.initial_loss)
     if not "".join(ops[:1]).startswith(_LOGISTIC) or not (is_lost or high < won):

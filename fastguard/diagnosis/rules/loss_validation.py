@@ -99,7 +99,7 @@ def training_above_validation(
     return Seen(at=known, warn=not is_usual, ratio=min(ratios), threshold=ratio, _most=max(ratios))
 
 
-_REDUCED = ("MeanBackward", "SumBackward", "DivBackward", "MulBackward")
+_REDUCED = ("MeanBackward", "SumBackward", "DivBackward", "MulBackward", "AddBackward", "SubBackward")
 
 
 def _may_fall_for_ever(history: TrainingHistory) -> bool:
@@ -121,7 +121,8 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Seen | Non
     Silent in a game, and if the objective is not minimised.
     """
     ops = [op for op in computing(history.model.loss_ops) if not op.startswith(_REDUCED)][:2]
-    if len(ops) < 2 or ops[0] != "NegBackward0" or not ops[1].startswith(("NegBackward0", *ZERO_FLOORED)):
+    is_turned = ops[:1] in (["NegBackward0"], ["RsubBackward1"])  # the latter is a number minus it
+    if len(ops) < 2 or not is_turned or not ops[1].startswith(("NegBackward0", *ZERO_FLOORED)):
         return None
     maximises = any(settings.get("maximize") for settings in history.model.optimizer_settings)
     if maximises or _may_fall_for_ever(history) or history.losses.count < min_steps or history.losses.max > 0.0:

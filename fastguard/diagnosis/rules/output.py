@@ -43,7 +43,7 @@ def loss_and_activation(ops: tuple[str, ...]) -> tuple[str, str]:
     ('cross-entropy', 'softmax')
     """
     names = [op.partition("Backward")[0] for op in computing(ops)]
-    loss, *rest = [*dropwhile(lambda name: name in ("Mean", "Sum", "Div", "Mul"), names), ""]
+    loss, *rest = [*dropwhile(lambda name: name in ("Mean", "Sum", "Div", "Mul", "Add"), names), ""]
     if loss not in _LOSSES:
         return "", ""
     kind, given = _LOSSES[loss], [*dropwhile(lambda name: name in ("Mean", "Div"), rest[:-1])]
@@ -143,7 +143,8 @@ def same_output_for_all(
     """In the newest `samples` samples the output's spread over a batch is below `spread` of its size; inputs differ.
 
     In eval mode, with 16 samples, the limit is `spread_then`, taken of the targets' spread for a squared error. Info
-    until `patience` losses were seen, or the run has ended: codes and gates may open late.
+    until `patience` losses were seen, or the run has ended: codes and gates may open late; and where it was so from the
+    first batch on, but the loss falls: then the loss takes another output.
     """
     known = [x for x in training_batches(history) if x.num_samples > 1 and not math.isnan(x.output_spread)]
     if history.num_steps < 20 or not known:
@@ -159,7 +160,7 @@ def same_output_for_all(
     began_so = known[0].output_spread <= spread * max(known[0].output_abs_max, 1e-12)
     return Seen(
         layers=last_layer(history),
-        warn=has_had_time(history, patience),
+        warn=has_had_time(history, patience) and not (began_so and signals_of(history).progress > 0.2),
         spread=newest[-1].output_spread,
         at_first=known[0].output_spread,
         began_so=began_so,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import dropwhile
 
 from ...records import TrainingHistory
 from ..finding import Seen
@@ -13,7 +13,8 @@ from .output import RANGES, WITH_LOGITS, last_layer, loss_and_activation
 
 TITLE = "Output"
 
-_ERRORS = ("MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", "SubBackward0")
+_ERRORS = ("MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
+_REDUCED, _BY_HAND = ("Mean", "Sum", "Div", "Mul"), ("PowBackward0", "AbsBackward0")
 _ACROSS = "each sample is compared with the targets of all."
 
 
@@ -135,7 +136,7 @@ def broadcast_targets(history: TrainingHistory) -> Seen | None:
     """
     notes, firsts = history.model, history.loss_trend.firsts[:1]
     then, std = notes.squared_losses[:1], notes.target_std
-    is_known = notes.loss_kind == "squared error" and then and firsts and std is not None
+    is_known = notes.loss_kind == "squared error" and then and firsts and std is not None and not notes.loss_ops
     if is_known and std <= 1e-4 * then[0] ** 0.5 and firsts[0] > 1.05 * then[0]:
         return Seen(
             sure=0.85,
@@ -146,5 +147,8 @@ def broadcast_targets(history: TrainingHistory) -> Seen | None:
             squared_distance=then[0],
             _mean=notes.target_mean,
         )
-    pairs = [(op, after) for op, after in pairwise(notes.loss_ops) if op in _ERRORS][:1]
-    return Seen(operation=pairs[0][0]) if pairs and pairs[0][1] == "ExpandBackward0" else None
+    first, *others = [*dropwhile(lambda op: op.startswith(_REDUCED), notes.loss_ops), ""]
+    if first in _BY_HAND:
+        first, *others = others
+    is_so = first in (*_ERRORS, "SubBackward0") and others[0] == "ExpandBackward0"
+    return Seen(operation=first) if is_so else None

@@ -10,7 +10,7 @@ from ...records import TrainingHistory
 from ...records.sampled import is_bias
 from ..finding import Seen
 from ..harm import is_harmed
-from ..needs import batch_statistics, computing, dropout, is_of_numbers, is_squared_error
+from ..needs import batch_statistics, computing, dropout, is_of_numbers
 from ..registry import rule
 from ..signals import has_had_time, has_run_away, is_stuck, median, signals_of, training_batches
 
@@ -201,20 +201,19 @@ def tiny_batches(
     """Training batches have at most `num_samples` samples, and the loss's noise is above `noise` of its level.
 
     Fires from `min_steps` losses on. Info, unless the loss no longer falls and is above 0.4 of its first (for an error
-    between numbers, above all of it). A warning whatever the noise if twice as many losses are at the chance level.
+    between numbers, above all of it).
     """
     s, sizes = signals_of(history), [sample.num_samples for sample in training_batches(history)]
     if len(sizes) < 3 or max(sizes) > num_samples or len(s.losses) < min_steps:
         return None
     level, is_late = median(s.losses[-64:]), len(s.losses) >= 2 * min_steps
-    is_at_chance = is_late and 0.0 < 0.9 * s.chance < level and not is_squared_error(history)
-    if not s.loss_noise > noise * abs(level) and not is_at_chance:
+    if not s.loss_noise > noise * abs(level):
         return None
     before = median(s.losses[-min_steps - 64 : -min_steps])
     stands = is_late and level > before - 3.0 * 0.22 * s.loss_noise  # standard errors of two medians' difference
     is_high = level > (1.0 if is_of_numbers(history) else 0.4) * history.loss_trend.first
     return Seen(
-        warn=is_at_chance or (stands and is_high),
+        warn=stands and is_high,
         num_samples=max(sizes),
         noise=s.loss_noise,
         level=level,
@@ -231,18 +230,17 @@ def tiny_batches(
     "linear layer.",
     needs_descent=True,
 )
-def layers_without_activation(history: TrainingHistory, *, progress: float = 0.4, min_steps: int = 80) -> Seen | None:
+def layers_without_activation(history: TrainingHistory, *, min_steps: int = 20) -> Seen | None:
     """Two linear layers have nothing between them but a change of shape.
 
-    Info; a warning if `min_steps` losses gained less than a share `progress` of the first, or if there are only linear
-    layers, none narrower than both ends.
+    Info; a warning after `min_steps` steps if there are only linear layers, none narrower than both ends.
     """
     ops = computing(history.model.loss_ops)
     if not any(a == b == "AddmmBackward0" for a, b in pairwise(ops)) or not history.num_clean:
         return None
     linear = [op for op in ops if not op.startswith(("Nll", "LogSoftmax", "Mse", "L1", "SmoothL1", "Huber", "Binary"))]
-    is_all = {*linear} == {"AddmmBackward0"} and history.num_clean >= 20 and _is_as_wide(history, len(linear))
-    return Seen(warn=is_all or is_stuck(history, progress, min_steps), operations=list(ops), threshold=progress)
+    is_all = {*linear} == {"AddmmBackward0"} and history.num_clean >= min_steps and _is_as_wide(history, len(linear))
+    return Seen(warn=is_all, operations=list(ops))
 
 
 def _is_as_wide(history: TrainingHistory, num_layers: int) -> bool:

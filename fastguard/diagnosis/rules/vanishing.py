@@ -70,8 +70,8 @@ def zero_gradient_tensors(
 ) -> Seen | None:
     """A tensor's gradient was all zeros in `samples` samples in a row, over at least `min_steps` steps.
 
-    Info if others before it have one, as beside an expert that is not chosen, and the loss has gained a share `kept`
-    and keeps it. Silent if the loss is nearly zero: a hinge loss that is met has no gradient.
+    Info if the loss has gained a share `kept` and keeps it, and others before it have one, as beside an expert that is
+    not chosen, or the loss still falls. Silent if the loss is nearly zero: a hinge loss that is met has no gradient.
     """
     tensors = history.tensors
     if tensors.all_are("zero_since", -1.0) or signals_of(history).loss_level <= 1e-3 * history.loss_trend.first:
@@ -92,7 +92,7 @@ def zero_gradient_tensors(
     return Seen(
         at=(began, tensors.last_step),
         layers=_to_blame(list(tensors), names),
-        warn=from_the_first or not _learns(history, kept),
+        warn=not _learns(history, kept) or (from_the_first and not signals_of(history).still_falls),
         num_zero_tensors=len(names),
         num_tensors=len(tensors),
         from_the_first=from_the_first,

@@ -122,13 +122,16 @@ def _is_a_part(num: int, total: int, share: float) -> bool:
 def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75) -> Seen | None:
     """The optimizer lacks trainable parameters of the model.
 
-    A warning; info if they are more than a share `share` of the model's, unless 100 losses gained hardly anything.
-    Critical if it has none of them.
+    A warning; info if they are more than a share `share` of the model's, unless 100 losses gained hardly anything, or
+    they began at random, with spreads that are alike, as no pretrained weights have. Critical if it has none of them.
     """
     names, total = history.model.not_in_optimizer, len(history.model.names)
     if not names or not history.num_steps:
         return None
-    share = 1.0 if is_stuck(history, 0.15, 100) else share
+    known = history.model.initialization
+    spreads = [(std, std / usual) for name, (std, usual) in known.items() if name in {*names}]
+    are_random = len(spreads) > 1 and any(max(column) < 1.2 * min(column) for column in zip(*spreads))
+    share = 1.0 if are_random or is_stuck(history, 0.15, 100) else share
     return Seen(
         layers=names,
         warn=_is_a_part(len(names), total, share),
@@ -161,7 +164,7 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, backbone:
     if not names or not history.num_steps:
         return None
     leading, num_held = len([*takewhile({*names}.__contains__, notes.names)]), _num_held(history)
-    has_weights = not notes.initialization or not {*names}.isdisjoint(notes.initialization)
+    has_weights = not {*names}.isdisjoint(notes.initialization)
     on_purpose = backbone <= leading == len({*names}) or num_held == 0 or not has_weights
     is_early = history.losses.count > 0 and not has_had_time(history, 100)
     is_learnt = progress >= 0.8 and leading < len({*names})  # first layers need not learn for that
@@ -187,22 +190,21 @@ def _num_held(history: TrainingHistory) -> int | None:
 @rule(
     "missing-gradients",
     of="untrained-parameters",
-    see="{num_missing:parameter} never had a gradient: {layers}.",
+    see="{num_missing:parameter} never had a gradient{_though}: {layers}.",
     remedy="Check that these parameters are used in the forward pass, and that nothing between them and the loss is "
     "detached: they are trainable and in the optimizer, but the loss does not depend on them.",
 )
 def missing_gradients(
-    history: TrainingHistory, *, samples: int = 4, share: float = 0.5, progress: float = 0.3, min_steps: int = 40
+    history: TrainingHistory, *, share: float = 0.7, progress: float = 0.3, min_steps: int = 20
 ) -> Seen | None:
-    """Parameters never had a gradient in `samples` samples.
+    """Parameters never had a gradient in `min_steps` steps.
 
-    Info, as a head that a task does not use has none. A warning if they are the first of the model, weights among them,
-    or if `min_steps` losses gained less than a share `progress` of the first. Info if they are more than a share
-    `share` of the model's (0.7 for the first ones), unless 100 losses gained hardly anything. Experts that others stand
-    beside do not count: idle-experts reports them.
+    A warning if they are of modules that the first pass called. Of others, such as a head that a task does not use, a
+    warning if 100 losses gained less than a share `progress` of the first, and half of that if they are more than a
+    share `share` of the model's; else info. Experts that others stand beside do not count: idle-experts reports them.
     """
     notes, tensors = history.model, history.tensors
-    if not notes.names or tensors.num_samples < samples:
+    if not notes.names or history.num_steps < min_steps or not len(tensors):
         return None
     newest = () if history.last is None else history.last.tensors.names  # some may have joined since the last sample
     if newest == notes.names or tensors.hold(notes.names):
@@ -216,16 +218,17 @@ def missing_gradients(
         return None
     absent -= idle_branches(notes.names, absent)
     names = [name for name in notes.names if name in absent]
+    cut = [name for name in names if name.rpartition(".")[0] in notes.learning_modules]
     if not names:
         return None
-    has_weights = not {*takewhile(absent.__contains__, notes.names)}.isdisjoint(notes.initialization)
-    is_lost = has_weights or not history.losses.count or is_stuck(history, progress, min_steps)
-    share = 1.0 if is_stuck(history, 0.15, 100) else max(share, 0.7) if has_weights else share
+    is_few, is_stuck_without = _is_a_part(len(names), len(notes.names), share), is_stuck(history, progress, 100)
     return Seen(
         at=(history.recent[0].step, tensors.last_step),
-        layers=names,
-        warn=is_lost and _is_a_part(len(names), len(notes.names), share),
-        num_missing=len(names),
+        layers=cut or names,
+        warn=bool(cut) or (is_few and is_stuck_without) or is_stuck(history, 0.5 * progress, 100),
+        sure=0.95 if cut else 0.85,
+        num_missing=len(cut or names),
         num_parameters=len(notes.names),
-        threshold_samples=samples,
+        threshold_steps=min_steps,
+        _though=", though their modules are called" if cut else "",
     )

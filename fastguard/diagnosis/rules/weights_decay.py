@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 
 from ...records import TrainingHistory
@@ -16,6 +17,7 @@ from .output import last_layer
 
 TITLE = "Weights and updates"
 
+_OF_TORCH = re.compile(r"Linear|Conv\d|LSTM|GRU|RNN|Attention")
 _COUPLED = frozenset(["SGD", "ASGD", "Adam", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop"])
 
 
@@ -121,7 +123,7 @@ def moment_out_of_bounds(history: TrainingHistory, *, margin: float = 1.1) -> Se
     "or look for what overwrote or rescaled their weights.",
 )
 def poor_initialisation(
-    history: TrainingHistory, *, small: float = 0.1, large: float = 8.0, tiny: float = 0.02, share: float = 0.5
+    history: TrainingHistory, *, small: float = 0.05, large: float = 8.0, tiny: float = 0.02, share: float = 0.5
 ) -> Seen | None:
     """Weights began above `large` times the expected spread, or below `small` times it in a share `share` of the
     layers.
@@ -129,11 +131,12 @@ def poor_initialisation(
     A single layer is too small below `tiny`, unless it is the last. Weights that are too small are info unless 50
     losses gained less than 0.3 of the first, or a share `share` of them is below `tiny`. Twice the spread is too large
     in a share `share` of the layers, 1.1 for recurrent weights (weight_hh). Equal weights count in a share `share` of
-    the layers if less than 0.8 of the first loss was gained. GPT-2's spreads are not too small.
+    the layers if less than 0.8 of the first loss was gained. GPT-2's spreads are not too small. Silent if no layer is
+    one of torch's, since nothing says then which dimension is the fan-in.
     """
-    if not history.num_steps:
+    known, kinds = history.model.initialization, history.model.module_kinds
+    if not history.num_steps or (kinds and not any(_OF_TORCH.search(kind) for kind in kinds)):
         return None
-    known = history.model.initialization
     begin = history.overview.buckets[0].first_step
     flat = [name for name, (actual, _) in known.items() if actual == 0.0]
     if len(flat) > share * len(known) and not signals_of(history).progress >= 0.8:
