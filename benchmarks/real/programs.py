@@ -59,8 +59,7 @@ def read(which: str = "") -> tuple[list[Program], list[Program], dict[str, str]]
 
 
 def _read(which: str, what: str) -> dict[str, Any]:
-    name = f"{which}_{what}.toml" if which else f"{what}.toml"
-    return tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
+    return tomllib.loads((Path(__file__).parent / f"{which}_{what}.toml".removeprefix("_")).read_text(encoding="utf-8"))
 
 
 FAMILIES: dict[str, list[str]] = _read("", "faults")["families"]
