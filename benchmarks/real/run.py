@@ -3,6 +3,7 @@
     python -m benchmarks.real.run --repos FOLDER [--only PART]                    # as it is and under `fastguard run`
     python -m benchmarks.real.run --repos FOLDER --ask benchmarks/results/real.json    # and with faults, once each
     python -m benchmarks.real.score benchmarks/results/real.json
+    python -m benchmarks.real.run --repos FOLDER --set fresh --jobs 2 --ask benchmarks/results/real-fresh.json
 
 FOLDER has, or gets, a clone of each repository as `owner+name`. The first says whether the exit code, and the random
 state and parameters at the end, are the same, and how long both took. The second runs what is not yet in its file.
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,10 @@ from fastguard.diagnosis import by_sign
 from fastguard.records import TrainingHistory
 from fastguard.report import build_report
 
-from .programs import FAULTS, MODULES, PROGRAMS, Program
+from .programs import Program, read
 
 ROOT = Path(__file__).parents[2]
+OURS = ["-m", "fastguard", "run", "--no-page"]
 NUM_LOOKS = 10  # how often a run's log is read as if it were still going on
 SEED = "import random as _r, numpy as _n, torch as _t; _r.seed(0), _n.random.seed(0), _t.manual_seed(0)"
 # At exit, a digest of what a training leaves behind.
@@ -70,13 +73,13 @@ def clone(program: Program, repos: Path, to: Path) -> None:
         changed.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def run(program: Program, repos: Path, command: list[str], timeout: float) -> dict[str, Any]:
+def run(program: Program, repos: Path, command: list[str], timeout: float, modules: dict[str, str]) -> dict[str, Any]:
     """One run of a program by `command`."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         clone(program, repos, work / "repo")
         (work / "site").mkdir()
-        for name, text in {"sitecustomize.py": AT_EXIT, **MODULES}.items():
+        for name, text in {"sitecustomize.py": AT_EXIT, **modules}.items():
             (work / "site" / name).write_text(text)
         known = {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "DIGEST": str(work / "digest")}
         known["PYTHONPATH"] = os.pathsep.join([str(work / "site"), str(ROOT), str(work / "repo")])
@@ -124,17 +127,22 @@ def _warnings(history: TrainingHistory) -> dict[str, str]:
     return {name: finding.severity for name, finding in found.items() if finding.severity != "info"}
 
 
-def ask(repos: Path, results: Path, only: str, timeout: float) -> None:
-    """Runs each program and fault that `results` lacks under `fastguard run`, and adds a line for it."""
-    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+def ask(given: argparse.Namespace) -> None:
+    """Runs each program and fault that the file lacks under `fastguard run`, and adds a line for it."""
+    lines = given.ask.read_text(encoding="utf-8").splitlines() if given.ask.exists() else []
     asked = {(known["program"], known["fault"]) for known in map(json.loads, lines)}
-    for program in [*PROGRAMS, *FAULTS]:
-        if only in program.name and (program.name, program.fault) not in asked:
-            told = run(program, repos, ["-m", "fastguard", "run", "--no-page"], timeout)
-            kept = {name: told[name] for name in ("code", "seconds", "not_watched", "guards")}
-            kept["said"] = told["said"][-300:] if told["code"] else ""
-            with results.open("a", encoding="utf-8") as file:
-                print(json.dumps({"program": program.name, "fault": program.fault, **kept}), file=file)
+    programs, faults, modules = read(given.set)
+
+    def add(program: Program) -> None:
+        told = run(program, given.repos, OURS, given.timeout, modules)
+        kept = {name: told[name] for name in ("code", "seconds", "not_watched", "guards")}
+        kept["said"] = told["said"][-300:] if told["code"] else ""
+        with given.ask.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"program": program.name, "fault": program.fault, **kept}) + "\n")
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        left = [one for one in [*programs, *faults] if given.only in one.name and (one.name, one.fault) not in asked]
+        list(pool.map(add, left))
 
 
 def main() -> None:
@@ -143,14 +151,17 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--ask", type=Path)
+    parser.add_argument("--set", default="", choices=["", "fresh"])
+    parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.ask:
-        ask(arguments.repos, arguments.ask, arguments.only, arguments.timeout)
+        ask(arguments)
         return
-    for program in PROGRAMS:
+    programs, _, modules = read(arguments.set)
+    for program in programs:
         if arguments.only in program.name:
-            plain = run(program, arguments.repos, [], arguments.timeout)
-            ours = run(program, arguments.repos, ["-m", "fastguard", "run", "--no-page"], arguments.timeout)
+            plain = run(program, arguments.repos, [], arguments.timeout, modules)
+            ours = run(program, arguments.repos, OURS, arguments.timeout, modules)
             is_same = all(plain[name] == ours[name] for name in ("code", "digest"))
             guards = ["{status} {steps}/{losses}/{val_losses} {causes}".format(**guard) for guard in ours["guards"]]
             print("same" if is_same else "DIFFERS", program.name, plain["code"], ours["code"], plain["seconds"],

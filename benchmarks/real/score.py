@@ -1,4 +1,4 @@
-"""How right the answers are that `run.py --ask` kept, and what was missed: `python -m benchmarks.real.score FILE`."""
+"""How right the answers that `run.py --ask` kept are: `python -m benchmarks.real.score FILE`, or `FILE fresh`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastguard.diagnosis import RULES, UNKNOWN
 from .. import readme
 from ..faults.external.score import Verdict, summary
 from ..faults.table import number
-from .programs import FAMILIES, FAULTS, PROGRAMS, Program
+from .programs import FAMILIES, Program, read
 
 _COLUMNS = ("num_faulty", "found", "cause_right", "top_right", "wrong_cause", "sure_right", "num_sure",
             "calibration_error", "num_sound", "false_alarms", "ever", "sound_alarmed")  # fmt: skip
@@ -40,18 +40,19 @@ def judge(program: Program, told: dict[str, Any]) -> tuple[Verdict, bool, int]:
     return verdict, any(is_right for _, is_right in pairs[:3]), len(ever)
 
 
-def main(path: Path) -> None:
+def main(path: Path, which: str = "") -> None:
+    programs, faults, _ = read(which)
     lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     told = {(line["program"], line["fault"]): line for line in lines}
     # A sound program counts if it ended well and a step was seen.
     judged = [
         judge(program, one)
-        for program in [*PROGRAMS, *FAULTS]
+        for program in [*programs, *faults]
         if (one := told.get((program.name, program.fault)))
         and (program.fault or (one["code"] == 0 and any(guard["steps"] for guard in one["guards"])))
     ]
     rows = []
-    for half in ("counted", "tune", ""):
+    for half in [*sorted({one[0].set for one in judged}), ""]:
         part = [one for one in judged if half in ("", one[0].set)]
         figures = summary(one[0] for one in part)
         sound = [ever for verdict, _, ever in part if verdict.found is None]
@@ -67,4 +68,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])
