@@ -61,12 +61,8 @@ def weights_out_of_scale(evidence: Evidence, *, least_layers: int = 1) -> Seen |
     is_zero = [name for name, layer in bad.items() if layer.actual_std == 0 and _is_zero(evidence, name)]
     if len(is_zero) <= len(result.layers) // 2:
         bad = {name: layer for name, layer in bad.items() if name not in is_zero or name == names[0]}
-    biases = [name for name, other in result.others.items() if other.status != "ok"]
-    if len(bad) < least_layers and not biases:
+    if len(bad) < least_layers:
         return None
-    if not bad:
-        see = "Biases or norms begin with unusual values: {layers}."
-        return Seen(see=see, layers=biases, num_off=len(biases), sure=0.6)
     worst = max(bad, key=lambda name: abs(math.log(max(bad[name].ratio, 1e-12))))
     counts: dict[str, Any] = {"num_off": len(bad), "num_layers": len(result.layers), "ratio": bad[worst].ratio}
     return Seen(layers=bad, _worst=worst, _std=bad[worst].expected_std, **counts)
