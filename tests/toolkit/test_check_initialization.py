@@ -83,13 +83,6 @@ def test_by_what_follows(activation, std):
     model = nn.Sequential(nn.Linear(30, 20), nn.LayerNorm(20), nn.Dropout(0.1), activation, nn.Linear(20, 2))
     found = expected(model)
     assert found["0.weight"] == pytest.approx(std) and found["4.weight"] == pytest.approx(math.sqrt(1 / 20))
-    gain = {"PReLU": None, "GELU": None, "SiLU": None, "SELU": None, "Softmax": None, "Identity": None}
-    name = type(activation).__name__
-    if name not in gain:  # torch's own gains say the same
-        param = 0.5 if name == "LeakyReLU" else None
-        torch_gain = nn.init.calculate_gain({"LeakyReLU": "leaky_relu"}.get(name, name.lower()), param)
-        denominator = 30 if "ReLU" in name else 25
-        assert std == pytest.approx(torch_gain / math.sqrt(denominator))
 
 
 class Functional(nn.Module):
