@@ -110,7 +110,7 @@ class TestErrors:
             ({"batch": []}, ValueError, "must give at least one batch"),
             ({"batch": iter([1])}, ValueError, "an iterator, which would be used up"),
             ({"num_steps": 0}, ValueError, "`num_steps` must be an integer >= 1, got 0"),
-            ({"seconds": 0}, ValueError, "`seconds` must be above 0"),
+            ({"seconds": 0}, ValueError, "`seconds` must be a number > 0"),
             ({"checks": ["odd"]}, ValueError, "`checks` must name checks, got 'odd'"),
             ({"thresholds": {"odd": {}}}, ValueError, "`thresholds` must name rules, got 'odd'"),
             ({"thresholds": {"constant-targets": {"odd": 1}}}, TypeError, "`odd` must be a threshold"),
