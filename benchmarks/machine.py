@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import re
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,30 +16,24 @@ import torch
 import fastguard
 from fastguard.kernels import backends
 
-_BUSY_LOAD = 0.5
 BUSY_RATIO = 0.05
 _TELLING_S = 1.0  # below that, /proc/stat is too coarse: it counts hundredths of a second
 
 
+def _read(path: str) -> str:
+    """The text of a file; "" where there is none."""
+    return Path(path).read_text(encoding="utf-8") if os.path.exists(path) else ""
+
+
 def _cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    found = re.search(r"model name\s*: (.*)", _read("/proc/cpuinfo"))
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def _busy_s() -> float | None:
     """CPU seconds spent by the whole machine since it started; None if it is not known."""
-    try:
-        with open("/proc/stat", encoding="ascii") as lines:
-            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, next(lines).split()[1:9])
-    except (OSError, ValueError):
-        return None
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    numbers = list(map(int, _read("/proc/stat").partition("\n")[0].split()[1:9]))
+    return (sum(numbers) - sum(numbers[3:5])) / os.sysconf("SC_CLK_TCK") if numbers else None
 
 
 class Machine:
@@ -45,7 +41,6 @@ class Machine:
 
     def __init__(self) -> None:
         self._started = time.time()
-        self._load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         self._busy, self._own = _busy_s(), sum(os.times()[:4])
 
     def _others_ratio(self) -> float | None:
@@ -70,9 +65,8 @@ class Machine:
             "fastguard": fastguard.__version__,
             "date": time.strftime("%Y-%m-%d", time.gmtime(self._started)),
             "seconds": round(time.time() - self._started, 1),
-            "load_at_start": self._load,
             "others_ratio": None if others is None else round(others, 4),
-            "is_busy": (self._load or 0.0) > _BUSY_LOAD if others is None else others > BUSY_RATIO,
+            "is_busy": others is not None and others > BUSY_RATIO,
         }
 
 

@@ -83,17 +83,6 @@ def collect(names: Iterable[str], *, quick: bool = False, into: dict[str, Any] |
     return results
 
 
-def saved(path: Path, say: Say = _tell) -> dict[str, Any] | None:
-    """Earlier results that new ones can be put into; None if there are none of this format."""
-    if not path.exists():
-        return None
-    results = json.loads(path.read_text(encoding="utf-8"))
-    if results.get("format") == FORMAT:
-        return results
-    say(f"{path} is of another format: begun anew")
-    return None
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description="Measure fastguard against torch.")
@@ -107,7 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     path: Path | None = arguments.json or RESULTS
     if arguments.dry or (arguments.quick and arguments.json is None):
         path = None
-    earlier = saved(path) if path is not None and arguments.only else None
+    puts_into = path is not None and arguments.only and path.exists()
+    earlier = json.loads(path.read_text(encoding="utf-8")) if puts_into else None
     results = collect(arguments.only or PARTS, quick=arguments.quick, into=earlier)
     print(table.text(results))
     code = 1 if results["failed"] else 0

@@ -110,15 +110,12 @@ def check(name: str, result: Any, subject: Subject, *, clips: bool = False) -> f
 
 def call_on(name: str, subject: Subject, *, clips: bool = False) -> Callable[[], Tensor]:
     """The call that is timed: never clipping, or with a limit that is a hundredth lower each time."""
-    function, parameters = FUNCTIONS[name], subject.parameters
-    if not clips:
-        return lambda: function(parameters, NO_CLIPPING)
 
     def call() -> Tensor:
         subject.limit *= 0.99
-        return function(parameters, subject.limit)
+        return FUNCTIONS[name](subject.parameters, subject.limit)
 
-    return call
+    return call if clips else lambda: FUNCTIONS[name](subject.parameters, NO_CLIPPING)
 
 
 class Clipping:

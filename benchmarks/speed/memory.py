@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import ctypes
-import resource
 import sys
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,35 +36,20 @@ class Nothing(torch.optim.Optimizer):
 
 
 def _status_bytes(key: str) -> int:
-    with open("/proc/self/status", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith(key + ":"):
-                return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {key}")
-
-
-def _max_rss_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return 1024 * int(Path("/proc/self/status").read_text(encoding="ascii").partition(f"{key}:")[2].split()[0])
 
 
 def peak_growth_bytes(call: Callable[[], Any], num_calls: int = _NUM_PASSES) -> int:
-    """By how much the peak of the resident set exceeds what was resident before `num_calls` calls.
+    """By how much the peak of the resident set exceeds what was resident before `num_calls` calls. Linux only.
 
-    On Linux free memory is first given back and the kernel's high-water mark reset. Elsewhere it is what ru_maxrss
-    grows by, which misses what fits under an earlier peak.
+    Free memory is first given back, and the kernel's high-water mark reset.
     """
-    peak: Callable[[], int] = _max_rss_bytes
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-            file.write("5")
-        before, peak = _status_bytes("VmRSS"), lambda: _status_bytes("VmHWM")
-    except (OSError, AttributeError):
-        before = peak()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = _status_bytes("VmRSS")
     for _ in range(num_calls):
         call()
-    return max(0, peak() - before)
+    return max(0, _status_bytes("VmHWM") - before)
 
 
 def _warm_up() -> None:

@@ -58,9 +58,8 @@ def rivals_in_turn(case: clipping.Case, names: Sequence[str]) -> Measuring:
 def _count(count: Callable[[], dict[str, Any]]) -> Measuring:
     def measure(settings: bench.Settings) -> dict[str, Any]:
         found = count()
-        return {key: bench.Spread(found[key], found[key], found[key]).to_dict() for key in ("clean", "mean")} | {
-            "counts": found["counts"]
-        }
+        spreads = {key: bench.Spread.of([found[key]]).to_dict() for key in ("clean", "mean")}
+        return {**spreads, "counts": found["counts"]}
 
     return measure
 
@@ -68,11 +67,6 @@ def _count(count: Callable[[], dict[str, Any]]) -> Measuring:
 def package_lines() -> int:
     """Lines of the package's Python, as `wc -l` counts them."""
     return sum(path.read_bytes().count(b"\n") for path in Path(fastguard.__file__).parent.rglob("*.py"))
-
-
-def _lines(settings: bench.Settings) -> dict[str, Any]:
-    number = package_lines()
-    return {"lines": bench.Spread(number, number, number).to_dict()}
 
 
 def _memory(case: str, num_processes: int = 1) -> Measuring:
@@ -91,7 +85,7 @@ def _clip_part(case: clipping.Case, *, clips: bool = False) -> Part:
 
 
 PARTS: dict[str, Part] = {
-    "package-lines": Part(lambda: _lines, beside=False),
+    "package-lines": Part(lambda: lambda _: {"lines": bench.Spread.of([package_lines()]).to_dict()}, beside=False),
     "frames-cpu": Part(lambda: _count(lambda: frames.count_frames("auto")), beside=False),
     "frames-gpu": Part(lambda: _count(frames.count_frames_interpreted), beside=False),
     **{name: _clip_part(CASES[name]) for name in ("gpt2-float32", "gpt2-bfloat16", "resnet50", "300x1000", "3000x64")},

@@ -74,14 +74,13 @@ def _their_tolerances(subject: Subject) -> tuple[float, float]:
     return tolerance("theirs", subject), 2e-3 + 4 * torch.finfo(subject.case.dtype).eps
 
 
-def _check_our_rows(result: Sequence[Stats], subject: Subject) -> None:
+def _check_our_rows(result: Sequence[Stats], subject: Subject, tolerances: Any = (_OURS, _OURS)) -> None:
     for index, (found, true) in enumerate(zip(result, truth.rows(subject), strict=True)):
-        _check_stats(found, true, (_OURS, _OURS), f"tensor {index}")
+        _check_stats(found, true, tolerances, f"tensor {index}")
 
 
 def _check_their_rows(result: Sequence[Stats], subject: Subject) -> None:
-    for index, (found, true) in enumerate(zip(result, truth.rows(subject), strict=True)):
-        _check_stats(found, true, _their_tolerances(subject), f"tensor {index}")
+    _check_our_rows(result, subject, _their_tolerances(subject))
 
 
 def _check_their_total(result: Stats, subject: Subject) -> float:

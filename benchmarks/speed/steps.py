@@ -21,31 +21,39 @@ _MAX_STEPS, _MAX_WARM_UP = 3000, 100
 
 
 def time_steps(
-    case: bench.StepCase, ours: str, settings: bench.Settings | None, max_steps: int = _MAX_STEPS
+    case: bench.StepCase, ours: str, settings: bench.Settings, max_steps: int, from_start: bool
 ) -> dict[str, float]:
     """Takes one step of each run in turn, in every order; returns what the runs add to the plain one, in us.
 
     That is the median of the differences in one iteration, and the mean without the slowest 1 %, in which another
-    process had the core. Without `settings`, the first `max_steps` steps are timed, with no warm-up.
+    process had the core. With `from_start`, the first `max_steps` steps are timed, with no warm-up.
     """
     with tempfile.TemporaryDirectory() as folder, bench.without_a_word():
         log = Path(folder) / "log.jsonl"
         runs = {kind: bench.StepRun(case, kind, log) for kind in (bench.PLAIN, bench.CLIP, ours)}
         orders = list(itertools.permutations(runs))
         times: dict[str, list[int]] = {kind: [] for kind in runs}
-        num_warm_up, num_steps = (0, max_steps) if settings is None else (len(orders), len(orders))
+        num_warm_up, num_steps = (0, max_steps) if from_start else (len(orders), len(orders))
         index = 0
         with bench.gc_off():
             while index < num_warm_up + num_steps:
                 for kind in orders[index % len(orders)]:
                     times[kind].append(bench.call_ns(runs[kind].step))
                 index += 1
-                if settings is not None and index == len(orders):
+                if not from_start and index == len(orders):
                     budget_ns = 4e9 * settings.budget_s / NUM_REPETITIONS  # small differences of large times
                     affordable = int(budget_ns / sum(statistics.median(values) for values in times.values()))
                     num_steps = min(max_steps, max(MIN_STEPS, affordable))
                     num_warm_up = max(len(orders), min(_MAX_WARM_UP, num_steps // 4))
-        _check(case, runs, ours, index, log)
+        bench.require_equal(case, runs, ours)
+        guard, num_recorded = runs[ours].optimizer.guard, index
+        squares = [float(p.grad.double().square().sum()) for p in runs[ours].parameters if p.grad is not None]
+        clipping.require_close(f"{case.title}: norm", guard.last.norm, math.sqrt(math.fsum(squares)), 1e-6)
+        guard.close()
+        if ours == bench.RECORDED:
+            num_recorded = sum("step" in json.loads(line) for line in log.read_text(encoding="utf-8").splitlines())
+        if guard.last.step + 1 != index or num_recorded != index:
+            raise bench.WrongResultError(f"{case.title}: of {index} steps {num_recorded} were recorded")
     counted = {kind: values[num_warm_up:] for kind, values in times.items()}
     means = {kind: statistics.mean(sorted(v)[: math.ceil(0.99 * len(v))]) for kind, v in counted.items()}
     found = {f"{kind}_us": statistics.median(values) / 1e3 for kind, values in counted.items()}
@@ -54,19 +62,6 @@ def time_steps(
         found[key] = statistics.median(differences) / 1e3
         found[f"{key}_mean"] = (means[kind] - means[bench.PLAIN]) / 1e3
     return {**found, "num_steps": len(counted[ours])}
-
-
-def _check(case: bench.StepCase, runs: dict[str, bench.StepRun], ours: str, num_steps: int, log: Path) -> None:
-    bench.require_equal(case, runs, ours)
-    guard = runs[ours].optimizer.guard
-    squares = [float(p.grad.double().square().sum()) for p in runs[ours].parameters if p.grad is not None]
-    clipping.require_close(f"{case.title}: norm", guard.last.norm, math.sqrt(math.fsum(squares)), 1e-6)
-    guard.close()
-    num_recorded = guard.last.step + 1
-    if ours == bench.RECORDED:
-        num_recorded = sum("step" in json.loads(line) for line in log.read_text(encoding="utf-8").splitlines())
-    if num_recorded != num_steps:
-        raise bench.WrongResultError(f"{case.title}: of {num_steps} steps {num_recorded} were recorded")
 
 
 def measure_steps(
@@ -85,8 +80,7 @@ def measure_steps(
             missing.
     """
     num_repetitions = min(NUM_REPETITIONS, settings.num_rounds)
-    timed = None if from_start else settings
-    repetitions = [time_steps(case, ours, timed, max_steps) for _ in range(num_repetitions)]
+    repetitions = [time_steps(case, ours, settings, max_steps, from_start) for _ in range(num_repetitions)]
     ours_mean, theirs_mean = ([r[f"{who}_us_mean"] for r in repetitions] for who in ("ours", "theirs"))
     return {
         **bench.compared([r["ours_us"] for r in repetitions], [r["theirs_us"] for r in repetitions]),

@@ -161,44 +161,21 @@ class FollowedRun:
 
 
 def lines_of(run: FollowedRun) -> list[str]:
-    """What is known of the run, the most important first, in printable ASCII."""
-    lines = [shown(run.path), _status(run)]
-    if run.problem:
-        lines.append(f"the log {shown(run.problem)}")
+    """The newest numbers of the run, and its report as `fastguard diagnose` prints it, in printable ASCII."""
+    lines = [shown(run.path)]
+    lines += [f"the log {shown(run.problem)}"] if run.problem else []
     lines += filter(None, [newer_run(run.path)])
-    if run.log.num_runs > 1:
-        lines.append(f"run {run.log.num_runs:,} of this log")
-    if run.num_left_out:
-        lines.append(f"{count(run.num_left_out, 'damaged line')} left out")
-    history = run.history
-    if history.recent:
-        lines.append("")
-        for label, name in (("loss", "loss"), ("grad norm", "norm"), ("val loss", "val_loss"), ("lr", "lr")):
-            source = history.validations if name == "val_loss" else history.recent
-            known = [value for value in (getattr(one, name) for one in source) if value is not None]
-            lines += [f"{label:<11}{number(known[-1])}"] if known else []
-        lines.append(f"clipped    {history.num_clipped:,} of {history.num_clean:,}")
-        lines.append(f"skipped    {history.num_skipped:,} of {history.num_steps:,}")
-    if run.report is not None:
-        from ..diagnosis import UNKNOWN
-        from ..report.report import headline, place_of
-
-        for cause in [cause for cause in run.report.causes if cause.rule != UNKNOWN][:1]:
-            lines += ["", f"likely cause: {shown(cause.rule)}{place_of(cause)}", f"    {prose(cause.recommendation)}"]
-        for finding in run.report.findings:
-            lines += ["", headline(finding), f"    {prose(finding.summary)}"]
-    return lines
-
-
-def _status(run: FollowedRun) -> str:
+    lines += [f"run {run.log.num_runs:,} of this log"] if run.log.num_runs > 1 else []
+    lines += [f"{count(run.num_left_out, 'damaged line')} left out"] if run.num_left_out else []
     if run.newest_step < 0:
-        return "WAITING for a step"
-    if run.report is None:
-        return f"AT STEP {run.newest_step:,}, not judged yet"
-    from ..report.report import num_of_each  # takes 0.1 s, and the first block needs none of it
-
-    said = "no gradient was seen" if run.report.status == "no-evidence" else num_of_each(run.report.findings)
-    return f"{run.report.status.upper().replace('-', ' ')} at step {run.newest_step:,}: {said}"
+        return [*lines, "WAITING for a step"]
+    newest = []
+    for label, name in (("loss", "loss"), ("grad norm", "norm"), ("val loss", "val_loss"), ("lr", "lr")):
+        source = run.history.validations if name == "val_loss" else run.history.recent
+        known = [value for value in (getattr(one, name) for one in source) if value is not None]
+        newest += [f"{label} {number(known[-1])}"] if known else []
+    lines.append(f"step {run.newest_step:,}: {', '.join(newest)}")
+    return [*lines, "", *str(run.report or "not judged yet").splitlines()]
 
 
 def line_of(finding: Any) -> str:

@@ -73,18 +73,8 @@ def _check_finite(norm: float, norm_type: float, error_if_nonfinite: bool) -> No
         )
 
 
-def _check_foreach(tensors: list[Any], foreach: bool | None) -> None:
-    if not foreach:
-        return
-    for tensor in tensors:
-        if tensor.device.type not in ("cpu", "cuda", "xpu", "mps", "hpu", torch._C._get_privateuse1_backend_name()):
-            raise RuntimeError(
-                f"foreach=True was passed, but can't use the foreach API on {tensor.device.type} tensors"
-            )
-
-
 def _norm(
-    tensors: list[Any], norm_type: float, foreach: bool | None, backend: str, holders: list[Any] | None = None
+    tensors: list[Any], norm_type: float, backend: str, holders: list[Any] | None = None
 ) -> tuple[float, Iterable[torch.dtype], Any] | None:
     """The norm and the dtypes of `tensors`, over the ranks of `holders`, and a mesh; None for what torch has to do."""
     is_shared = any(map(is_sharded, holders or ()))  # though none of `tensors` may be, or there may be none here
@@ -99,7 +89,6 @@ def _norm(
         return norm_over_ranks(pieces), pieces.dtypes, pieces.mesh
     if not _served(tensors):
         return None
-    _check_foreach(tensors, foreach)
     if is_shared or any(map(is_sharded, tensors)):
         pieces = measured(tensors, holders or tensors, backend)
         return norm_over_ranks(pieces), pieces.dtypes or {h.dtype for h in holders or ()}, pieces.mesh
@@ -139,7 +128,7 @@ def get_total_norm(
     """
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     norm_type = float(norm_type)
-    found = _norm(tensors, norm_type, foreach, kernels.resolve_backend("auto"))
+    found = _norm(tensors, norm_type, kernels.resolve_backend("auto"))
     if found is None:
         return _torch_get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
     norm, dtypes, mesh = found
@@ -210,7 +199,7 @@ def clip_grad_norm_(
             _clip(pieces.local, norm, max_norm, error_if_nonfinite, backend)
             return _result(norm, pieces.dtypes, pieces.local, pieces.mesh)
     gradients = kernels.collect_gradients([parameters])[0]
-    found = _norm(gradients, norm_type, foreach, backend, [*parameters, *gradients])
+    found = _norm(gradients, norm_type, backend, [*parameters, *gradients])
     if found is None:
         return _torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     norm, dtypes, mesh = found

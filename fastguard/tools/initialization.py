@@ -8,7 +8,6 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -155,8 +154,7 @@ def _after(node: Any, modules: dict[str, nn.Module]) -> Follower:
     return _LINEAR
 
 
-@dataclass(frozen=True)
-class _Weight:
+class _Weight(NamedTuple):
     """A weight to judge: where it is, what its standard deviation should be about, and why."""
 
     name: str
@@ -203,9 +201,8 @@ def _weights_in(model: nn.Module, followers: dict[nn.Module, Follower]) -> list[
     for prefix, m in _modules_with_names(model):
         if any(p is not None and _why_not_judged(p) for p in m._parameters.values()):
             continue
-        if isinstance(
-            m, (nn.Embedding, nn.EmbeddingBag)
-        ):  # looked up, not added up: GPT's 0.02 and torch's 1 are usual
+        if isinstance(m, (nn.Embedding, nn.EmbeddingBag)):
+            # Looked up, not added up: GPT's 0.02 and torch's 1 are usual.
             least = min(1 / math.sqrt(m.embedding_dim), 0.1) if m.embedding_dim else 0.0
             rule = "looked up: 0.02, or 1/sqrt(dim) to 1"
             weights = [_Weight(prefix + "weight", m.weight, 1, 1.0, rule, "embedding", least, m, "weight")]
@@ -221,7 +218,7 @@ def _weights_in(model: nn.Module, followers: dict[nn.Module, Follower]) -> list[
                 dim, table = weight.tensor.shape[1], first if first.kind == "embedding" else weight
                 tied: dict[str, Any] = {"fan_in": dim, "expected_std": _LINEAR.std(dim, 0), "least": None}
                 tied["rule"] = f"LeCun: tied to an embedding of {dim}"
-                found[id(weight.tensor)] = replace(table, name=first.name, **tied)
+                found[id(weight.tensor)] = table._replace(name=first.name, **tied)
     return list(found.values())
 
 
@@ -280,10 +277,9 @@ class InitializationReport(AttributeDict):
     | `fan_in`, `rule` | inputs to each output; which rule the expectation comes from, and why |
     | `output_variance`, `variance_ratio` | with a batch: of its output; over the one before it, None for the first |
 
-    These are also keys and attributes, but not iterated over: `layers` (all of them), `others` (biases, norms and the
-    like: `kind`, `status`, `rms`, `expected_rms`), `not_judged` (reasons by name), `followers` (how it was found what
-    follows each layer), and with a batch `variance_ok` (no ratio outside [0.1, 10]). `all_ok` is True if all layers
-    and others are ok and none was without values.
+    These are also keys and attributes, but not iterated over: `layers` (all of them), `not_judged` (reasons by name),
+    `followers` (how it was found what follows each layer), and with a batch `variance_ok` (no ratio outside [0.1, 10]).
+    `all_ok` is True if all layers are ok and none was without values.
     """
 
     def __init__(self, layers: _Layers, all_ok: bool, **more: Any) -> None:
@@ -303,13 +299,9 @@ class InitializationReport(AttributeDict):
             rows.append((shown(name, NAME_WIDTH), entry.status, *cells, entry.rule))
         text = in_columns(rows, left=(0, 1, len(rows[0]) - 1))
         text.insert(1, "-" * max(map(len, text)))
-        for name, e in self.others.items():
-            if e.status != "ok":
-                text.append(f"{shown(name, NAME_WIDTH)}: {prose(f'{e.status}, {e.kind} of rms {e.rms:.3g}')}")
         text += [f"{shown(name, NAME_WIDTH)}: not judged, {prose(why)}" for name, why in self.not_judged.items()]
-        entries = [*self.layers.values(), *self.others.values()]
-        bad = sum(entry.status != "ok" for entry in entries)
-        text.append("all ok" if self["all_ok"] else f"not all ok: {bad} of {len(entries)} are off")
+        bad = sum(entry.status != "ok" for entry in self.layers.values())
+        text.append("all ok" if self["all_ok"] else f"not all ok: {bad} of {len(self.layers)} are off")
         return "\n".join(text)
 
     def __repr__(self) -> str:
@@ -330,13 +322,12 @@ def check_initialization(
 
     fan_in is that of one group of a grouped convolution, and of one output position of a transposed one (over the
     strides). Embeddings may be anything from 0.02, or 1/sqrt(dim), to 1; one that is tied to an output layer is judged
-    as that layer. GPT-2's 0.02 for every fan-in is ok in a model that normalises. Biases and norms are in `others`: too
-    large above a root mean square of 10; norms too small below 0.1 (all zero is a residual branch that starts off).
-    Parametrized weights (weight norm) are judged as they are used.
+    as that layer. GPT-2's 0.02 for every fan-in is ok in a model that normalises. Parametrized
+    weights (weight norm) are judged as they are used; biases and the weights of norms are not judged.
 
     Args:
         model_or_weights: a module; or weights laid out [out, in, *kernel], tensors or NumPy arrays, as a dict by name
-            (a state dict) or a list. Those of less than two dimensions are in `others`.
+            (a state dict) or a list. Those of less than two dimensions are left out.
         batch: the arguments of one forward pass of a model: a tensor, a tuple or a dict. Each layer then has the
             variance of its output, and its ratio to that of the layer run before it. The pass is made without
             gradients, in the mode the model is in; buffers and random generators are restored.
@@ -361,35 +352,28 @@ def check_initialization(
     (False, 'ok', 'too_large')
     """
     followers, kinds, missing = "not looked for: weights alone", set[str](), dict[str, str]()
-    is_lazy = False
     weights: list[_Weight] = []
-    others: dict[str, tuple[str, Tensor]] = {}
     model = model_or_weights if isinstance(model_or_weights, nn.Module) else None
     if model is not None:
         found, problem = find_followers(model)
         followers = f"order of registration; the model can't be traced ({problem})" if problem else "traced graph"
         kinds = {type(module).__name__ for module in model.modules()}
+        missing = {strip_wrappers(name): _why_not_judged(p) for name, p in model.named_parameters()}
         with torch.no_grad():
             weights = _weights_in(model, found)
-        tensors = _others_in(model, weights)
     elif batch is not None:
         raise TypeError("`batch` must be left out where there is no model to run it through, only weights")
     else:
-        tensors = {name: (_kind(name, "vector"), tensor) for name, tensor in _named(model_or_weights).items()}
-    for name, (kind, tensor) in tensors.items():
-        if why := _why_not_judged(tensor):
-            missing[name] = why
-            is_lazy = is_lazy or why in _WITHOUT_VALUES
-        elif model is not None or tensor.dim() < 2:
-            others[name] = kind, tensor
-        else:
-            fan_in = tensor[0].numel() if tensor.shape[0] else 0
-            weights.append(_Weight(name, tensor, fan_in, Follower("He", 1.0, "").std(fan_in, 0), "He"))
+        for name, tensor in _named(model_or_weights).items():
+            missing[name] = _why_not_judged(tensor)
+            if not missing[name] and tensor.dim() >= 2:
+                fan_in = tensor[0].numel() if tensor.shape[0] else 0
+                weights.append(_Weight(name, tensor, fan_in, Follower("He", 1.0, "").std(fan_in, 0), "He"))
+    missing = {name: why for name, why in missing.items() if why}
     if not weights:
         given = prose("; ".join(f"{name}: {why}" for name, why in missing.items())) or "it has no weight matrices"
         raise ValueError(f"`model_or_weights` must hold at least one weight that can be judged, got none ({given})")
-    judged = {**{w.name: w.tensor.detach() for w in weights}, **{name: t.detach() for name, (_, t) in others.items()}}
-    rows = list(kernels.tensor_stats(list(judged.values()), names=list(judged)))
+    rows = kernels.tensor_stats([w.tensor.detach() for w in weights], names=[w.name for w in weights])
     layers = _Layers((w.name, _judged(w, row)) for w, row in zip(weights, rows))
     for name in as_in_gpt2({name: layer.actual_std for name, layer in layers.items()}, kinds):
         if layers[name].status == "too_small":
@@ -398,11 +382,9 @@ def check_initialization(
     for name, (variance, ratio) in variances.items():
         layers[name].update(output_variance=variance, variance_ratio=ratio)
     ratios = [ratio for _, ratio in variances.values() if ratio is not None]
-    more = {name: _other(kind, row) for (name, (kind, _)), row in zip(others.items(), rows[len(weights) :])}
     return InitializationReport(
         layers,
-        all_ok=all(entry.status == "ok" for entry in (*layers.values(), *more.values())) and not is_lazy,
-        others=more,
+        all_ok=all(one.status == "ok" for one in layers.values()) and not {*missing.values()} & {*_WITHOUT_VALUES},
         not_judged=missing,
         followers=followers,
         variance_ok=None if batch is None else all(TOO_SMALL <= ratio <= TOO_LARGE for ratio in ratios),
@@ -427,37 +409,15 @@ def _named(weights: Any) -> dict[str, Tensor]:
     return {name: w.detach() if isinstance(w, Tensor) else as_tensor(w) for name, w in found.items()}
 
 
-def _others_in(model: nn.Module, weights: list[_Weight]) -> dict[str, tuple[str, Tensor]]:
-    """Kind and tensor of the parameters that are not among `weights`."""
-    others: dict[str, tuple[str, Tensor]] = {}
-    seen = {id(weight.tensor) for weight in weights}
-    for prefix, module in _modules_with_names(model):
-        for name, p in module._parameters.items():
-            if p is not None and id(p) not in seen:
-                seen.add(id(p))
-                is_norm = "norm" in type(module).__name__.lower() and name == "weight"
-                others[prefix + name] = "norm" if is_norm else _kind(name, "parameter"), p
-    return others
-
-
-def _kind(name: str, other: str) -> str:
-    return "bias" if "bias" in name.rpartition(".")[2] else other
-
-
-def _status(row: TensorRow, size: float, least: float, most: float) -> str:
-    if row.num_nans or row.num_infs:
-        return "not_finite"
-    return "too_small" if size < least else "too_large" if size > most else "ok"
-
-
 def _judged(weight: _Weight, row: TensorRow) -> AttributeDict:
     # The spread of complex numbers is that of both parts together.
     std, expected, rule = row.std * math.sqrt(1 + weight.tensor.is_complex()), weight.expected_std, weight.rule
     least = TOO_SMALL * (expected if weight.least is None else weight.least)
     if not row.abs_max and std < least:
         rule += "; all zero, which only a branch beside a residual may be"
+    status = "too_small" if std < least else "too_large" if std > TOO_LARGE * expected else "ok"
     return AttributeDict(
-        status=_status(row, std, least, TOO_LARGE * expected),
+        status="not_finite" if row.num_nans or row.num_infs else status,
         expected_std=expected,
         actual_std=std,
         ratio=std / expected if expected else math.nan,
@@ -465,14 +425,6 @@ def _judged(weight: _Weight, row: TensorRow) -> AttributeDict:
         kind=weight.kind,
         rule=rule,
     )
-
-
-def _other(kind: str, row: TensorRow) -> AttributeDict:
-    rms = math.sqrt(row.sum_sq / row.numel) if row.numel else 0.0
-    least = TOO_SMALL if kind == "norm" and rms > 0 else 0.0  # all zero is a residual branch that starts off
-    expected = 1.0 if kind in ("norm", "bias") else None
-    status = _status(row, rms, least, TOO_LARGE if expected else math.inf)
-    return AttributeDict(kind=kind, status=status, rms=rms, expected_rms=expected)
 
 
 def _output_variances(model: nn.Module, batch: Any, weights: list[_Weight]) -> dict[str, tuple[float, float | None]]:

@@ -132,21 +132,6 @@ def dead(s):
     nn.init.constant_(s["model"][0].bias, -100.0)
 
 
-class Exponential(nn.Module):
-    def forward(self, x):
-        return x.exp()
-
-
-def exploding(s):
-    layers = [layer for _ in range(6) for layer in (nn.Linear(FEATURES, FEATURES), Exponential())]
-    return {"model": nn.Sequential(*layers, nn.Linear(FEATURES, CLASSES))}
-
-
-def vanishing(s):
-    layers = [layer for _ in range(9) for layer in (nn.Linear(FEATURES, FEATURES), nn.Sigmoid())]
-    return {"model": nn.Sequential(*layers, nn.Linear(FEATURES, CLASSES))}
-
-
 def root_of_zero(s):
     return {"loss_fn": lambda output, target: (output - output.detach()).square().sum(1).sqrt().mean()}
 
@@ -203,8 +188,6 @@ BAD = {
     "weights-out-of-scale": (classes, changed_weights(lambda p: p.data.mul_(1e-3))),
     "identical-units": (classes, changed_weights(nn.init.ones_)),
     "dead-units-at-start": (classes, dead),
-    "gradient-vanishes-at-start": (classes, vanishing),
-    "gradient-explodes-at-start": (classes, exploding),
     "non-finite-at-start": (classes, log_of_zero),
     "unusual-optimizer-settings": (classes, setting(ADAM, lr=1e-2, eps=1.0)),
     "heavy-weight-decay": (classes, setting(SGD, lr=0.1, weight_decay=1.0)),

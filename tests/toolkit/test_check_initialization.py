@@ -83,13 +83,6 @@ def test_by_what_follows(activation, std):
     model = nn.Sequential(nn.Linear(30, 20), nn.LayerNorm(20), nn.Dropout(0.1), activation, nn.Linear(20, 2))
     found = expected(model)
     assert found["0.weight"] == pytest.approx(std) and found["4.weight"] == pytest.approx(math.sqrt(1 / 20))
-    gain = {"PReLU": None, "GELU": None, "SiLU": None, "SELU": None, "Softmax": None, "Identity": None}
-    name = type(activation).__name__
-    if name not in gain:  # torch's own gains say the same
-        param = 0.5 if name == "LeakyReLU" else None
-        torch_gain = nn.init.calculate_gain({"LeakyReLU": "leaky_relu"}.get(name, name.lower()), param)
-        denominator = 30 if "ReLU" in name else 25
-        assert std == pytest.approx(torch_gain / math.sqrt(denominator))
 
 
 class Functional(nn.Module):
@@ -227,22 +220,6 @@ def test_a_narrow_gpt2_is_ok_where_it_normalises(normalises):
     result = fastguard.check_initialization(model)
     assert {result[f"{i}.weight"].status for i in range(8)} == ({"ok"} if normalises else {"ok", "too_small"})
     assert ("GPT-2" in result["0.weight"].rule) == normalises
-
-
-def test_norms_biases_and_raw_parameters():
-    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm((8,)), nn.ReLU())
-    model.register_parameter("position", nn.Parameter(torch.zeros(1, 50, 8)))
-    nn.init.constant_(model[0].bias, -20.0)
-    nn.init.constant_(model[1].weight, 0.01)
-    result = fastguard.check_initialization(model)
-    others = result["others"]
-    assert others["0.bias"]["status"] == "too_large" and others["1.weight"]["status"] == "too_small"
-    assert (
-        others["1.bias"].kind == "bias" and others["position"].kind == "parameter" and others["position"].status == "ok"
-    )
-    assert not result.all_ok and result["0"].status == "ok"
-    nn.init.zeros_(model[1].weight)  # a residual branch that starts off
-    assert fastguard.check_initialization(model)["others"]["1.weight"]["status"] == "ok"
 
 
 def test_parametrized_weights_are_judged_as_they_are_used():

@@ -135,15 +135,15 @@ class TestTerminal:
         screen = terminal(columns=40, rows=12)
         screen.wait_for("is not there")
         write(path, range(40), bad=(20,))
-        screen.wait_for("WARNING at step 39")
+        screen.wait_for("WARNING after 40 steps")
         with open(path, "ab") as file:
             file.write(b'{"step":40,"lo')
         path.rename(f"{path}.1")
         write(path, range(40, 60))
-        screen.wait_for("at step 59")
+        screen.wait_for("step 59: ")
         path.write_text("")
         write(path, range(3))
-        screen.wait_for("at step 2:")
+        screen.wait_for("HEALTHY after 3 steps")
         blocks = screen.text.split("\x1b[H\x1b[2J")[1:-1]
         assert all(block.count("\n") < 12 and max(map(len, block.split("\r\n"))) < 40 for block in blocks)
         screen.process.send_signal(signal.SIGINT)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..._text import count, did_you_mean
+from ..._text import did_you_mean
 from ...diagnosis import CAUSES, RULES, Finding, diagnose
 from ...diagnosis.finding import SEVERITIES, Seen
 from ...diagnosis.registry import CHECKS as CHECKS
@@ -20,7 +20,7 @@ from ...diagnosis.registry import rule
 from ...records import values
 from ...records.failures import Failures
 from ...report import Report, Status
-from ...report.report import num_of_each
+from ...report.report import not_checked, num_of_each
 from ..bench import randomness_restored, set_up, take
 from .evidence import Evidence
 from .losses import chance
@@ -174,8 +174,7 @@ def preflight(
     asked = _asked(checks)
     values.at_least(1, "num_batches", num_batches)
     values.at_least(1, "num_steps", num_steps)
-    if not seconds > 0:
-        raise ValueError(f"`seconds` must be above 0, got {seconds!r}")
+    values.positive("seconds", seconds, "It is about how long the trial steps may take.")
     started = time.perf_counter()
     failures = Failures()
     with randomness_restored(batch), warnings.catch_warnings():
@@ -187,8 +186,8 @@ def preflight(
             numbers = _numbers(evidence)
     causes = find_causes(found)
     numbers |= {"num_checks": len(asked), "num_failed": len(failures), "seconds": time.perf_counter() - started}
-    if len(failures):
-        found.append(_not_checked(failures))
+    failed = not_checked(list(failures), len(asked))
+    found += [] if failed is None else [failed]
     status: Status = next((f.severity for f in found if f.severity != "info"), "healthy")
     told = dict.fromkeys(one.recommendation for one in (*causes, *found) if one.recommendation)
     return PreflightReport(status, tuple(found), list(told), numbers, tuple(causes))
@@ -217,13 +216,3 @@ def _numbers(evidence: Evidence) -> dict[str, float]:
     rates = () if fit is None else sorted(fit.attempts.values(), key=lambda one: one.lr)
     known |= {f"loss at lr {one.lr:.3g}": one.end for one in rates}
     return {name: value for name, value in known.items() if value is not None}
-
-
-def _not_checked(failures: Failures) -> Finding:
-    errors = "; ".join(f"{failure.what}: {failure.error}" for failure in failures)
-    return Finding(
-        f"{count(len(failures), 'check')} failed, so some problems were not checked for. {errors}.",
-        evidence={"num_failed": len(failures)},
-        recommendation="Please report it, with the model's layers and the shapes of the batch.",
-        rule="failed-checks",
-    )

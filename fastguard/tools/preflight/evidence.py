@@ -229,11 +229,6 @@ class Evidence:
         return follow(self.bench, inputs)
 
     @cached_property
-    def later(self) -> TrialPass:
-        """A trial pass after a few steps, when a symmetric or zero start is over."""
-        return trial_pass(self.bench, self.batches[0], self.parameters, num_steps=5)
-
-    @cached_property
     def fit(self) -> Fit | None:
         """Trial steps at several learning rates; None if no step can be taken."""
         first = self.first
@@ -243,17 +238,15 @@ class Evidence:
 
 
 def trial_pass(
-    bench: Bench, batch: Any, parameters: dict[str, nn.Parameter], *, num_steps: int = 0, find_origin: bool = False
+    bench: Bench, batch: Any, parameters: dict[str, nn.Parameter], *, find_origin: bool = False
 ) -> TrialPass:
-    """A forward and a backward pass under a `Watcher`, after `num_steps` training steps; everything is restored."""
+    """A forward and a backward pass under a `Watcher`; everything is restored."""
     found = TrialPass()
     watcher = Watcher(find_origin=find_origin)
     found.seen = watcher.seen
     own = set(map(id, parameters.values()))
     outsiders = [p for group in bench.optimizer.param_groups for p in group["params"] if id(p) not in own]
     with bench.put_back(), torch.enable_grad():
-        for _ in range(num_steps):
-            bench.step(batch)
         for p in (*outsiders, *parameters.values()):
             p.grad = None
         found.stage = "forward"
@@ -271,7 +264,7 @@ def trial_pass(
             found.error = error
         found.num_outsiders_reached = sum(p.grad is not None for p in outsiders)
         found.gradients = {name: _kept(p.grad) for name, p in parameters.items()}
-    if not find_origin and not num_steps and found.error is None and not _all_finite(found):
+    if not find_origin and found.error is None and not _all_finite(found):
         again = trial_pass(bench, batch, parameters, find_origin=True)
         found.seen.origin, found.seen.zero_roots = again.seen.origin, again.seen.zero_roots
     return found

@@ -11,7 +11,7 @@ from torch import Tensor
 from ....diagnosis.finding import Seen
 from ...initialization import check_initialization
 from ..asking import check
-from ..evidence import Evidence, TrialPass
+from ..evidence import Evidence
 from ..watcher import BREAKERS, LOSSES, Activity
 
 TITLE = "Initialisation and gradient flow"
@@ -61,12 +61,8 @@ def weights_out_of_scale(evidence: Evidence, *, least_layers: int = 1) -> Seen |
     is_zero = [name for name, layer in bad.items() if layer.actual_std == 0 and _is_zero(evidence, name)]
     if len(is_zero) <= len(result.layers) // 2:
         bad = {name: layer for name, layer in bad.items() if name not in is_zero or name == names[0]}
-    biases = [name for name, other in result.others.items() if other.status != "ok"]
-    if len(bad) < least_layers and not biases:
+    if len(bad) < least_layers:
         return None
-    if not bad:
-        see = "Biases or norms begin with unusual values: {layers}."
-        return Seen(see=see, layers=biases, num_off=len(biases), sure=0.6)
     worst = max(bad, key=lambda name: abs(math.log(max(bad[name].ratio, 1e-12))))
     counts: dict[str, Any] = {"num_off": len(bad), "num_layers": len(result.layers), "ratio": bad[worst].ratio}
     return Seen(layers=bad, _worst=worst, _std=bad[worst].expected_std, **counts)
@@ -145,90 +141,6 @@ def dead_units_at_start(evidence: Evidence, *, share: float = 0.75, least_sample
         layers=filter(None, [worst.module]),
         _where=worst.module or "a ReLU",
     )
-
-
-def _gradients(evidence: Evidence, passes: list[TrialPass]) -> tuple[str, str, float, float] | None:
-    """The first and the last layer's weight, and the root mean squares of their gradients; None for less than three."""
-    norms = {}
-    for name in _weights(evidence):
-        gradients = [p.gradients.get(name) for p in passes]
-        found = [float(g.double().square().mean().sqrt()) for g in gradients if g is not None and g.numel()]
-        if found:
-            norms[name] = max(found)
-    if len(norms) < 3 or not all(map(math.isfinite, norms.values())):
-        return None
-    first, last = next(iter(norms)), list(norms)[-1]
-    return first, last, norms[first], norms[last]
-
-
-@check(
-    "gradient-vanishes-at-start",
-    cause="vanishing-gradients",
-    like="vanishing-gradients",
-    depth=2,
-    see="The gradient of {_first} is {ratio:.2g} of that of {_last}: hardly any arrives.",
-    sure=0.9,
-    reads="gradients of the first and the last layer's weights",
-    source="AUTOTRAINER (Zhang et al. 2021), β1 = 1e-3 and β2 = 1e-4",
-)
-def gradient_vanishes_at_start(
-    evidence: Evidence, *, ratio: float = 1e-3, largest: float = 1e-4, least_layers: int = 3
-) -> Seen | None:
-    """The first layer's gradient is below `ratio` of the last one's and below `largest`, with `least_layers` or more.
-
-    At the start and after five steps, because a last layer may begin with zeros or with equal units.
-    """
-    if not evidence.ran or len(_weights(evidence)) < least_layers or not evidence.in_optimizer:
-        return None
-    for is_later in (False, True):
-        found = _gradients(evidence, [evidence.later] if is_later else evidence.passes)
-        if found is None or not found[3] or found[2] >= ratio * found[3] or found[2] >= largest:
-            return None
-        name, last, at_first, at_last = found
-    values: dict[str, Any] = {"first": at_first, "last": at_last, "ratio": at_first / at_last, "threshold": ratio}
-    return Seen(layers=[name], _first=name, _last=last, **values)
-
-
-@check(
-    "gradient-explodes-at-start",
-    cause="exploding-gradients",
-    depth=2,
-    severity="critical",
-    see="The gradient of {_first} is {_ratio:.3g} times that of {_last}.",
-    sure=0.8,
-    reads="gradients of the first and the last layer's weights; the size of each layer's output",
-    source="AUTOTRAINER (Zhang et al. 2021), β3 = 70",
-    remedy="Use tanh or ReLU instead of faster growing functions, an initialisation by fan-in, normalisation, and "
-    "clipping.",
-)
-def gradient_explodes_at_start(
-    evidence: Evidence, *, ratio: float = 70.0, smallest: float = 10.0, growth: float = 1e4
-) -> Seen | None:
-    """The first layer's gradient is above `ratio` times the last one's and above `smallest`.
-
-    Or outputs grow from layer to layer, to `growth` times the input, or overflow.
-    """
-    outs = {
-        layer.name: float(layer.output.detach().abs().max())
-        for layer in evidence.layers
-        if layer.output is not None and layer.output.numel() and layer.output.is_floating_point()
-    }
-    given = evidence.layers[0].input if evidence.layers else None
-    at_input = float(given.detach().abs().max()) if given is not None and given.numel() else math.nan
-    if not math.isfinite(at_input):
-        return None
-    largest = max(filter(math.isfinite, outs.values()), default=0.0)
-    if len(outs) > 1 and (largest > growth * max(at_input, 1.0) or not all(map(math.isfinite, outs.values()))):
-        where = max(outs, key=lambda name: outs[name] if math.isfinite(outs[name]) else math.inf)
-        see = "Outputs grow from layer to layer, from {input:.3g} at the input to {largest:.3g} or more at {layers}."
-        sure = 0.5 if any(p.dtype in _HALF for p in evidence.parameters.values()) else 0.9
-        return Seen(see=see, layers=[where], sure=sure, input=at_input, largest=largest, threshold=growth)
-    found = _gradients(evidence, evidence.passes)
-    if found is None or not evidence.ran or found[2] <= ratio * found[3] or found[2] <= smallest:
-        return None
-    first, last, at_first, at_last = found
-    shown: dict[str, Any] = {"_first": first, "_last": last, "_ratio": at_first / max(at_last, 1e-300)}
-    return Seen(layers=[first], first=at_first, last=at_last, threshold=ratio, **shown)
 
 
 @check(
