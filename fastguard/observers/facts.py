@@ -16,6 +16,7 @@ from ..names import Namer, strip_wrappers
 from ..records import values
 from .observer import Observer, parameter_hook
 
+_is_lazy = torch.nn.parameter.is_lazy
 _NUM_COUNTED = 4  # steps whose backward passes are counted
 _MAX_STEPS = 64  # after which counting ends, also if gradients never came from a backward pass
 _MAX_GROUPS = 64  # with their settings in the facts
@@ -61,16 +62,13 @@ class ModelFacts(Observer):
         model = None if self._model is None else self._model()
         if model is None:
             return {"dtypes": self._dtypes}
-        looked_up = {id(p) for m in model.modules() if isinstance(m, _LOOKED_UP) for p in m.parameters(recurse=False)}
         others = (m for m in model.modules() if not isinstance(m, _CONVOLVING))
-        stacks = {id(p) for m in others for p in m._parameters.values() if p is not None and _is_stack(p)}
-        known = self._namer.known
+        own = ((m, p) for m in others for p in m._parameters.values() if p is not None)
+        left_out = {id(p) for m, p in own if isinstance(m, _LOOKED_UP) or (not _is_lazy(p) and p.dim() == 3)}
         # `weight_norm` keeps the norms of the rows of `weight_v` as `weight_g`, which is not a weight matrix.
-        sizes = {f"{name[:-1]}g" for _, name in known() if name.endswith("_v")}
-        matrices = [
-            (name, p) for p, name in known() if p.device in self._devices and _is_matrix(name, p) and name not in sizes
-        ]
-        weights = [(name, p) for name, p in matrices if id(p) not in looked_up and id(p) not in stacks]
+        sizes = {f"{name[:-1]}g" for _, name in self._namer.known() if name.endswith("_v")}
+        named = [(name, p) for p, name in self._namer.known() if p.device in self._devices and id(p) not in left_out]
+        weights = [(name, p) for name, p in named if name not in sizes and _is_matrix(name, p)]
         rows = kernels.tensor_stats([p.detach() for _, p in weights], backend=self._backend)
         spread = {
             name: (row.std, math.sqrt(2.0 * p.shape[0] / p.numel()))
@@ -87,7 +85,7 @@ class ModelFacts(Observer):
             "initialization": spread,
             "dropout": dropout,
             "module_kinds": dict(Counter(map(kind_of, leaves_of(model))).most_common(_MAX_KINDS)),
-            "dtypes": _dtypes(p for p, _ in known()) or self._dtypes,
+            "dtypes": _dtypes(p for p, _ in self._namer.known()) or self._dtypes,
         }
 
     def now(
@@ -169,20 +167,15 @@ def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[s
     if isinstance(betas, (tuple, list)):
         found["betas"] = [beta for beta in map(_number, betas) if beta is not None]
     found.update((name, group[name]) for name in _SWITCHES if isinstance(group.get(name), bool))
-    uninitialised = torch.nn.parameter.is_lazy
-    found["num_parameters"] = sum(0 if uninitialised(p) else p.numel() for p in group["params"])
+    found["num_parameters"] = sum(0 if _is_lazy(p) else p.numel() for p in group["params"])
     return found
 
 
 def _is_matrix(name: str, p: torch.Tensor) -> bool:
     if "weight" not in name.rpartition(".")[2]:  # positions, tokens and other tables have no fan-in
         return False
-    is_readable = not p.is_meta and not torch.nn.parameter.is_lazy(p)
+    is_readable = not p.is_meta and not _is_lazy(p)
     return is_readable and p.dim() >= 2 and p.is_floating_point() and p.numel() >= 16 and p.layout is torch.strided
-
-
-def _is_stack(p: torch.Tensor) -> bool:
-    return not torch.nn.parameter.is_lazy(p) and p.dim() == 3
 
 
 def _decay(optimizer: torch.optim.Optimizer) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -138,15 +138,3 @@ def strided(x: torch.Tensor, most: int) -> torch.Tensor:
     while math.gcd(step, x.shape[-1]) > 1:
         step += 1
     return x.view(-1)[::step]
-
-
-def chunks(x: torch.Tensor, most: int = 1 << 16) -> Iterator[torch.Tensor]:
-    """Views of at most `most` elements that together are `x`."""
-    if x.numel() <= most:
-        yield x
-    elif x.is_contiguous():
-        yield from x.view(-1).split(most)
-    else:
-        dim = max(range(x.dim()), key=lambda d: x.shape[d])
-        for part in x.split(max(1, most * x.shape[dim] // x.numel()), dim):
-            yield from chunks(part, most)

@@ -61,10 +61,10 @@ class AttentionWatch:
             if not is_never_caller(module)
         ]
 
-    def _enter(self, entered: int, *_: Any) -> None:
+    def _enter(self, entered: int) -> None:
         self._within.append(entered)
 
-    def _leave(self, left: int, *_: Any) -> None:
+    def _leave(self, left: int) -> None:
         while self._within and self._within.pop() != left:
             pass  # one that raised
 

@@ -63,7 +63,7 @@ class Collector:
         root = self.root()
         return root is None or root.training or not self._training_only
 
-    def begin(self, *_: Any) -> None:
+    def begin(self) -> None:
         """Begins a pass through the model, and drops one that never ended."""
         self._pass, self._is_open = [], True
         self._calls.clear()

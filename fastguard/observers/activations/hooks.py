@@ -51,7 +51,8 @@ class Hook(Transient):
 
     Args:
         find: what to read of a call.
-        show: called with what was found.
+        show: called with what was found; with nothing if the hook has no name.
+        name: of what it reads, for errors.
         at_end: whether it runs after the `forward` of the module, or before it.
         on_every_step: whether it also acts at steps that are not sampled.
 
@@ -98,17 +99,16 @@ class Hook(Transient):
                 seen, inputs = self.find(args, kwargs, output)
                 found, given = [x.detach() for _, x in seen], [x.detach() for x in inputs or ()]
                 torch.ops.fastguard.see(found, given, TOKEN, self.number, [path for path, _ in seen])
-        elif self.collector.is_wanted():
-            self.collector.run(self.name, self._look, args, kwargs, output)
+        else:
+            self.look(lambda: self.find(args, kwargs, output))
 
-    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        self.show(*self.find(args, kwargs, output))
-
-    def look_compiled(self, seen: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], paths: Sequence[str]) -> None:
-        """Reads a call in a compiled graph."""
-        self.is_compiled = True
+    def look(self, find: Callable[[], Seen]) -> None:
+        """Shows what `find` finds."""
         if self.collector.is_wanted():
-            self.collector.run(self.name, self.show, list(zip(paths, seen)), inputs if self.at_end else None)
+            if self.name:
+                self.collector.run(self.name, lambda: self.show(*find()))
+            else:  # it is only called
+                self.show()
 
 
 leave_to_python(Hook)
@@ -124,7 +124,8 @@ def _see(
 ) -> None:
     hook = _hooks.get(number)
     if hook is not None:  # None if the graph outlives its monitor
-        hook.look_compiled(seen, inputs, paths)
+        hook.is_compiled = True
+        hook.look(lambda: Seen(list(zip(paths, seen)), inputs if hook.at_end else None))
 
 
 _see.register_fake(lambda *args: None)

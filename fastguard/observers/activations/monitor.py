@@ -148,8 +148,8 @@ class ActivationMonitor:
             self._hooks.append(Hook(target.module, collector, router.find, show, target.name + KIND))
         begins, ends = collector.begin, held_weakly(self._pass_ends)
         self._pass_hooks = [
-            Hook(root, collector, nothing, begins, class_name(root), at_end=False, on_every_step=True),
-            Hook(root, collector, nothing, ends, class_name(root), on_every_step=True),
+            Hook(root, collector, nothing, begins, at_end=False, on_every_step=True),
+            Hook(root, collector, nothing, ends, on_every_step=True),
         ]
         # The hooks do not keep the monitor alive, and go when it does.
         hooks = (*self._hooks, *self._pass_hooks)
@@ -323,10 +323,11 @@ class ActivationMonitor:
     def failures(self, failures: Failures) -> None:
         self._collector.failures = failures
 
-    def _pass_ends(self, *_: Any) -> None:
+    def _pass_ends(self) -> None:
         self._collector.end()
         if not self._is_guarded:
-            self._end_step(self._step)
+            with self.failures.kept("activation sampler", "What it saw of that pass was left out."):
+                self._end_step(self._step)
 
     def _end_step(self, step: int) -> float:
         """Delivers the samples of this step, and sets or removes hooks for the next. Returns the seconds it took."""
