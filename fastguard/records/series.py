@@ -78,7 +78,7 @@ class Series:
     updates: UpdateRatios
     activations: Sampled[ModuleActivity]
     weights: Sampled[WeightStats]
-    batches: SampledBatches
+    batches: Annotated[SampledBatches, SampledBatches.of]
     grad_cosines: deque[GradientCosine]
     lone_elements: deque[LoneElement]
 
