@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, NamedTuple
 from .._text import prose, shown
 from ..records import TrainingHistory
 from ..records.failures import Failures
-from ..records.loading import fill
-from ..records.log import KEYS, MAX_LINE_BYTES, LogReader
+from ..records.loading import KEYS, fill
+from ..records.log import MAX_LINE_BYTES, LogReader
 from .cli import say
 
 ASK_EVERY = 256  # steps: the rules see each one in their window at least once
