@@ -152,8 +152,8 @@ class TestSavedStates:
     def test_an_error_names_the_place_and_changes_nothing(self):
         history = make_history([1.0])
         before, state = state_of(history), TrainingHistory().state_dict()
-        state["batches"] = [[[3, {**make_batch().to_dict(), "output_width": "wide"}]], []]
-        place = r"`state\['batches'\]\['_first'\]\[0\]\['batch'\]\['output_width'\]`"
+        state["batches"] = [[3, {**make_batch().to_dict(), "output_width": "wide"}]]
+        place = r"`state\['batches'\]\[0\]\['batch'\]\['output_width'\]`"
         for wrong, message in (
             (state, f"must be a whole number, got 'wide' - at {place}"),
             ({}, r"`state` must be of version 3, got None - at `state\['version'\]`"),

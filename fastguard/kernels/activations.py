@@ -35,17 +35,18 @@ def thresholds(saturation: float | tuple[float, float], near_zero: float) -> Lim
 
 def real(x: Any, where: str) -> torch.Tensor:
     """`x` as a tensor of real floating-point numbers; raises UnsupportedTensorError with a remedy."""
-    if not isinstance(x, torch.Tensor):
-        try:
-            x = as_tensor(x)
-        except (TypeError, ValueError, RuntimeError) as error:
-            problem = f"must be a torch.Tensor or an ndarray of numbers, got {type(x).__name__} ({error})"
-            raise UnsupportedTensorError(0, problem, "x", where) from None
-    if x.is_complex():
-        problem = f"must be real, got {x.dtype}. Call torch.view_as_real on it to have its parts read"
-        raise UnsupportedTensorError(0, problem, "x", where)
-    if not x.is_floating_point():
-        problem = f"must be float16, bfloat16, float32, float64 or float8, got {x.dtype}. Convert it, e.g. by .float()"
+    problem = ""
+    try:
+        x = as_tensor(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        problem = f"must be a torch.Tensor or an ndarray of numbers, got {type(x).__name__} ({error})"
+    else:
+        if x.is_complex():
+            problem = f"must be real, got {x.dtype}. Call torch.view_as_real on it to have its parts read"
+        elif not x.is_floating_point():
+            allowed = "float16, bfloat16, float32, float64 or float8"
+            problem = f"must be {allowed}, got {x.dtype}. Convert it, e.g. by .float()"
+    if problem:
         raise UnsupportedTensorError(0, problem, "x", where)
     return x.to_local() if hasattr(x, "to_local") else x
 
@@ -99,9 +100,8 @@ def activation_stats(
     >>> stats.zero_ratio, stats.saturation_ratio, stats.abs_max
     (0.25, 0.5, 1.0)
     """
-    limits = thresholds(saturation, near_zero)
     where = "activation_stats(x)"
-    return ActivationStats.from_row(_run(real(x, where), limits, None, backend, where)[0])
+    return ActivationStats.from_row(_run(real(x, where), thresholds(saturation, near_zero), None, backend, where)[0])
 
 
 def channel_stats(

@@ -96,35 +96,29 @@ def may_overlap(tensor: torch.Tensor) -> bool:
 
 
 def _strided(tensor: torch.Tensor, index: int, writable: bool) -> torch.Tensor:
+    problem = ""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise UnsupportedTensorError(
-            index, "must hold data, got a tensor inside a functorch transform. Call fastguard outside vmap and grad."
-        )
-    if hasattr(tensor, "to_local"):
+        problem = "must hold data, got a tensor inside a functorch transform. Call fastguard outside vmap and grad."
+    elif hasattr(tensor, "to_local"):
         return _strided(tensor.to_local().detach(), index, writable)
-    if tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor):
-        raise UnsupportedTensorError(index, "must hold data, got a meta or fake tensor, which has only a shape")
-    if tensor.layout is torch.sparse_coo:
-        if writable:
-            return tensor._values()
-        return tensor.coalesce().values()
-    if tensor.layout in _COMPRESSED:
+    elif tensor.is_meta or isinstance(tensor, torch._subclasses.FakeTensor):
+        problem = "must hold data, got a meta or fake tensor, which has only a shape"
+    elif tensor.layout is torch.sparse_coo:
+        return tensor._values() if writable else tensor.coalesce().values()
+    elif tensor.layout in _COMPRESSED or tensor.is_nested:
         return tensor.values()
-    if tensor.is_nested:
-        return tensor.values()
-    if tensor.is_quantized or tensor.layout is not torch.strided:
+    elif tensor.is_quantized or tensor.layout is not torch.strided:
         what = "a quantized tensor" if tensor.is_quantized else f"layout {tensor.layout}"
-        raise UnsupportedTensorError(
-            index, f"must be strided or sparse, got {what}. Dequantize or call to_dense first."
-        )
-    if is_traceable_wrapper_subclass(tensor):
-        raise UnsupportedTensorError(
-            index, f"must be a plain tensor, got the wrapper subclass {type(tensor).__name__}. Pass its inner tensors."
-        )
-    if tensor._is_zerotensor():
-        if writable:
-            raise UnsupportedTensorError(index, "must hold data, got an immutable zero tensor. Call .clone() on it.")
+        problem = f"must be strided or sparse, got {what}. Dequantize or call to_dense first."
+    elif is_traceable_wrapper_subclass(tensor):
+        what = f"the wrapper subclass {type(tensor).__name__}"
+        problem = f"must be a plain tensor, got {what}. Pass its inner tensors."
+    elif tensor._is_zerotensor() and writable:
+        problem = "must hold data, got an immutable zero tensor. Call .clone() on it."
+    elif tensor._is_zerotensor():
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if problem:
+        raise UnsupportedTensorError(index, problem)
     return tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
 
 

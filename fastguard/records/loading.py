@@ -16,7 +16,7 @@ from . import values
 from .codec import Spread, reader_of, readers_of
 from .columns import COLUMNS, TensorRow, completed
 from .events import Entry
-from .log import KEYS, NUMBER_KEYS, LogReader
+from .log import LogReader
 from .model import FACTS, ModelNotes
 from .sampled import GradientCosine
 from .samples import ActivationStats, BatchSample, ModuleActivity, WeightStats
@@ -130,6 +130,10 @@ _READ: dict[str, Callable[[Any], Any]] = {
     **{"grad/norm": values.spread, "skipped": values.truth, "batches": values.row},
     "clip/groups": partial(values.by_name, reader_of(tuple[Spread, Spread, Spread])),
 }
+# The keys of a line: those with a single value, some of which follow from others; and all.
+_NUMBERS = (values.number, values.count, values.spread, values.truth)
+NUMBER_KEYS = frozenset({"time", "clipped", "grad/clipped_norm", *(k for k, read in _READ.items() if read in _NUMBERS)})
+KEYS = NUMBER_KEYS | _READ.keys() | {"model"}
 
 
 def _read(line: Mapping[str, Any]) -> dict[str, Any]:

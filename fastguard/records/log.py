@@ -22,16 +22,6 @@ except ImportError:
 else:
     LineCounts, LogState = _C.LineCounts, _C.LogState  # type: ignore[attr-defined]
 
-# The keys of a line, as `fastguard.sinks` writes it: those with a single value, and all.
-_GRADIENT_KEYS = ("norm", "max", "min", "mean", "std", "num_zeros", "num_nans", "num_infs", "num_elements")
-NUMBER_KEYS = frozenset(
-    {
-        *("step", "time", "loss", "val_loss", "lr", "loss_scale", "clip/coef", "clip/trigger", "clipped", "skipped"),
-        *(f"grad/{key}" for key in (*_GRADIENT_KEYS, "cosine", "clipped_norm")),
-    }
-)
-KEYS = NUMBER_KEYS | {"nonfinite", "clip/over", "clip/groups", "tensors", "activations", "weights", "batches", "model"}
-
 _log = logging.getLogger("fastguard")
 MAX_LINE_BYTES = 64 << 20  # a table of half a million tensors
 _Parse = Callable[[bytes], dict[str, Any] | None]

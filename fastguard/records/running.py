@@ -46,7 +46,7 @@ class Summary(NamedTuple):
     last: float
 
 
-@dataclass(repr=False)
+@dataclass(slots=True, repr=False)
 class Running(Part):
     """Number, range, sum and last of all values so far. Non-finite values are left out.
 
@@ -122,7 +122,7 @@ class Spike(NamedTuple):
         return (self.value - self.mean) / (self.std + 1e-6 * abs(self.mean) + 1e-300)
 
 
-@dataclass(repr=False)
+@dataclass(slots=True, repr=False)
 class Trend(Part):
     """A series in constant memory. Non-finite values are left out; others are limited to ±1e150.
 
@@ -243,7 +243,7 @@ def _halved(closed: list[Bucket]) -> list[Bucket]:
     return merged
 
 
-@dataclass(repr=False)
+@dataclass(slots=True, repr=False)
 class Overview(Part):
     """Smallest, largest, mean and last loss, norm and learning rate of every part of a run.
 

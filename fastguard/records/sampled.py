@@ -7,11 +7,10 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from . import strict_json, values
-from .codec import Count, Part, row_reader
+from .codec import Count, Part, reader_of, row_reader
 from .running import quantiles
 from .samples import BatchSample, ModuleActivity, WeightStats
 
@@ -133,31 +132,20 @@ class SampledBatch(NamedTuple):
     batch: BatchSample
 
 
-@dataclass(repr=False)
-class SampledBatches(Part):
-    """At most 256 pairs of a step and a `BatchSample`, oldest first: the first eight and the newest.
+class SampledBatches(list[SampledBatch]):
+    """At most 256 pairs of a step and a `BatchSample`, oldest first: the first eight and the newest."""
 
-    >>> batches = SampledBatches()
-    >>> len(batches), list(batches)
-    (0, [])
-    """
-
-    _first: deque[SampledBatch] = field(default_factory=lambda: deque(maxlen=NUM_FIRST))
-    _newest: deque[SampledBatch] = field(default_factory=lambda: deque(maxlen=NUM_BATCHES - NUM_FIRST))
+    @classmethod
+    def of(cls, state: Any) -> SampledBatches:
+        """From plain types, as they are saved."""
+        return cls(reader_of(list[SampledBatch])(state))
 
     def add(self, step: int, batches: Iterable[BatchSample]) -> None:
         """Takes the forward passes in the record of a step."""
         for batch in batches:
-            (self._first if len(self._first) < NUM_FIRST else self._newest).append(SampledBatch(step, batch))
-
-    def __iter__(self) -> Iterator[SampledBatch]:
-        return chain(self._first, self._newest)
-
-    def __len__(self) -> int:
-        return len(self._first) + len(self._newest)
-
-    def __getitem__(self, index: int) -> SampledBatch:
-        return (*self._first, *self._newest)[index]
+            self.append(SampledBatch(step, batch))
+            if len(self) > NUM_BATCHES:
+                del self[NUM_FIRST]
 
 
 class UpdateRatio(NamedTuple):
