@@ -129,12 +129,10 @@ class Wire:
         return whole, [-one for one in ends[len(compared) :]], ends[: len(compared)], sums
 
     def _reduced(self, rows: torch.Tensor, more: Sequence[float], how: Any) -> tuple[torch.Tensor, list[float]]:
-        words = torch.cat([rows.flatten(), torch.tensor(more, dtype=torch.float64, device="cpu")]) if more else rows
+        words = torch.cat([rows.flatten(), torch.tensor(more, dtype=torch.float64, device="cpu")])
         for _ in self.groups:
             self._count(8 * words.numel())
         words = all_reduced(words, self.groups, how)
-        if not more:
-            return words, []
         return words[: rows.numel()].view(rows.shape), words[rows.numel() :].tolist()
 
     def _count(self, num_bytes: int) -> None:
