@@ -19,9 +19,6 @@ _log = logging.getLogger("fastguard")
 _perf_counter = time.perf_counter
 MAX_TRIES = 3  # for a record whose writing was interrupted
 SLOW_S, SLOW_SHARE = 1.0, 0.1  # a sink that takes longer, in all and as a share of the time, is reported as slow
-_OF_GRADIENTS = {"grad/norm": "norm", "grad/max": "max_val", "grad/min": "min_val", "grad/mean": "mean"}
-_OF_GRADIENTS |= {f"grad/{name}": name for name in ("std", "num_zeros", "num_nans", "num_infs")}
-_OF_GRADIENTS["grad/num_elements"] = "total_elements"
 TIMED_EVERY = 16  # lines: reading the clock costs a large part of writing one; csrc/log.cpp has the same number
 
 
@@ -178,17 +175,29 @@ def _known(prefix: str, values: dict[str, float | None]) -> Iterator[tuple[str, 
 
 def flatten_step(record: StepStats) -> dict[str, Any]:
     """The keys of `flatten` without those of samples and groups."""
-    gradients = record.gradients
+    gradients, nonfinite = record.gradients, record.nonfinite
     flat = {
-        **{key: getattr(record, key) for key in ("step", "loss", "val_loss", "lr", "loss_scale")},
-        **{key: getattr(gradients, name) for key, name in _OF_GRADIENTS.items()},
+        "step": record.step,
+        "loss": record.loss,
+        "val_loss": record.val_loss,
+        "lr": record.lr,
+        "loss_scale": record.loss_scale,
+        "grad/norm": gradients.norm,
+        "grad/max": gradients.max_val,
+        "grad/min": gradients.min_val,
+        "grad/mean": gradients.mean,
+        "grad/std": gradients.std,
+        "grad/num_zeros": gradients.num_zeros,
+        "grad/num_nans": gradients.num_nans,
+        "grad/num_infs": gradients.num_infs,
+        "grad/num_elements": gradients.total_elements,
         "grad/cosine": record.grad_cosine,
         "clip/coef": record.clip_coef,
         "clip/trigger": record.trigger,
         "grad/clipped_norm": record.clipped_norm if record.clipped else None,
         "clipped": record.clipped,
         "skipped": record.skipped,
-        "nonfinite": record.nonfinite or None,
+        "nonfinite": nonfinite or None,
         "clip/over": list(record.over) or None,
     }
     return {key: value for key, value in flat.items() if value is not None}
