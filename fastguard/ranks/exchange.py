@@ -30,8 +30,8 @@ def divided(table: bytearray, replication: torch.Tensor) -> bytearray:
     """Rows divided by the number of ranks that hold the same tensor: `replication`, float64, [T, 1] or [1, 1]."""
     if not table:
         return table
-    rows = torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS) / replication
     whole = torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS)
+    rows = whole / replication
     rows[:, [_MAX, _LEAST]] = whole[:, [_MAX, _LEAST]]
     rows[:, _NORM] = whole[:, _NORM] / replication[:, 0].sqrt()
     return bytes_of(rows)
