@@ -38,11 +38,7 @@ class _Doubt(NamedTuple):
 
 
 class Rescue:
-    """Snapshots and rollbacks of one guard.
-
-    Args:
-        run, ledger, judge, observers: of the guard; see `fastguard.step`.
-        objective: as in `fastguard.wrap`.
+    """Snapshots and rollbacks of one guard; `run`, `ledger`, `judge` and `observers` are the guard's.
 
     Attributes:
         ladder: decides what to do.
