@@ -30,8 +30,8 @@ def divided(table: bytearray, replication: torch.Tensor) -> bytearray:
     """Rows divided by the number of ranks that hold the same tensor: `replication`, float64, [T, 1] or [1, 1]."""
     if not table:
         return table
-    rows = torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS) / replication
     whole = torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS)
+    rows = whole / replication
     rows[:, [_MAX, _LEAST]] = whole[:, [_MAX, _LEAST]]
     rows[:, _NORM] = whole[:, _NORM] / replication[:, 0].sqrt()
     return bytes_of(rows)
@@ -129,12 +129,10 @@ class Wire:
         return whole, [-one for one in ends[len(compared) :]], ends[: len(compared)], sums
 
     def _reduced(self, rows: torch.Tensor, more: Sequence[float], how: Any) -> tuple[torch.Tensor, list[float]]:
-        words = torch.cat([rows.flatten(), torch.tensor(more, dtype=torch.float64, device="cpu")]) if more else rows
+        words = torch.cat([rows.flatten(), torch.tensor(more, dtype=torch.float64, device="cpu")])
         for _ in self.groups:
             self._count(8 * words.numel())
         words = all_reduced(words, self.groups, how)
-        if not more:
-            return words, []
         return words[: rows.numel()].view(rows.shape), words[rows.numel() :].tolist()
 
     def _count(self, num_bytes: int) -> None:

@@ -82,10 +82,7 @@ class Parity(Observer):
         return min((step // every + 1) * every for every in self._every)
 
     def before(self, step: int) -> None:
-        self.compare(step, self._run.params(), self._run.known_names or self._run.names_now())
-
-    def compare(self, step: int, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        """Compares what is due at `step`."""
+        params, names = self._run.params(), self._run.known_names or self._run.names_now()
         for what, every in zip(("gradients", "weights"), self._every):
             if step % every == 0:
                 tensors = [p if what == "weights" else p.grad for p in params]
@@ -211,47 +208,39 @@ class AlikeSettings:
         Raises:
             RuntimeError: the ranks have different settings, or some have no such guard when the store's timeout ends.
         """
-        store = self._store
         for one in self._open.copy():
-            ranks, room = one.ranks, one.room
             one.num_looks += 1
-            if not store.check([f"{room}/alike"]):
-                if one.waits:
-                    self._wait(ranks, room)
-                elif one.num_looks < _NUM_LOOKS:
-                    if not one.is_change or one.num_looks > 1 or not self._comes(room, _BRIEF):
-                        continue
-                else:
-                    self._open.remove(one)
-                    what = "a changed `guard.clip` or `guard.skip_nonfinite`" if one.is_change else "a guard"
-                    missing = self._missing(ranks, room, what)
-                    _log.warning("%s: what this one clips or skips, they do not", missing)
-                    continue
-            if store.get(f"{room}/alike") == b"False":
-                raise RuntimeError(_differences({rank: json.loads(store.get(f"{room}/{rank}")) for rank in ranks}))
-            self._open.remove(one)
+            if self._have_all(one):
+                if self._store.get(f"{one.room}/alike") == b"False":
+                    texts = {rank: self._store.get(f"{one.room}/{rank}") for rank in one.ranks}
+                    raise RuntimeError(_differences({rank: json.loads(text) for rank, text in texts.items()}))
+                self._open.remove(one)
+            elif one.num_looks >= _NUM_LOOKS:
+                self._open.remove(one)
+                what = "a changed `guard.clip` or `guard.skip_nonfinite`" if one.is_change else "a guard"
+                _log.warning("%s: what this one clips or skips, they do not", self._missing(one, what))
         return not self._open
 
-    def _comes(self, room: str, within: datetime.timedelta) -> bool:
-        """Whether all ranks publish within that time."""
-        try:
-            self._store.wait([f"{room}/alike"], min(within, self._store.timeout))
-        except RuntimeError:  # of the store, which names it DistStoreError, or not, by its kind
-            return False
-        return True
-
-    def _wait(self, ranks: Sequence[int], room: str) -> None:
-        if not self._comes(room, _SOON):
-            _log.warning("%s: waiting for them", self._missing(ranks, room))
+    def _have_all(self, one: _Comparison) -> bool:
+        """Whether all ranks have published. Waits for them if collectives follow, and briefly for a change."""
+        if self._store.check([f"{one.room}/alike"]):
+            return True
+        brief = [_BRIEF] if one.is_change and one.num_looks == 1 else []
+        for time in [_SOON, self._store.timeout] if one.waits else brief:
             try:
-                self._store.wait([f"{room}/alike"])
-            except RuntimeError as error:
-                remedy = "Wrap the optimizer on all of them, with the same settings (`recovery=`, `process_group=`)."
-                raise RuntimeError(f"{self._missing(ranks, room)}, after the store's timeout. {remedy}") from error
+                self._store.wait([f"{one.room}/alike"], min(time, self._store.timeout))
+                return True
+            except RuntimeError as error:  # of the store, which names it DistStoreError, or not, by its kind
+                if one.waits and time is not _SOON:
+                    remedy = "Wrap the optimizer on all, with the same settings (`recovery=`, `process_group=`)."
+                    raise RuntimeError(f"{self._missing(one)}, after the store's timeout. {remedy}") from error
+                if one.waits:
+                    _log.warning("%s: waiting for them", self._missing(one))
+        return False
 
-    def _missing(self, ranks: Sequence[int], room: str, what: str = "a guard") -> str:
-        missing = [rank for rank in ranks if not self._store.check([f"{room}/{rank}"])]
-        return f"rank {dist.get_rank()} has {what} that ranks {missing[:16]} of {len(ranks)} lack"
+    def _missing(self, one: _Comparison, what: str = "a guard") -> str:
+        missing = [rank for rank in one.ranks if not self._store.check([f"{one.room}/{rank}"])]
+        return f"rank {dist.get_rank()} has {what} that ranks {missing[:16]} of {len(one.ranks)} lack"
 
 
 def _differences(settings: Mapping[int, Mapping[str, str]]) -> str:

@@ -92,7 +92,8 @@ class Ranks:
         self._flat = flat
         self._copies = None if copies is None else torch.tensor(copies, dtype=torch.float64, device="cpu").unsqueeze(1)
         self._reader = PieceReader()
-        self._beyond = None if beyond is None or dist.get_world_size(beyond) == 1 else Wire([beyond])
+        is_one = beyond is None or dist.get_world_size(beyond) == 1
+        self._wires = [self.wire, *([] if is_one else [Wire([beyond])])]  # type: ignore[list-item]
         self.wants_tables = False
         self.own: Any = None
         self.trouble: list[tuple[int, str, int, int]] = []
@@ -102,26 +103,26 @@ class Ranks:
     @property
     def is_alone(self) -> bool:
         """Whether there is no other rank."""
-        return not self.wire.groups and self._beyond is None
+        return not self.groups
 
     @property
     def groups(self) -> list[dist.ProcessGroup]:
         """To reduce over, one after the other."""
-        return [*self.wire.groups, *([] if self._beyond is None else self._beyond.groups)]
+        return [group for wire in self._wires for group in wire.groups]
 
     @property
     def num_ranks(self) -> int:
         """Of all groups together."""
-        return self.wire.num_ranks * (1 if self._beyond is None else self._beyond.num_ranks)
+        return math.prod(wire.num_ranks for wire in self._wires)
 
     def costs(self) -> dict[str, float]:
         """Collectives a step on average, and the bytes that each rank sent in them; empty without other ranks."""
         if self.is_alone:
             return {}
-        wires, steps = [wire for wire in (self.wire, self._beyond) if wire is not None], max(1, self._num_measured)
+        steps = max(1, self._num_measured)
         costs = {
-            "num_collectives_per_step": sum(wire.num_collectives for wire in wires) / steps,
-            "collective_bytes_per_step": sum(wire.num_bytes for wire in wires) / steps,
+            "num_collectives_per_step": sum(wire.num_collectives for wire in self._wires) / steps,
+            "collective_bytes_per_step": sum(wire.num_bytes for wire in self._wires) / steps,
         }
         own = {} if self.own is None else self.own.costs()
         return {name: number + own.get(name, 0.0) for name, number in costs.items()}
@@ -162,7 +163,7 @@ class Ranks:
             total = kernels.fold_rows(divided(own, copies))
         compared = [float(step), float(num_params), self._decided, self.changes]
         added = [bad_loss, (loss or 0.0) if has_loss else 0.0, float(has_loss), float(found_inf)]
-        for wire in filter(None, (self.wire, self._beyond)):
+        for wire in self._wires:
             row, seen, added = wire.join(total, compared, added)
             total = tuple(row)
             for what, values in zip(_ALIKE, seen):
@@ -181,7 +182,7 @@ class Ranks:
             rows, positions = self._whole_table(own, num_params, pieces.present)
         self._decided = total[INDEX["finite_norm"]] if math.isfinite(total[INDEX["finite_norm"]]) else -1.0
         num_bad, rank = divmod(bad_losses, _ONE)
-        is_whose = num_bad == 1.0 and num_losses == self.num_ranks - 1.0 and self._beyond is None
+        is_whose = num_bad == 1.0 and num_losses == self.num_ranks - 1.0 and len(self._wires) == 1
         found = pieces.present, pieces.fingerprint, mean, num_found_inf > 0.0, pieces.table
         return Shared(rows, total, positions, *found, int(rank) if is_whose else None)
 
@@ -194,14 +195,13 @@ class Ranks:
         if self.trouble:
             return True
         rank = dist.get_rank()
-        own_trouble: list[tuple[int, str, int, int]] = []
         places = range(len(names)) if present is None else present
         rows = torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS).tolist() if table else []
         for place, row in reversed([*zip(places, rows)]):
-            if len(own_trouble) < _MAX_NAMED and (row[_NANS] or row[_INFS]):
-                own_trouble.append((rank, names[place], int(row[_NANS]), int(row[_INFS])))
-        found = self.wire.tell(own_trouble) if self.wire.groups else own_trouble
-        self.trouble = found if self._beyond is None else self._beyond.tell(found)
+            if len(self.trouble) < _MAX_NAMED and (row[_NANS] or row[_INFS]):
+                self.trouble.append((rank, names[place], int(row[_NANS]), int(row[_INFS])))
+        for wire in self._wires:
+            self.trouble = wire.tell(self.trouble)
         return False
 
     def describe_trouble(self) -> str:

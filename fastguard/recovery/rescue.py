@@ -8,15 +8,17 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from ..clip import GlobalNorm
 from ..diagnosis import by_sign, diagnose, needs
 from ..errors import FastguardError, RecoveryFailedError
 from ..observers.observer import while_alive
+from ..ranks import has_other_ranks
 from ..records import values
 from ..records.codec import reader_of
 from ..records.events import RecoveryEvent, describe_recovery
-from .ladder import Groups, Ladder, StepSeen, averaged, groups_of, is_common, seen_of
+from .ladder import Groups, Ladder, StepSeen, reduced, seen_of
 from .settings import Recovery
 from .snapshots import Snapshot, Snapshots, are_finite, have_not_grown, largest, parameters_of
 
@@ -36,11 +38,7 @@ class _Doubt(NamedTuple):
 
 
 class Rescue:
-    """Snapshots and rollbacks of one guard.
-
-    Args:
-        run, ledger, judge, observers: of the guard; see `fastguard.step`.
-        objective: as in `fastguard.wrap`.
+    """Snapshots and rollbacks of one guard; `run`, `ledger`, `judge` and `observers` are the guard's.
 
     Attributes:
         ladder: decides what to do.
@@ -101,7 +99,8 @@ class Rescue:
         was_odd = ladder.rise.is_odd
         ladder.has_grown = ladder.has_grown and was_odd
         self._look_for_causes(step)
-        self._groups = groups_of(run.ranks)
+        world: Groups = [dist.group.WORLD] if has_other_ranks() else []  # type: ignore[list-item]
+        self._groups = world if run.ranks is None else run.ranks.groups  # of those that share the model, or of all
         if self._groups:
             arrived = self._exchanged(arrived)
         for one in arrived:
@@ -235,14 +234,18 @@ class Rescue:
             ladder.has_aim = needs.descent(self._ledger.history) is not False
 
     def _exchanged(self, arrived: list[StepSeen]) -> list[StepSeen]:
-        """The records averaged over all processes, so that all decide alike."""
-        ladder = self.ladder
-        flags = bool(ladder.cause), ladder.has_grown, not ladder.has_aim
-        arrived, (has_cause, ladder.has_grown, is_aimless) = averaged(arrived, flags, self._groups)
+        """The mean of the records of all processes, so that all decide alike. It takes one `all_reduce` a group."""
+        ladder, losses = self.ladder, [one.loss for one in arrived if one.loss is not None]
+        sums = [sum(losses), len(losses), sum(one.norm for one in arrived), len(arrived)]
+        sums += [sum(one.skipped for one in arrived), sum(one.vetoed for one in arrived)]
+        sums += [bool(ladder.cause), ladder.has_grown, not ladder.has_aim]
+        loss, num_losses, norm, count, skipped, vetoed, *flags = reduced(sums, self._groups, dist.ReduceOp.SUM)
+        has_cause, ladder.has_grown, is_aimless = (number > 0 for number in flags)
         ladder.has_aim = not is_aimless
         if has_cause and not ladder.cause:
             ladder.cause = "another process says so"
-        return arrived
+        mean, lr = loss / num_losses if num_losses else None, arrived[-1].lr if arrived else None
+        return [StepSeen(mean, norm / count, skipped > 0, vetoed > 0, lr)] if count else []
 
     def _note_due(self, error: FastguardError) -> None:
         """Rolls back instead of raising because too many steps in a row were skipped."""
@@ -327,7 +330,11 @@ class Rescue:
 
     def _is_common(self, chosen: Snapshot | None) -> bool:
         """Whether all processes have chosen a snapshot of the same step."""
-        return not self._groups or is_common(-1 if chosen is None else chosen.step, self._groups)
+        if not self._groups:
+            return True
+        step = -1 if chosen is None else chosen.step
+        last, first = reduced([step, -step], self._groups, dist.ReduceOp.MAX)
+        return last == -first
 
     def _leave_out(self, step: int, has_closure: bool, can_veto: bool) -> None:
         """Skips this step: without a closure, its gradients and loss belong to the state that was replaced."""

@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,16 +35,11 @@ _GROWN, _LEAST = 16.0, 1e-2  # times the earlier size; below this size growth is
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-class _CopyAt:
-    """The place of a tensor of a copied object in the list of copies.
+class _CopyAt(NamedTuple):
+    """The place of a tensor of a copied object in the list of copies; and what makes a DTensor from its local part."""
 
-    Attributes:
-        rebuilt: makes a DTensor from its local part; None for other tensors.
-    """
-
-    def __init__(self, index: int, tensor: torch.Tensor) -> None:
-        self.index = index
-        self.rebuilt = as_part_of(tensor) if is_sharded(tensor) else None
+    place: int
+    rebuilt: Callable[[torch.Tensor], torch.Tensor] | None
 
 
 class Snapshot:
@@ -94,7 +89,11 @@ class Snapshot:
         if with_random_state:
             self._others.append((load_random_state, random_state()))
         for tensor, index in self._pairs:
-            self._make_room(tensor, index)
+            known = self._copies[index] if index < len(self._copies) else None
+            form = tensor.shape, tensor.dtype, tensor.stride()
+            if known is None or (known.shape, known.dtype, known.stride()) != form:
+                room = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.is_cuda)
+                self._copies[index : index + 1] = [room]
         del self._copies[len(self._pairs) :]
         with torch.no_grad():
             kernels.run_copy(self._copies, [tensor for tensor, _ in self._pairs])
@@ -110,11 +109,11 @@ class Snapshot:
         with torch.no_grad():
             for p, kept in self._params:
                 here = local_of(p)
-                if here.shape != self._copies[kept.index].shape:
+                if here.shape != self._copies[kept.place].shape:
                     p.data = self._fresh(kept, here)
                 else:
                     targets[0].append(here)
-                    targets[1].append(self._copies[kept.index])
+                    targets[1].append(self._copies[kept.place])
             for ref, state, groups, attributes in self._optimizers:
                 optimizer = ref()
                 if optimizer is None:
@@ -166,8 +165,8 @@ class Snapshot:
         kept: Any = value
         if isinstance(value, torch.Tensor):
             if tensor_can_be_kept(value):
-                kept = _CopyAt(len(self._pairs), value)
-                self._pairs.append((local_of(value), kept.index))
+                kept = _CopyAt(len(self._pairs), as_part_of(value) if is_sharded(value) else None)
+                self._pairs.append((local_of(value), kept.place))
         elif isinstance(value, random.Random):
             self._others.append((value.setstate, value.getstate()))
         elif isinstance(value, torch.Generator):
@@ -183,22 +182,14 @@ class Snapshot:
         self._seen[id(value)] = (kept, value)
         return kept
 
-    def _make_room(self, tensor: torch.Tensor, index: int) -> None:
-        if index < len(self._copies):
-            known = self._copies[index]
-            if (known.shape, known.dtype, known.stride()) == (tensor.shape, tensor.dtype, tensor.stride()):
-                return
-        room = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.is_cuda)
-        self._copies[index : index + 1] = [room]
-
     def _fresh(self, kept: _CopyAt, like: torch.Tensor) -> torch.Tensor:
-        fresh = self._copies[kept.index].to(like.device, copy=True)
+        fresh = self._copies[kept.place].to(like.device, copy=True)
         return fresh if kept.rebuilt is None else kept.rebuilt(fresh)
 
     def _put(self, kept: Any, now: Any, targets: Targets) -> Any:
         """Restores `kept`, in place if `now` has its type."""
         if type(kept) is _CopyAt:
-            values = self._copies[kept.index]
+            values = self._copies[kept.place]
             if not isinstance(now, torch.Tensor):
                 return self._fresh(kept, values)
             here = now if type(now) is torch.Tensor else local_of(now)

@@ -96,10 +96,9 @@ def number_rows(numbers: Mapping[str, float], sinks: Iterable[Mapping[str, Any]]
         rows.append(("loss", f"last {n['loss_last']}" + (f", lowest {n['loss_min']}" if "loss_min" in n else "")))
     elif "loss_min" not in n:
         rows.append(("loss", "not observed, so rules on the loss were not checked"))
-    if "val_loss_last" in n:
-        rows.append(("validation loss", f"last {n['val_loss_last']}"))
-    if "lr_last" in n:
-        rows.append(("learning rate", f"last {n['lr_last']}"))
+    for key, name in (("val_loss_last", "validation loss"), ("lr_last", "learning rate")):
+        if key in n:
+            rows.append((name, f"last {n[key]}"))
     if "overhead_mean_us" in n:
         median = f"median {duration(1e-6 * numbers['overhead_median_us'])}, " if "overhead_median_us" in n else ""
         mean = duration(1e-6 * numbers["overhead_mean_us"])

@@ -77,7 +77,6 @@ class _Sender:
         self._mlflow, self._tracking_uri = mlflow, tracking_uri
         self._client: Any = None  # made by the thread, because that may create a database
         self._names: dict[str, str] = {}
-        self._taken: set[str] = set()
 
     def send(self, rows: list[tuple[str, int, int, dict[str, float], dict[str, str]]]) -> None:
         """Sends rows of a run's id, step, milliseconds since 1970, scalars and texts."""
@@ -99,10 +98,9 @@ class _Sender:
         known = self._names.get(name)
         if known is None:
             known = accepted(name)
-            while known in self._taken:  # another name was changed to the same
+            while known in self._names.values():  # another name was changed to the same
                 digest = zlib.crc32(f"{name}{known}".encode(errors="backslashreplace"))
                 known = f"{known[: _MAX_NAME - 9]}_{digest:08x}"
-            self._taken.add(known)
             self._names[name] = known
         return known
 

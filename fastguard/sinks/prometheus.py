@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,7 +64,7 @@ class PrometheusSink(Sink):
         self._layers = Layers(layers)
         self._totals = dict.fromkeys(_TOTALS, 0)
         self._record: StepStats | None = None
-        self._found: dict[tuple[str, str], int] = {}
+        self._found: Counter[tuple[str, str]] = Counter()
         self._largest: dict[str, float] = {}
         self._server: Any = None
         self.port: int | None = None
@@ -100,8 +101,7 @@ class PrometheusSink(Sink):
     def tell(self, finding: dict[str, Any]) -> None:
         """Counts the finding."""
         with self._lock:
-            key = finding["rule"], finding["severity"]
-            self._found[key] = self._found.get(key, 0) + 1
+            self._found[finding["rule"], finding["severity"]] += 1
 
     def collect(self) -> Iterator[Any]:
         """Yields the metrics; prometheus_client calls it at each scrape."""

@@ -62,5 +62,5 @@ def test_the_list_is_complete():
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     scripts = {path.stem for path in EXAMPLES.glob("*.py")}
     assert all(f"]({name}.py)" in text for name in scripts)
-    # Those of several processes are in tests/ranks/test_example.py and test_elastic.py.
+    # Those of several processes are in tests/ranks/test_examples.py.
     assert scripts <= {*CHECKS, "checkpoints_and_resume", "fsdp2", "elastic"}

@@ -11,11 +11,9 @@ import pytest
 import torch
 from several_processes import run, slow
 
-import fastguard
 from fastguard import kernels
 from fastguard.kernels import cpu
 from fastguard.ranks.parity import checksum, checksums
-from fastguard.records import TrainingHistory
 
 SCRIPT = Path(__file__).with_name("parity_script.py")
 
@@ -74,16 +72,6 @@ def test_checksums_of_what_is_no_plain_memory_are_those_of_torch() -> None:
     odd += [torch.randn(9, dtype=torch.complex64).conj(), torch.randn(70_000)]
     assert checksums(odd).tolist() == [int(checksum(t)) for t in odd]
     assert checksums(odd[-1:]).tolist() == [int(checksum(odd[-1]))]
-
-
-def test_what_was_found_is_told_from_a_log_too() -> None:
-    history = TrainingHistory()
-    event = {"step": 20, "what": "weights", "name": "a", "num_tensors": 2, "num_ranks": 4, "ranks": [3]}
-    history.note_model(replica_differences=[event])
-    history.record(20, loss=1.0, grad_norm=1.0, lr=0.1)
-    finding = next(one for one in fastguard.diagnosis.diagnose(history) if one.rule == "ranks-differ")
-    assert finding.severity == "critical" and finding.layers == ("a",)
-    assert "rank 3 differs from the others" in finding.summary and finding.evidence["odd_rank"] == 3.0
 
 
 @pytest.fixture(scope="module")

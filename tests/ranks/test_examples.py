@@ -1,4 +1,4 @@
-"""examples/fsdp2.py under torchrun: one rank's NaN, a step that all skip, and a resume on one rank and on four."""
+"""The examples under torchrun: one rank's NaN, resumes on one rank and on four, and a rank that dies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from several_processes import slow, torchrun
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp2.py"
+from fastguard.sinks import read_jsonl
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [
     *slow,
-    pytest.mark.skipif(not EXAMPLE.is_file(), reason="examples/ is not beside the tests: they run from a copy"),
+    pytest.mark.skipif(not EXAMPLES.is_dir(), reason="examples/ is not beside the tests: they run from a copy"),
 ]
 
 
@@ -21,11 +23,11 @@ pytestmark = [
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str, Path]]:
     """What was printed, and the folder: of the first run, on two ranks, and of those that go on on one and on four."""
     first = tmp_path_factory.mktemp("fsdp2")
-    found = {2: (torchrun(2, str(EXAMPLE), str(first)), first)}
+    found = {2: (torchrun(2, str(EXAMPLES / "fsdp2.py"), str(first)), first)}
     for world in (1, 4):
         folder = first.with_name(f"{first.name}-on-{world}")
         shutil.copytree(first, folder)
-        found[world] = torchrun(world, str(EXAMPLE), str(folder), "--resume"), folder
+        found[world] = torchrun(world, str(EXAMPLES / "fsdp2.py"), str(folder), "--resume"), folder
     return found
 
 
@@ -67,3 +69,20 @@ def test_the_report_and_the_log_know_the_whole_run(runs: dict[int, tuple[str, Pa
     bad = [line["model"]["bad_ranks"] for line in lines if "bad_ranks" in line.get("model", {})]
     rank = {"rank": 1, "num_ranks": 2, "step": 12, "num_nans": 3, "num_infs": 0, "num_steps": 1}
     assert {**rank, "name": "layers.1.linear1.weight"} in bad[-1]
+
+
+def test_a_run_that_torchrun_starts_anew_goes_on_and_says_so(tmp_path: Path) -> None:
+    often = "--max-restarts", "1", "--monitor-interval", "0.1"
+    said = torchrun(
+        2, *often, str(EXAMPLES / "elastic.py"), str(tmp_path), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"
+    )  # see the example
+    assert "attempt 2, from step 10\n" in said and "torchrun has started this run anew: attempt 2" in said
+    assert "\nrestarts          1 by torchrun\n" in said and "\nsteps             20, the last is step 19\n" in said
+    lines = log_of(tmp_path)
+    restarts = [line["model"]["num_restarts"] for line in lines if line.get("model", {}).get("num_restarts")]
+    assert restarts == [1]
+    written = [line["step"] for line in lines if "step" in line]
+    # Those after the checkpoint were taken twice: by the attempt that died, and by the one that counts.
+    assert written[:12] == [*range(12)] and written[-10:] == [*range(10, 20)]
+    log = read_jsonl(tmp_path / "log.jsonl")
+    assert {line["step"] for line in log} == {*range(20)}
