@@ -46,7 +46,7 @@ cause(
         "norm-spike": reasons.few(0.4),
     },
     "loss-spike non-finite-activations",
-    unless="lone-element loss-without-floor",
+    unless="lone-element loss-without-floor output-against-loss",
 )
 cause(
     "learning-rate-too-high",
