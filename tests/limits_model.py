@@ -318,6 +318,7 @@ LIMITS = {
         (run(FALLING, names=["v", "w", "x", "y"]), "info"),
         (run(FALLING, names=["a.weight", "w"], learning_modules=["a"]), "warning"),  # the way to it is cut off
         (run(FALLING, names=["a.weight", "w"], learning_modules=["b"]), "info"),
+        (run(FALLING, names=["a.weight", "w"], learning_modules=["b", "a"]), "info"),  # an output that is not used
         (run(flat_losses(100), names=["w", "b"]), "warning"),
     ],
     "poor-initialisation": [

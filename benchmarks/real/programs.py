@@ -44,7 +44,7 @@ class Program:
 
     @property
     def half(self) -> str:
-        """ "tune" or "counted": no rule may be changed for what is only counted."""
+        """ "tune" or "counted": what was only counted until 2026-11-26, since when rules are mended for both."""
         return "counted" if int(hashlib.sha256(self.source.encode()).hexdigest(), 16) % 2 else "tune"
 
 
