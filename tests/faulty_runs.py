@@ -206,15 +206,9 @@ BAD = {
     "loss-explosion": run(bend(falling_losses(100), range(50, 60), lambda v: 50.0)),
     "loss-divergence": run([*falling_losses(150), *flat_losses(50)]),
     "loss-spike": run(bend(falling_losses(200), [150], lambda v: 20.0)),
-    "loss-oscillation": run(
-        [*falling_losses(160, noise=0.01), *[0.9 + 0.4 * (-1) ** s for s in range(120)]]
-    ),
     "loss-not-decreasing": run(flat_losses(210)),
     "underfitting": run([*falling_losses(40, pace=8.0, floor=1.9), *flat_losses(160, level=1.9)]),
     "overfitting": run(_overfit_losses, val_losses=_overfit_val),
-    "training-above-validation": run(
-        flat_losses(200), val_losses=dict.fromkeys(range(19, 200, 20), 1.5)
-    ),
     "learning-rate-jump": run(falling_losses(200), lrs=[1e-3 if s < 120 else 1e-2 for s in range(200)]),
     "no-warm-up": run([2.3, 2.4, 2.3, *[4.0] * 120]),
     "scheduler-not-stepping": run(falling_losses(100), lrs=[1e-5] * 100, has_scheduler=True, initial_lr=1e-3),
@@ -239,7 +233,6 @@ BAD = {
     "validation-in-training-mode": batches_run(
         falling_losses(100), batch(), passed(training=True), val_losses=validated(100), dropout={"drop": 0.3}
     ),
-    "tiny-batches": batches_run(wild_losses(200), batch(num_samples=2)),
     "output-against-loss": run(
         falling_losses(50), loss_ops=["NllLossBackward0", "LogSoftmaxBackward0", "SoftmaxBackward0", "AddmmBackward0"]
     ),
@@ -259,7 +252,7 @@ BAD = {
     "same-output-for-all": batches_run(
         flat_losses(220), lambda s: batch(output_spread=0.5 if s < 30 else 0.0)(s)
     ),
-    "loss-at-chance": batches_run(chance_losses(250), batch()),
+    "loss-at-chance": batches_run(chance_losses(150), batch()),
     "input-scale": batches_run(flat_losses(100), batch(input_abs_max=255.0, input_mean=120.0, input_std=70.0)),
     "batch-not-finite": batches_run(falling_losses(100), lambda s: batch(input_num_nonfinite=int(s == 40))(s)),
     "same-inputs": batches_run(falling_losses(100), batch(input_digest=7), steps_per_epoch=50),
@@ -276,7 +269,6 @@ BAD = {
         flat_losses(100), lrs=[1e-6] * 100, optimizer_settings=settings(lr=1e-6), initialization={"a": (0.1, 0.1)}
     ),
     "learning-rate-unusual": run(flat_losses(100), lrs=[10.0] * 100, optimizer_settings=settings(lr=10.0)),
-    "loss-gone": run([2.3 if s < 7 else 1e-5 for s in range(100)]),
     "negated-loss": run(
         [-2.3 - 0.1 * s for s in range(60)], loss_ops=["NegBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]
     ),

@@ -336,11 +336,10 @@ LIMITS = {
         (sees(falling_losses(220), output_spread=0.0), "info"),  # the loss is of another output
     ],
     "loss-at-chance": [
-        (noted(chance_losses(200)), "warning"),
-        (noted(chance_losses(199)), None),
-        (ended(noted(chance_losses(100))), "warning"),
-        (ended(noted(chance_losses(99))), None),
-        (noted(chance_losses(250), batch(num_samples=8)), None),  # few samples
+        (noted(chance_losses(100)), "warning"),
+        (noted(chance_losses(99)), None),
+        (noted(chance_losses(199), batch(num_samples=8)), None),  # few samples
+        (noted(chance_losses(200), batch(num_samples=8)), "warning"),
         (noted([*falling_losses(200, start=1.386, floor=1.36, noise=0.001)], batch()), None),  # it still falls
         (noted(chance_losses(250, 5)), None),
         (noted(falling_losses(150, start=1.386, floor=1.2)), None),

@@ -178,7 +178,6 @@ LIMITS = {
         (updates(0.03, backward_per_step=8), None),
         (updates(0.04, backward_per_step=1), None),
     ],
-    "loss-oscillation": [(run(falling_losses(400, noise=0.4)), None)],
     "loss-not-decreasing": [
         (run([*flat_losses(110), *[1.9] * 20]), None),  # it has just begun to fall
         (run(TURNS), None),  # two in turns
@@ -251,12 +250,6 @@ LIMITS = {
         (run(BY_HEART, val_losses=validated(400, level=0.5)), None),
         (run(falling_losses(400, floor=0.05, pace=15.0), val_losses=validated(400, level=0.9)), None),
     ],
-    "training-above-validation": [
-        (run(flat_losses(200), val_losses=validated(200, level=1.5), dropout={"drop": 0.7}), "warning"),
-        (run(flat_losses(200), val_losses=validated(200, level=1.5), dropout={"drop": 0.69}), "info"),
-        (run(flat_losses(200), val_losses=validated(200, level=1.5)), "warning"),
-        (run(falling_losses(200), val_losses={s: 0.3 + 2 * math.exp(-s / 60) for s in range(19, 200, 20)}), None),
-    ],
     "negated-loss": [
         (negated(), "warning"),
         (negated(loss_ops=["NegBackward0", "MeanBackward0", "MseLossBackward0"]), "warning"),
@@ -280,14 +273,6 @@ LIMITS = {
         (run([-0.01 * 1.1**s for s in range(200)], noisy_norms(200)), None),
         (run([-(1.0 * s**3) for s in range(200)], [1.0 + s**2 for s in range(200)]), "warning"),  # in any direction
         (run([-(1.0 * s**3) for s in range(200)], [1.0 + s / 4.0 for s in range(200)]), None),
-    ],
-    "loss-gone": [
-        (run([2.3] * 7 + [2.2e-3] * 60), "warning"),
-        (run([2.3] * 7 + [2.4e-3] * 60), None),
-        (run([2.3] * 35 + [1e-5] * 60), None),  # it took its time
-        (run([1e-7] * 7 + [1e-12] * 60), None),
-        (run([2.3] * 7 + [1e-5] * 12), None),
-        (run([2.3] * 7 + [1e-5] * 93, loss_ops=["MultiMarginLossBackward0", LINEAR]), "info"),
     ],
     "loss-still-falling": [
         (run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0)), None),  # it may go on

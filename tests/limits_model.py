@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 from fastguard.records.samples import WeightStats
 
@@ -24,7 +23,6 @@ from made_runs import (
     settings,
     validated,
     weights_run,
-    wild_losses,
     with_activities,
 )
 from records import make_bad_record, make_record
@@ -109,10 +107,6 @@ def validating(training, **notes):
     return batches_run(FALLING, batch(), passed(training=training), val_losses=validated(100), **notes)
 
 
-def small(losses, num_samples=2, **notes):
-    return batches_run(losses, batch(num_samples=num_samples), **notes)
-
-
 def apart(pair, level=4.0, num_steps=100):
     values = validated(num_steps, level=level) if level else None
     return run(falling_losses(num_steps), val_losses=values, norm_statistics={"n": pair, "m": (0, 1)})
@@ -130,12 +124,6 @@ def stuck_and_dead(dead):
     weights = (WeightStats("layer.weight", 64, 4.0, 0.5, 2.0, 1.0, 8.0),)
     sampled = {"weights": weights, "activations": (activity("act", dead=dead),)}
     return run(falling_losses(120), change=lambda s: {} if s % 20 else sampled, lrs=[0.1] * 120)
-
-
-def noisy_fall():
-    rng = random.Random(2)
-    falling = [level * rng.lognormvariate(0.0, 1.0) for level in falling_losses(240, pace=400.0, noise=0.0)]
-    return [1.2 * loss if step < 140 else 0.6 * loss for step, loss in enumerate(falling)]
 
 
 def repaired():
@@ -197,23 +185,15 @@ LIMITS = {
         (validating(False, **DROPS), None),
         (batches_run(FALLING, batch(), passed(training=True), **DROPS), None),  # no validation losses
     ],
-    "tiny-batches": [
-        (small(wild_losses(200), 4), "warning"),
-        (small(wild_losses(199), 4), "info"),
-        (small(wild_losses(200), 5), None),
-        (small(wild_losses(90)), None),
-        (small(falling_losses(200), 1), None),  # calm all the same
-        (small([10.0] * 20 + wild_losses(200)), "info"),
-        (small(noisy_fall(), 1), "info"),  # it still falls
-        (small(flat_losses(200, math.log(4)), loss_kind="cross-entropy"), None),  # at chance, and calm
-    ],
     "layers-without-activation": [
         (linear("MseLoss", "Addmm", "Addmm"), "info"),
         (linear("MseLoss", "Addmm", "T", "View", "Addmm"), "info"),  # a change of shape is no activation
         (linear("MseLoss", "Addmm", "Relu", "Addmm"), None),
         (linear("MseLoss", "Addmm", "NativeLayerNorm", "Addmm"), None),
         (linear("MseLoss", "Addmm"), None),
-        (linear("MseLoss", "Addmm", "Addmm", losses=flat_losses(80)), "info"),
+        (linear("MseLoss", "Addmm", "Addmm", losses=flat_losses(80)), "warning"),
+        (linear("MseLoss", "Addmm", "Addmm", losses=HALF_LEARNT), "warning"),
+        (linear("MseLoss", "Addmm", "Addmm", losses=[2.3] * 10 + [1.3] * 90), "info"),
         (linear_layers([(200, 20), (100, 5)]), "warning"),  # 10 to 20 to 5
         (linear_layers([(30, 3), (30, 10)]), "info"),  # 10 to 3 to 10: a code
         (linear_layers([(200, 20), (400, 20), (100, 5)], ("NllLoss", "Addmm", "Addmm", "Relu", "Addmm")), "info"),
@@ -338,6 +318,7 @@ LIMITS = {
         (run(FALLING, names=["v", "w", "x", "y"]), "info"),
         (run(FALLING, names=["a.weight", "w"], learning_modules=["a"]), "warning"),  # the way to it is cut off
         (run(FALLING, names=["a.weight", "w"], learning_modules=["b"]), "info"),
+        (run(FALLING, names=["a.weight", "w"], learning_modules=["b", "a"]), "info"),  # an output that is not used
         (run(flat_losses(100), names=["w", "b"]), "warning"),
     ],
     "poor-initialisation": [

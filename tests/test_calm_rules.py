@@ -37,10 +37,6 @@ OVERWRITTEN = {"overwritten": ["a", "b"], "num_overwritten": 5, "num_compared": 
 SILENT = {
     # The noise of now is as large as the turn.
     "divergence-ahead": run([*falling_losses(200, noise=0.01, pace=30.0), *restless(0.8, 0.5, 80)], GROWING),
-    # The noise is that of the targets.
-    "tiny-batches": batches_run(
-        [2.0] * 10 + restless(1.2, 0.8, 240), batch(num_samples=2), loss_ops=("MseLossBackward0",)
-    ),
     # It has only begun.
     "weights-overwritten": run(flat_losses(60), **OVERWRITTEN),
     # The loss falls all the same.
@@ -50,7 +46,6 @@ SILENT = {
 }
 SPEAKS = {
     "divergence-ahead": BAD["divergence-ahead"],
-    "tiny-batches": BAD["tiny-batches"],
     "weights-overwritten": run(flat_losses(200), **OVERWRITTEN),
     "periodic-loss-spikes": run(bend(lost_losses(300, 200), SPIKES, lambda value: value + 2.0)),
     "update-ratio-high": weights_run(lambda step, name: 0.6, flat_losses(200)),

@@ -99,7 +99,6 @@ RIGHT = {
     "wrong-schedule": BAD["learning-rate-gone"],
     "weights-overwritten": BAD["weights-overwritten"],
     "train-mode-in-validation": BAD["validation-in-training-mode"],
-    "batch-size": BAD["tiny-batches"],
     "wrong-loss": BAD["broadcast-targets"],
     "imbalanced-targets": BAD["uneven-targets"],
     "trivial-targets": BAD["one-target"],
@@ -258,7 +257,6 @@ class TestContradictions:
         [
             ("dead-units", "no-gradient"),
             ("learning-rate-too-high", "learning-rate-still-rising"),
-            ("bad-batch", "tiny-batches"),
             ("singular-operation", "batch-not-finite"),
         ],
     )

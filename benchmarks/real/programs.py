@@ -41,7 +41,8 @@ class Program:
 
     @property
     def half(self) -> str:
-        """ "tune" or "counted": no rule may be changed for what is only counted."""
+        """ "tune" or "counted": rules were changed for "counted" only after both had been asked twice, and never for a
+        blind set."""
         return "counted" if self.blind or int(hashlib.sha256(self.source.encode()).hexdigest(), 16) % 2 else "tune"
 
 

@@ -46,7 +46,7 @@ cause(
         "norm-spike": reasons.few(0.4),
     },
     "loss-spike non-finite-activations",
-    unless="tiny-batches lone-element loss-without-floor",
+    unless="lone-element loss-without-floor output-against-loss",
 )
 cause(
     "learning-rate-too-high",
@@ -63,12 +63,11 @@ cause(
         "loss-explosion": 0.6,
         "loss-divergence": 0.5,
         "divergence-ahead": lambda finding, history, found: 0.6 if finding.evidence["is_at_new_rate"] else 0.35,
-        "loss-oscillation": 0.5,
         "growing-norm": 0.4,
     },
     "dead-units zero-gradients vanishing-gradients non-finite-gradients non-finite-loss skip-run "
     "non-finite-activations norm-spike loss-spike clip-rate-high saturated-units overfitting "
-    "training-above-validation learning-rate-unusual attention-collapse update-ratio-high standstill",
+    "learning-rate-unusual attention-collapse update-ratio-high standstill",
     unless="learning-rate-still-rising gradients-not-cleared lone-element",
 )
 cause(
@@ -95,7 +94,7 @@ cause(
         "non-finite-gradients": reasons.never_finite,
         "skip-run": reasons.never_finite,
     },
-    "loss-spike clip-rate-high loss-oscillation non-finite-loss non-finite-activations",
+    "loss-spike clip-rate-high non-finite-loss non-finite-activations",
     unless="learning-rate-still-rising gradients-not-cleared lone-element",
 )
 cause(
@@ -138,7 +137,7 @@ cause(
     "Initialise them by their fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh.",
     {"poor-initialisation": 0.98},
     "saturated-units update-ratio-high update-ratio-low clip-rate-high growing-norm dead-units zero-gradients "
-    "vanishing-gradients loss-begins-high loss-divergence loss-oscillation no-warm-up standstill",
+    "vanishing-gradients loss-begins-high loss-divergence no-warm-up standstill",
 )
 cause(
     "dead-units",
@@ -174,8 +173,8 @@ cause(
     "dropout-too-high",
     "Dropout leaves hardly anything to learn from.",
     "Lower it to 0.1 to 0.5.",
-    {"dropout-high": 0.95, "training-above-validation": 0.6},
-    "clip-rate-high loss-oscillation loss-spike dead-units zero-gradients vanishing-gradients standstill",
+    {"dropout-high": 0.95},
+    "clip-rate-high loss-spike dead-units zero-gradients vanishing-gradients standstill",
     needs=[needs.dropout],
 )
 cause(

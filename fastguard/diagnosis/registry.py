@@ -28,8 +28,7 @@ CHECKS: dict[str, Rule] = {}  # the rules of stage "before", which read what `pr
 SIGNS: dict[str, Rule] = {}  # the checks that are part of a rule of another name, by their own
 _OF: dict[str, tuple[Rule, ...]] = {}  # the same by rule
 _NONE: Mapping[str, float] = {}
-_ONE_EVENT = ("loss-explosion", "loss-divergence", "divergence-ahead", "growing-norm", "norm-spike", "loss-spike",
-              "loss-oscillation")  # fmt: skip
+_ONE_EVENT = ("loss-explosion", "loss-divergence", "divergence-ahead", "growing-norm", "norm-spike", "loss-spike")
 _OURS = __name__.rpartition(".")[0] + ".rules."
 
 

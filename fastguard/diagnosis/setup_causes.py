@@ -72,15 +72,14 @@ cause(
         "bounded-output": lambda finding, history, found: 0.9 if finding.evidence["is_at_its_end"] else 0.45,
         "same-output-for-all": 0.2,
     },
-    "zero-gradients no-gradient vanishing-gradients training-above-validation non-finite-loss non-finite-gradients "
-    "skip-run standstill",
+    "zero-gradients no-gradient vanishing-gradients non-finite-loss non-finite-gradients skip-run standstill",
 )
 cause(
     "unnormalised-inputs",
     "The inputs are far from the scale that the layers were initialised for.",
     "Bring each feature to mean 0 and standard deviation 1, with the training set's numbers.",
     {"input-scale": 0.9},
-    "loss-begins-high norm-spike growing-norm loss-divergence loss-oscillation clip-rate-high no-warm-up loss-spike "
+    "loss-begins-high norm-spike growing-norm loss-divergence clip-rate-high no-warm-up loss-spike "
     "update-ratio-high saturated-units dead-units zero-gradients standstill",
 )
 cause(
@@ -88,7 +87,7 @@ cause(
     "The targets are far larger than the model's outputs.",
     "Bring the targets to mean 0 and standard deviation 1, and undo it in prediction.",
     {"target-scale": 0.9},
-    "norm-spike growing-norm loss-divergence loss-oscillation update-ratio-high clip-rate-high non-finite-loss "
+    "norm-spike growing-norm loss-divergence update-ratio-high clip-rate-high non-finite-loss "
     "non-finite-gradients skip-run standstill",
 )
 cause(
@@ -112,14 +111,14 @@ cause(
     "The learning rate's schedule does not fit the run: it lowers the rate too early, or never ends its warm-up.",
     "Look at the schedule's length and unit (steps or epochs), and at where scheduler.step() is called.",
     {"learning-rate-gone": 0.92, "learning-rate-still-rising": 0.93},
-    "update-ratio-low loss-divergence growing-norm norm-spike loss-spike loss-oscillation zero-gradients "
+    "update-ratio-low loss-divergence growing-norm norm-spike loss-spike zero-gradients "
     "same-output-for-all learning-rate-unusual update-ratio-high standstill",
 )
 cause(
     "trivial-targets",
     "There is nothing to learn: the targets are constant, or can be read off the inputs.",
     "Look at single samples with their targets; remove leaked features.",
-    {"one-target": 0.96, "answer-in-inputs": 0.95, "loss-gone": 0.7},
+    {"one-target": 0.96, "answer-in-inputs": 0.95},
     "vanishing-gradients loss-not-decreasing zero-gradients",
     unless="same-inputs",
 )
@@ -140,7 +139,7 @@ cause(
             0.0 if finding.evidence["began_so"] or finding.evidence["in_eval_mode"] else 0.55
         )
     },
-    "zero-gradients vanishing-gradients loss-gone standstill",
+    "zero-gradients vanishing-gradients standstill",
     needs=[reasons.half_learnt],
 )
 cause(

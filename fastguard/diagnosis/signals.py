@@ -128,9 +128,12 @@ class Signals:
 
     @property
     def initial_loss(self) -> float:
-        """Mean of the run's first ten losses; NaN before there were ten."""
+        """Mean of the run's first ten losses, or the first if they rose tenfold at once; NaN before there were ten."""
         trend = self.history.loss_trend
-        return trend.first if trend.count >= 10 else math.nan
+        if trend.count < 10:
+            return math.nan
+        has_risen = trend.first > 10.0 * trend.firsts[0] > 0.0 and num_samples(self.history) >= _ENOUGH
+        return trend.firsts[0] if has_risen else trend.first
 
     @cached_property
     def loss_level(self) -> float:
@@ -286,8 +289,13 @@ def ends(entries: Sequence[Any]) -> tuple[int, int]:
 
 def has_had_time(history: TrainingHistory, num_losses: int) -> bool:
     """Whether so many losses of batches of 16 or more were seen, or more of smaller ones, or the run has ended."""
-    few = max((x.num_samples for x in training_batches(history)), default=_ENOUGH)
-    return history.has_ended or history.losses.count * min(few, _ENOUGH) >= num_losses * _ENOUGH
+    samples = history.losses.count * min(num_samples(history), _ENOUGH)
+    return history.has_ended or samples >= num_losses * _ENOUGH
+
+
+def num_samples(history: TrainingHistory) -> int:
+    """The size of the largest training batch that was looked at; 16 if there is none."""
+    return max((x.num_samples for x in training_batches(history)), default=_ENOUGH)
 
 
 def is_stuck(history: TrainingHistory, progress: float, num_losses: int, *, at_end: bool = False) -> bool:

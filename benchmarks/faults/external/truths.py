@@ -63,7 +63,7 @@ VANISHING = Truth(
 POOR = Truth((*VANISHING.families, "explosion"), ("poor-initialisation", "dead-units", "vanishing-gradients"))
 EXPERTS = Truth(("units", "setup", "loss", "vanishing"), ("dead-experts",))
 SUMMED = Truth(("setup", "explosion", "lr", "loss"), ("wrong-loss", "learning-rate-too-high", "unscaled-accumulation"))
-SMALL_BATCH = Truth(("data", "explosion", "loss", "lr"), ("batch-size", "learning-rate-too-high"))
+SMALL_BATCH = Truth(("data", "explosion", "loss", "lr"), ("learning-rate-too-high",))
 OVERFITTED = Truth(("loss", "data"), ("overfitting",))
 FROZEN = Truth(("setup", "weights", "vanishing", "loss"), ("frozen-parameters", "parameters-cut-off"))
 

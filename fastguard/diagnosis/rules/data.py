@@ -212,7 +212,7 @@ def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: in
     "same order of channels, the same tokens.",
     cause=("preprocessing-differs", "Validation data are preprocessed differently from training data."),
     weight=0.93,
-    explains="overfitting label-noise training-above-validation",
+    explains="overfitting label-noise",
     cause_needs=(needs.validation,),
 )
 def validation_inputs_differ(

@@ -129,13 +129,12 @@ def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) ->
     sure=0.95,
     remedy="Shuffle the data before each epoch (DataLoader(shuffle=True)): batches hold one class each.",
     needs_targets=True,
-    needs_harm=True,
     cause=(
         "unshuffled-data",
         "Batches hold one class each, or nearly: the model forgets one while it learns the next.",
     ),
     weight=0.96,
-    explains="loss-spike norm-spike loss-oscillation loss-divergence no-warm-up growing-norm same-output-for-all "
+    explains="loss-spike norm-spike loss-divergence no-warm-up growing-norm same-output-for-all "
     "zero-gradients learning-rate-jump standstill",
 )
 def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets: int = 64) -> Seen | None:

@@ -153,44 +153,6 @@ def loss_spike(
 
 
 @rule(
-    "loss-oscillation",
-    reads="the loss from step to step, lately and at its calmest",
-    source="our own, relative to the run; the toolkit calls a spread of 10 over 10 steps unstable",
-    see="The loss changes by {noise:.3g} from step to step, {_times:.3g} times as much as at its calmest, and has come "
-    "up from its best.",
-    sure=0.75,
-    remedy="Lower the learning rate (by half to a tenth), or take larger batches: steps overshoot.",
-    needs_descent=True,
-    needs_harm=True,
-)
-def loss_oscillation(
-    history: TrainingHistory, *, ratio: float = 4.0, share: float = 0.1, min_steps: int = 120
-) -> Seen | None:
-    """The loss's noise is `ratio` times its calmest, above a share `share` of the first losses, and rising.
-
-    Blocks of 40 steps of the window count, from `min_steps` losses on. Silent near the best loss. Info if the loss may
-    rise by design, or recovers from a jump to other data.
-    """
-    s, trend = signals_of(history), history.loss_trend
-    gained = max(trend.first - trend.best, 0.0)
-    if len(s.losses) < min_steps or trend.first <= 0.0 or median(s.losses[-40:]) - trend.best <= 0.2 * gained:
-        return None
-    blocks = [noise(s.losses[i : i + 40]) for i in range(len(s.losses) % 40, len(s.losses), 40)]
-    calmest = min(range(len(blocks)), key=blocks.__getitem__)
-    now = min(blocks[-2:])
-    if calmest >= len(blocks) - 2 or now <= max(ratio * blocks[calmest], share * trend.first):
-        return None
-    return Seen(
-        at=s.loss_entries[-80:],
-        warn=not (may_rise(history) or s.recovers_from_shift),
-        noise=now,
-        calmest=blocks[calmest],
-        threshold_ratio=ratio,
-        _times=now / max(blocks[calmest], 1e-300),
-    )
-
-
-@rule(
     "loss-not-decreasing",
     was="loss-plateau",
     reads="the best average of the loss against the run's first losses; the learning rate",

@@ -7,7 +7,7 @@ import math
 from ...records import TrainingHistory
 from .. import needs
 from ..finding import Seen
-from ..needs import floor_at_zero, game, is_squared_error, margin
+from ..needs import floor_at_zero, game, is_squared_error
 from ..registry import rule
 from ..signals import has_had_time, median, signals_of, training_batches
 from .output import last_layer
@@ -67,14 +67,14 @@ def loss_at_chance(
 ) -> Seen | None:
     """The median loss is within a share `tolerance` of ln C, and the best average is not far below.
 
-    Fires from 200 losses on (more of small batches, 100 at the end), unless it still falls by three standard errors.
+    Fires from 100 losses on (more of small batches), unless it still falls by three standard errors.
 
-    Or, if the loss no longer falls, within a share `frequent` of the entropy of `num_targets` targets or more; or, for
-    a squared error, at nine tenths of the targets' variance or above.
+    Or, if the loss no longer falls, from 200 on, within a share `frequent` of the entropy of `num_targets` targets or
+    more; or, for a squared error, at nine tenths of the targets' variance or above.
     """
     notes, s, samples = history.model, signals_of(history), training_batches(history)
     is_squared = is_squared_error(history)
-    if not samples or len(s.losses) < 100 or not has_had_time(history, 200) or (s.still_falls and not is_squared):
+    if not samples or len(s.losses) < 100 or not has_had_time(history, 100) or (s.still_falls and not is_squared):
         return None
     level, width = median(s.losses[-64:]), samples[-1].output_width
     levels: list[tuple[float, float, float, str]] = []  # a level, how far the loss may be below and above it
@@ -82,7 +82,8 @@ def loss_at_chance(
         levels.append((notes.target_std**2, 0.1, 0.2, "always giving the mean of the targets gives about"))
     elif not is_squared and width >= 2 and notes.loss_kind in _OVER_CLASSES:
         levels.append((math.log(width), tolerance, tolerance, f"guessing among {width} classes gives"))
-        if notes.target_entropy is not None and (notes.num_targets or 0) >= num_targets and s.is_flat:
+        is_settled = s.is_flat and has_had_time(history, 200)
+        if notes.target_entropy is not None and (notes.num_targets or 0) >= num_targets and is_settled:
             what = "knowing how frequent each class is gives about"
             levels.append((notes.target_entropy, frequent, frequent, what))
     for chance, below, above, what in levels:
@@ -91,43 +92,6 @@ def loss_at_chance(
             sure, num_classes, limit = (0.75, None, None) if is_squared else (0.85, width, below)
             return Seen(sure=sure, level=level, chance=chance, num_classes=num_classes, threshold=limit, _what=what)
     return None
-
-
-@rule(
-    "loss-gone",
-    reads="how soon the loss was down to nearly nothing",
-    source="our own: what is learnt at once was there to be read",
-    see="The loss fell from {first:.4g} to {level:.2g} by step {_step}.",
-    sure=0.75,
-    remedy="Check whether the targets are constant, among the inputs, or computed from the output itself, and whether "
-    "this is the loss you meant: nearly nothing after a few steps is too good.",
-    needs_descent=True,
-    needs_harm=True,
-)
-def loss_gone(
-    history: TrainingHistory, *, ratio: float = 1e-3, steps: int = 40, min_first: float = 1e-6
-) -> Seen | None:
-    """Ten or more of the first `steps` losses are below `ratio` of the first, and few after them are above it.
-
-    The first is the median of ten; silent if it is not above `min_first`. Info if the loss has a margin, which an easy
-    task meets at once.
-    """
-    first = history.loss_trend.first
-    buckets = [b for b in history.overview.buckets if b.loss.num and b.last_step < steps]
-    small = [b for b in buckets if b.loss.max < ratio * first]
-    num_small = sum(b.loss.num for b in small)
-    since = sum(b.loss.num for b in buckets if small and b.first_step >= small[0].first_step)
-    if history.loss_trend.count < 20 or not first > min_first or num_small < 10 or since > 2 * num_small:
-        return None
-    return Seen(
-        at=(small[0].first_step, small[-1].last_step),
-        warn=not margin(history),
-        first=first,
-        level=small[0].loss.mean,
-        threshold_ratio=ratio,
-        threshold_steps=steps,
-        _step=small[0].first_step,
-    )
 
 
 @rule(

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ...records import TrainingHistory
 from ..finding import Seen
-from ..needs import ZERO_FLOORED, computing, dropout, game, takes_turns
+from ..needs import ZERO_FLOORED, computing, game, takes_turns
 from ..registry import rule
 from ..signals import exp, median, signals_of
 
@@ -65,38 +65,6 @@ def overfitting(
         _step=best.step,
         _train=best.train_loss,
     )
-
-
-@rule(
-    "training-above-validation",
-    reads="validation losses against the training losses of the steps after them",
-    source="our own: what acts on training alone (dropout, augmentation, decay of the labels) makes the difference",
-    see="The training loss is {ratio:.3g} to {_most:.3g} times the validation loss.",
-    sure=0.8,
-    remedy="Lower dropout or augmentation: training is made much harder than validation. If there is neither, check "
-    "that the two losses are summed and averaged alike.",
-    needs_descent=True,
-)
-def training_above_validation(
-    history: TrainingHistory, *, ratio: float = 1.12, validations: int = 3, high: float = 0.3, strong: float = 0.7
-) -> Seen | None:
-    """Over `validations` validations in a row the training loss is `ratio` times the validation loss.
-
-    The training loss until the next validation counts, above a share `high` of the first losses. Info if no dropout
-    module drops a share `strong`: a loss may be smoothed, or summed, in training alone.
-    """
-    s, known = signals_of(history), list(history.validations)[-validations - 1 :]
-    if len(known) <= validations or not s.loss_level > high * history.loss_trend.first:
-        return None
-    ratios = []
-    for now, then in pairwise(known):
-        between = [loss for e, loss in zip(s.loss_entries, s.losses) if now.step < e.step <= then.step]
-        ratios.append(median(between) / now.val_loss if between and now.val_loss > 0.0 else 0.0)
-    if min(ratios) <= ratio:
-        return None
-    shares = history.model.dropout.values()
-    is_usual = max(shares) < strong if shares else dropout(history) is False
-    return Seen(at=known, warn=not is_usual, ratio=min(ratios), threshold=ratio, _most=max(ratios))
 
 
 _REDUCED = ("MeanBackward", "SumBackward", "DivBackward", "MulBackward", "AddBackward", "SubBackward")

@@ -10,9 +10,9 @@ from ...records import TrainingHistory
 from ...records.sampled import is_bias
 from ..finding import Seen
 from ..harm import is_harmed
-from ..needs import batch_statistics, computing, dropout, is_of_numbers
+from ..needs import batch_statistics, computing, dropout
 from ..registry import rule
-from ..signals import has_had_time, has_run_away, is_stuck, median, signals_of, training_batches
+from ..signals import has_had_time, has_run_away, is_stuck, signals_of
 
 TITLE = "Set-up"
 
@@ -29,7 +29,7 @@ TITLE = "Set-up"
     "gradients since the run began.",
     cause=("missing-zero-grad", "Gradients are never cleared: each step uses the sum of all gradients so far."),
     weight=0.98,
-    explains="growing-norm clip-rate-high loss-oscillation loss-divergence overfitting norm-spike loss-spike "
+    explains="growing-norm clip-rate-high loss-divergence overfitting norm-spike loss-spike "
     "no-warm-up update-ratio-high non-finite-gradients non-finite-loss skip-run standstill",
 )
 def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watched: int = 4) -> Seen | None:
@@ -71,7 +71,7 @@ def odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[
     "one at a time.",
     cause=("wrong-optimizer-settings", "The optimizer's eps, betas or momentum are far from the usual values."),
     weight=(0.9, 0.75),
-    explains="update-ratio-low update-ratio-high loss-oscillation loss-divergence growing-norm standstill",
+    explains="update-ratio-low update-ratio-high loss-divergence growing-norm standstill",
 )
 def odd_optimizer_settings(
     history: TrainingHistory, *, eps: float = 1e-3, momentum: float = 0.98, progress: float = 0.5, min_steps: int = 150
@@ -145,8 +145,7 @@ def learning_rate_gone(
     "that is swapped in and not back, initialisation called again. Clamping on purpose (a WGAN's) looks the same.",
     cause=("weights-overwritten", "Something other than the optimizer writes to the weights."),
     weight=(0.9, 0.5),
-    explains="loss-oscillation loss-divergence untrained-parameters growing-norm no-warm-up norm-spike loss-spike "
-    "standstill",
+    explains="loss-divergence untrained-parameters growing-norm no-warm-up norm-spike loss-spike standstill",
 )
 def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_steps: int = 80) -> Seen | None:
     """Weights changed between two steps.
@@ -182,46 +181,6 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -
 
 
 @rule(
-    "tiny-batches",
-    reads="samples a batch, and the noise of the loss",
-    source="our own; gradient noise goes with one over the square root of the batch (McCandlish et al. 2018)",
-    see="Batches have at most {num_samples:sample}, and the loss changes by {noise:.3g} from step to step, at a level "
-    "of {level:.3g}.",
-    sure=0.75,
-    remedy="Take larger batches, or accumulate gradients over several; or lower the learning rate by the same factor.",
-    needs_descent=True,
-    needs_harm=True,
-    cause=("batch-size", "Batches are so small that noise outweighs the gradient."),
-    weight=0.9,
-    explains="loss-oscillation norm-spike loss-spike clip-rate-high standstill",
-)
-def tiny_batches(
-    history: TrainingHistory, *, num_samples: int = 4, noise: float = 0.5, min_steps: int = 100
-) -> Seen | None:
-    """Training batches have at most `num_samples` samples, and the loss's noise is above `noise` of its level.
-
-    Fires from `min_steps` losses on. Info, unless the loss no longer falls and is above 0.4 of its first (for an error
-    between numbers, above all of it).
-    """
-    s, sizes = signals_of(history), [sample.num_samples for sample in training_batches(history)]
-    if len(sizes) < 3 or max(sizes) > num_samples or len(s.losses) < min_steps:
-        return None
-    level, is_late = median(s.losses[-64:]), len(s.losses) >= 2 * min_steps
-    if not s.loss_noise > noise * abs(level):
-        return None
-    before = median(s.losses[-min_steps - 64 : -min_steps])
-    stands = is_late and level > before - 3.0 * 0.22 * s.loss_noise  # standard errors of two medians' difference
-    is_high = level > (1.0 if is_of_numbers(history) else 0.4) * history.loss_trend.first
-    return Seen(
-        warn=stands and is_high,
-        num_samples=max(sizes),
-        noise=s.loss_noise,
-        level=level,
-        threshold=num_samples,
-    )
-
-
-@rule(
     "layers-without-activation",
     reads="the operations between the loss and the first layers, and the loss",
     source="our own: a product of matrices is a matrix",
@@ -230,17 +189,20 @@ def tiny_batches(
     "linear layer.",
     needs_descent=True,
 )
-def layers_without_activation(history: TrainingHistory, *, min_steps: int = 20) -> Seen | None:
+def layers_without_activation(history: TrainingHistory, *, progress: float = 0.4, min_steps: int = 80) -> Seen | None:
     """Two linear layers have nothing between them but a change of shape.
 
-    Info; a warning after `min_steps` steps if there are only linear layers, none narrower than both ends.
+    Info; a warning if `min_steps` losses gained less than a share `progress` of the first, but for layers that are used
+    again and again, as in a recurrence; or if there are only linear layers, none narrower than both ends.
     """
     ops = computing(history.model.loss_ops)
     if not any(a == b == "AddmmBackward0" for a, b in pairwise(ops)) or not history.num_clean:
         return None
     linear = [op for op in ops if not op.startswith(("Nll", "LogSoftmax", "Mse", "L1", "SmoothL1", "Huber", "Binary"))]
-    is_all = {*linear} == {"AddmmBackward0"} and history.num_clean >= min_steps and _is_as_wide(history, len(linear))
-    return Seen(warn=is_all, operations=list(ops))
+    is_all = {*linear} == {"AddmmBackward0"} and history.num_clean >= 20 and _is_as_wide(history, len(linear))
+    is_recurrence = ops.count("AddmmBackward0") > history.model.module_kinds.get("Linear", len(ops))
+    warns = is_all or (is_stuck(history, progress, min_steps) and not is_recurrence)
+    return Seen(warn=warns, operations=list(ops), threshold=progress)
 
 
 def _is_as_wide(history: TrainingHistory, num_layers: int) -> bool:

@@ -199,9 +199,10 @@ def missing_gradients(
 ) -> Seen | None:
     """Parameters never had a gradient in `min_steps` steps.
 
-    A warning if they are of modules that the first pass called. Of others, such as a head that a task does not use, a
-    warning if 100 losses gained less than a share `progress` of the first, and half of that if they are more than a
-    share `share` of the model's; else info. Experts that others stand beside do not count: idle-experts reports them.
+    A warning if the first pass called their modules before any that learns: what comes of these is detached. Of others,
+    such as an output that is not used, a warning if 100 losses gained less than a share `progress` of the first, and
+    half of that if they are more than a share `share` of the model's; else info. Experts that others stand beside do
+    not count: idle-experts reports them.
     """
     notes, tensors = history.model, history.tensors
     if not notes.names or history.num_steps < min_steps or not len(tensors):
@@ -218,7 +219,9 @@ def missing_gradients(
         return None
     absent -= idle_branches(notes.names, absent)
     names = [name for name in notes.names if name in absent]
-    cut = [name for name in names if name.rpartition(".")[0] in notes.learning_modules]
+    without = {name.rpartition(".")[0] for name in names}
+    called = {*takewhile(without.__contains__, notes.learning_modules)}
+    cut = [name for name in names if name.rpartition(".")[0] in called]
     if not names:
         return None
     is_few, is_stuck_without = _is_a_part(len(names), len(notes.names), share), is_stuck(history, progress, 100)
@@ -230,5 +233,5 @@ def missing_gradients(
         num_missing=len(cut or names),
         num_parameters=len(notes.names),
         threshold_steps=min_steps,
-        _though=", though their modules are called" if cut else "",
+        _though=", though their modules are called first" if cut else "",
     )
