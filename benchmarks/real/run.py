@@ -90,13 +90,14 @@ def run(program: Program, repos: Path, command: list[str], timeout: float, modul
                 words, cwd=work / "repo" / program.folder, env={**os.environ, **known}, capture_output=True,
                 text=True, timeout=timeout,
             )  # fmt: skip
-            code, said = ended.returncode, ended.stderr
+            code, said, printed = ended.returncode, ended.stderr, ended.stdout
         except subprocess.TimeoutExpired:
-            code, said = None, "timed out"
+            code, said, printed = None, "timed out", ""
         digest = (work / "digest").read_text() if (work / "digest").exists() else ""
         seconds = round(time.perf_counter() - started, 1)
         report = said.partition("\nfastguard run\n")[2]
         found: dict[str, Any] = {"code": code, "digest": digest, "seconds": seconds, "said": said[-1500:]}
+        found["printed"] = printed
         found["not_watched"] = [line for line in report.splitlines() if line.startswith("not watched")]
         found["guards"] = [_verdict(log) for log in sorted((work / "repo" / program.folder).glob("runs/*/*.jsonl"))]
         return found
