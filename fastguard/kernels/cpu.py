@@ -12,7 +12,7 @@ import torch
 from .. import _env
 from ..errors import BackendUnavailableError, UnsupportedTensorError
 from .backend import Backend, Limits, Row
-from .tensors import MOST_ELEMENTS, OVERLAP, lacks_memory, plain
+from .tensors import DTYPES, MOST_ELEMENTS, OVERLAP, lacks_memory, plain
 
 _problem: str | None = None
 try:
@@ -84,8 +84,7 @@ if _problem is None:
 @functools.cache
 def dtypes(bits: int) -> frozenset[torch.dtype]:
     """The dtypes whose bits are set in `bits`."""
-    in_order = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # of DType in csrc/stats.h
-    return frozenset(dtype for i, dtype in enumerate(in_order) if bits >> i & 1)
+    return frozenset(dtype for i, dtype in enumerate(DTYPES) if bits >> i & 1)
 
 
 def collect_gradients(groups: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[int] | None, int]:

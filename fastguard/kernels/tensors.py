@@ -10,9 +10,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import UnsupportedTensorError
 
-NATIVE_DTYPES = frozenset(
-    {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32}
-)
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # by their numbers in csrc/stats.h
+NATIVE_DTYPES = frozenset({*DTYPES, torch.complex64, torch.complex128, torch.complex32})
 OVERLAP = (
     "cannot be scaled in place: several of its indices share one memory location (expanded?). "
     "Call .contiguous() or .clone() on it first"

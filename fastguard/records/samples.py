@@ -12,14 +12,6 @@ from typing import Any, NamedTuple
 from .codec import Plain, plain_fields, read_fields
 
 
-def _share(part: str, whole: str, doc: str) -> property:
-    def share(self: Any) -> float:
-        total = getattr(self, whole)
-        return getattr(self, part) / total if total else 0.0
-
-    return property(share, doc=doc)
-
-
 class ActivationRow(NamedTuple):
     """A row of raw statistics of one tensor of activations, all float64.
 
@@ -39,13 +31,13 @@ class ActivationRow(NamedTuple):
     num_infs: float = 0.0
 
     @property
+    def num_finite(self) -> float:
+        return self.numel - self.num_nans - self.num_infs
+
+    @property
     def is_finite(self) -> bool:
         """Whether no element is NaN or Inf."""
         return not self.num_nans and not self.num_infs
-
-    @property
-    def num_finite(self) -> float:
-        return self.numel - self.num_nans - self.num_infs
 
     def merged(self, other: ActivationRow) -> ActivationRow:
         """The row of both together; mean and squared deviations as in Chan, Golub and LeVeque (1979)."""
@@ -121,9 +113,20 @@ class ActivationStats:
             num_near_zero=int(r.num_near_zero),
         )
 
-    zero_ratio = _share("num_zeros", "total_elements", "Share of exact zeros; 0.0 without elements.")
-    near_zero_ratio = _share("num_near_zero", "total_elements", "Share of near-zero elements; 0.0 without elements.")
-    saturation_ratio = _share("num_saturated", "total_elements", "Share of saturated elements; 0.0 without elements.")
+    @property
+    def zero_ratio(self) -> float:
+        """Share of exact zeros; 0.0 without elements."""
+        return self.num_zeros / (self.total_elements or 1)
+
+    @property
+    def near_zero_ratio(self) -> float:
+        """Share of near-zero elements; 0.0 without elements."""
+        return self.num_near_zero / (self.total_elements or 1)
+
+    @property
+    def saturation_ratio(self) -> float:
+        """Share of saturated elements; 0.0 without elements."""
+        return self.num_saturated / (self.total_elements or 1)
 
     @property
     def is_finite(self) -> bool:
@@ -131,12 +134,12 @@ class ActivationStats:
         return not self.num_nans and not self.num_infs
 
 
-def _counts(column: int, doc: str) -> property:
-    return property(lambda self: [int(x) for x in self._column(column)], doc=doc)
+def _counts(column: int) -> property:
+    return property(lambda self: [int(x) for x in self._column(column)])
 
 
-def _shares(counts: str, doc: str) -> property:
-    return property(lambda self: [n / (self.elements_per_channel or 1) for n in getattr(self, counts)], doc=doc)
+def _shares(counts: str) -> property:
+    return property(lambda self: [n / (self.elements_per_channel or 1) for n in getattr(self, counts)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,9 @@ class ChannelStats:
         num_channels: size of the dimension.
         elements_per_channel: number of elements of each channel.
         table: float64 [num_channels, 4] as bytes, with the columns CHANNEL_COLUMNS.
+        num_near_zero, num_saturated, num_nonfinite: of each channel: elements with |x| below the near-zero threshold,
+            including zeros; those outside the range of saturation; NaN and Inf.
+        near_zero_ratios, saturation_ratios: the first two as shares of the channel; 0.0 without elements.
     """
 
     stats: ActivationStats
@@ -158,11 +164,8 @@ class ChannelStats:
     def _column(self, index: int) -> list[float]:
         return list(memoryview(self.table).cast("d")[index :: len(CHANNEL_COLUMNS)]) if self.table else []
 
-    num_near_zero = _counts(0, "Elements of each channel with |x| below the near-zero threshold, including zeros.")
-    num_saturated = _counts(1, "Elements of each channel outside the range of saturation.")
-    num_nonfinite = _counts(2, "NaN and Inf in each channel.")
-    near_zero_ratios = _shares("num_near_zero", "Share of near-zero elements of each channel; 0.0 without elements.")
-    saturation_ratios = _shares("num_saturated", "Share of saturated elements of each channel; 0.0 without elements.")
+    num_near_zero, num_saturated, num_nonfinite = map(_counts, range(3))
+    near_zero_ratios, saturation_ratios = _shares("num_near_zero"), _shares("num_saturated")
 
     @property
     def mean_abs(self) -> list[float]:
@@ -214,8 +217,15 @@ class ModuleActivity(Plain):
     max_logit: float | None = None
     load: tuple[float, ...] | None = None
 
-    dead_unit_ratio = _share("num_dead_units", "num_units", "Share of units that are dead; 0.0 if not told apart.")
-    saturated_unit_ratio = _share("num_saturated_units", "num_units", "The same of saturated units.")
+    @property
+    def dead_unit_ratio(self) -> float:
+        """Share of units that are dead; 0.0 if units were not told apart."""
+        return self.num_dead_units / (self.num_units or 1)
+
+    @property
+    def saturated_unit_ratio(self) -> float:
+        """Share of units that are saturated; 0.0 if units were not told apart."""
+        return self.num_saturated_units / (self.num_units or 1)
 
     @property
     def is_choice(self) -> bool:

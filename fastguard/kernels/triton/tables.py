@@ -19,7 +19,7 @@ import torch
 from ... import _env
 from ..._device import Device
 from ...errors import UnsupportedTensorError
-from ..tensors import OVERLAP, lacks_memory, may_overlap, plain
+from ..tensors import DTYPES, OVERLAP, lacks_memory, may_overlap, plain
 
 try:
     from ... import _C
@@ -27,7 +27,6 @@ except ImportError:  # Python calls do the same, five times as slowly
     _C = None  # type: ignore[assignment]
 
 CHUNK = 32768  # elements a program of the statistics; the finest part of a sum that another tensor cannot change
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # by their number in a size; csrc/stats.h
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 
