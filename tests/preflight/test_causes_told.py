@@ -113,7 +113,7 @@ class TestErrors:
             ({"seconds": 0}, ValueError, "`seconds` must be a number > 0"),
             ({"checks": ["odd"]}, ValueError, "`checks` must name checks, got 'odd'"),
             ({"thresholds": {"odd": {}}}, ValueError, "`thresholds` must name rules, got 'odd'"),
-            ({"thresholds": {"constant-targets": {"odd": 1}}}, TypeError, "`odd` must be a threshold"),
+            ({"thresholds": {"dead-units-at-start": {"odd": 1}}}, TypeError, "`odd` must be a threshold"),
         ],
     )
     def test_say_what_is_wrong(self, changes, kind, message):

@@ -99,10 +99,6 @@ def nan_at(value):
     return value
 
 
-def frozen(s):
-    s["model"][0].requires_grad_(False)
-
-
 def stale(s):
     old = net()
     return {"make": lambda model: adam(old)}
@@ -178,10 +174,8 @@ BAD = {
     "non-finite-inputs": (classes, inputs(nan_at)),
     "inputs-out-of-scale": (classes, inputs(lambda x: 255 * x)),
     "targets-out-of-scale": (numbers, targets(lambda y: 1000 + 50 * y)),
-    "constant-targets": (classes, targets(torch.ones_like)),
     "gradient-does-not-arrive": (classes, detached),
     "left-out-of-optimizer": (classes, lambda s: {"make": lambda model: adam(model[2])}),
-    "frozen-in-optimizer": (classes, frozen),
     "all-gradients-zero": (yes_or_no, last(nn.Softmax(1))),
     "samples-mixed": (classes, centered),
     "leaks-from-the-future": (words, lambda s: {"model": Words(bidirectional=True)}),

@@ -108,11 +108,11 @@ class TestEverythingIsPutBack:
             evidence.bench.step(evidence.batches[0])
             raise KeyError("odd")
 
-        one = CHECKS["constant-targets"]
-        monkeypatch.setitem(CHECKS, "constant-targets", dataclasses.replace(one, check=odd))
+        one = CHECKS["non-finite-inputs"]
+        monkeypatch.setitem(CHECKS, "non-finite-inputs", dataclasses.replace(one, check=odd))
         report = fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), batch, **SHORT)
         assert report.numbers["num_failed"] == 1 and "KeyError" in str(report)
-        assert "rule 'constant-targets' failed" in caplog.text
+        assert "rule 'non-finite-inputs' failed" in caplog.text
         assert same(before, state(model, optimizer, batch))
 
     def test_after_ctrl_c(self, monkeypatch):

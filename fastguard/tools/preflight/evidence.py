@@ -177,14 +177,8 @@ class Evidence:
     @cached_property
     def hidden(self) -> list[Activity]:
         """Outputs of activations, except the one that made the model's output."""
-        last = self.last_activity
-        return [one for one in self.first.seen.activities if one is not last]
-
-    @property
-    def last_activity(self) -> Activity | None:
-        """The activation that made the input of the loss."""
-        made_by = self.output_made_by
-        return self.first.seen.activities[-1] if made_by is not None and self.first.seen.activities else None
+        activities = self.first.seen.activities
+        return activities if self.output_made_by is None else activities[:-1]
 
     @property
     def output_made_by(self) -> tuple[str, int | None] | None:

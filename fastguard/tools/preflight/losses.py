@@ -43,12 +43,6 @@ def num_classes(call: LossCall) -> int:
     return call.input.shape[1] if call.input.dim() > 1 else call.input.shape[0] if call.input.dim() else 1
 
 
-def labels(call: LossCall) -> Tensor:
-    """The classes of the targets, without those to be ignored: 1-d, int64."""
-    given = call.target.detach().reshape(-1).long()
-    return given[given != int(call.options.get("ignore_index", -100))]
-
-
 def chance(call: LossCall) -> float | None:
     """The chance level: ln C for C classes, ln 2 for yes or no; None for other losses."""
     if call.kind in CLASSES:
@@ -69,7 +63,8 @@ def constant_baseline(call: LossCall) -> float | None:
     if call.kind in CLASSES:
         smoothing = float(call.options.get("label_smoothing", 0.0))
         if has_indices(call):
-            found = labels(call)
+            found = target.reshape(-1).long()
+            found = found[found != int(call.options.get("ignore_index", -100))]
             if not found.numel() or int(found.min()) < 0 or int(found.max()) >= num_classes(call):
                 return None
             shares = torch.bincount(found, minlength=num_classes(call)).double() / found.numel()

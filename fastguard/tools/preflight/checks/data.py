@@ -1,4 +1,4 @@
-"""Inputs and targets: scale, NaN, and targets that are all the same."""
+"""Inputs and targets: NaN and scale."""
 
 from __future__ import annotations
 
@@ -21,13 +21,6 @@ def _rows(tensor: Tensor) -> Tensor:
     """As [samples, features], float64; only the first samples of a large tensor."""
     flat = tensor.detach().reshape(tensor.shape[0], -1) if tensor.dim() else tensor.detach().reshape(1, 1)
     return flat[: max(1, _MOST // max(1, flat.shape[1]))].double()
-
-
-def _are_all_the_same(tensors: list[Tensor]) -> bool:
-    """Whether all samples of all tensors are equal."""
-    if not tensors or any(not t.dim() or t.shape[1:] != tensors[0].shape[1:] for t in tensors):
-        return False
-    return all(bool((t == tensors[0][:1]).all()) for t in tensors)
 
 
 @check(
@@ -124,27 +117,3 @@ def targets_out_of_scale(
     gets_there = fit is not None and evidence.baseline is not None and fit.given.end < evidence.baseline
     size = "smaller" if rms > 1 else "larger"
     return Seen(mean=mean, std=std, rms=rms, threshold=largest_rms, warn=not gets_there, _size=size)
-
-
-@check(
-    "constant-targets",
-    cause="trivial-targets",
-    severity="critical",
-    see="All {num_targets} targets are {_value}, so there is nothing to learn from the inputs.",
-    sure=0.93,
-    reads="targets of all batches",
-    source="the best answer is a constant, whatever the input",
-    remedy="Look at single samples with their targets: is the wrong column read, is the data sorted by class?",
-)
-def constant_targets(evidence: Evidence, *, least_samples: int = 8) -> Seen | None:
-    """All targets of all batches, at least `least_samples`, are the same."""
-    targets = [t.detach() for t in evidence.targets if t.numel() and t.dim()]
-    total = sum(t.shape[0] for t in targets)
-    if total < least_samples or (evidence.call is None and evidence.bench.form != "pair"):
-        return None
-    if not _are_all_the_same(targets):
-        return None
-    first = targets[0][:1]
-    return Seen(
-        num_targets=total, _value=f"{float(first.reshape(-1)[0]):.3g}" if first.numel() == 1 else "the same row"
-    )

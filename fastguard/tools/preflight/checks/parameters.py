@@ -97,33 +97,6 @@ def left_out_of_optimizer(evidence: Evidence) -> Seen | None:
 
 
 @check(
-    "frozen-in-optimizer",
-    cause="frozen-parameters",
-    severity="critical",
-    see="{num_frozen} of {num_parameters} parameter tensors are frozen, {_what}: {layers}.",
-    reads="requires_grad of the optimizer's parameters, and of all the model's",
-    source="TrainCheck (Jiang et al. 2025), case forum84911: only BatchNorm trains",
-    remedy="Set requires_grad_(True) on what should train; leave out of the optimizer what is frozen on purpose.",
-)
-def frozen_in_optimizer(evidence: Evidence) -> Seen | None:
-    """Parameters of the optimizer are frozen, or all parameters but those of normalisation layers and biases."""
-    frozen = [name for name, p in evidence.parameters.items() if not p.requires_grad]
-    held = [name for name in frozen if id(evidence.parameters[name]) in evidence.in_optimizer]
-    matrices = [p for p in evidence.parameters.values() if p.dim() >= 2]
-    only_small = bool(matrices) and not any(p.requires_grad for p in matrices)
-    if not held and not only_small:
-        return None
-    return Seen(
-        num_frozen=len(held or frozen),
-        num_parameters=len(evidence.parameters),
-        layers=held or frozen,
-        severity="critical" if only_small else "warning",
-        sure=0.93 if held else 0.7,
-        _what="but the optimizer has them" if held else "and only norms and biases are left to train",
-    )
-
-
-@check(
     "all-gradients-zero",
     cause="dead-units",
     depth=2,
