@@ -21,8 +21,10 @@ LEAST_SHARE = 0.02
 _NUM_PARTS = 6
 _WIDTH = 5.0  # median absolute deviations; differences further out count as if they lay there
 HELPS, HARMS, SAME, UNKNOWN, NOT_TRIED = "helps", "harms", "no difference", "not known", "not tried"
-_RATIOS = {HELPS: 4.0, SAME: 0.5, HARMS: 0.25, UNKNOWN: 1.0}
-_NULL_RATIOS = {HELPS: 1.0, SAME: 2.0, HARMS: 0.2, UNKNOWN: 1.0}  # what is learned by heart is harmed, too
+# P(this verdict | cause) / P(this verdict | other): of a cause whose remedy the arm is; and, if the arm permuted the
+# inputs, of targets that do not follow from them, where what is learned by heart is harmed, too. The figures are round:
+# see "Experiments" in benchmarks/README.md for the counts that they rest on.
+RATIOS = {HELPS: (4.0, 1.0), SAME: (0.5, 2.0), HARMS: (0.25, 0.2), UNKNOWN: (1.0, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -37,19 +39,6 @@ class Comparison:
     num_steps: int  # number of steps of each run, up to the first loss of either that is not finite
     share: float  # the effect as a share of the base's mean loss
     error: float = 0.0  # the standard error of the effect, which includes the noise between two seeds if that is known
-
-    @property
-    def ratio(self) -> float:
-        """The likelihood ratio of a cause whose remedy the arm is: P(this verdict | cause) / P(this verdict | other).
-
-        The figures are round: see "Experiments" in benchmarks/README.md for the counts that they rest on.
-        """
-        return _RATIOS[self.verdict]
-
-    @property
-    def null_ratio(self) -> float:
-        """The likelihood ratio of targets that do not follow from the inputs, if the arm permuted these."""
-        return _NULL_RATIOS[self.verdict]
 
     def text(self, change: str) -> str:
         """A sentence on the result.

@@ -110,15 +110,13 @@ class Trial:
         with tempfile.TemporaryDirectory(prefix="fastguard-try-") as room:
             self._room = Path(room).resolve()
             base = self._run("as it is", "", 0)
-            num = sum(map(math.isfinite, base.losses))
             if len(base.losses) < LEAST_STEPS:
                 why = base.problem or "it ended"
                 raise TrialError(f"the script took {len(base.losses)} steps with a known loss, of at least 16: {why}")
             history = TrainingHistory.from_jsonl(self._log_of("", 0))
             causes = find_causes(diagnose(history), history)
             other = self._run("as it is, second seed", "", 1)
-            noise = noise_between(base.losses, other.losses) if num else 0.0
-            outcome = Outcome(base, other, noise, causes, [])
+            outcome = Outcome(base, other, noise_between(base.losses, other.losses), causes, [])
             arms = [*arms_for(one.rule for one in causes), *ARMS.values()]
             for arm in dict.fromkeys(arms if self._names is None else map(ARMS.__getitem__, self._names)):
                 outcome.rows.append(self._row(arm, outcome))

@@ -66,7 +66,7 @@ class Router(NamedTuple):
         found = [None if x is None else _tokens(x.detach()) for x in (scores, indices)]
         size = max(1, _PART_CPU // num) if first.is_cpu else _MAX_TOKENS
         are_some = None if found[0] is None else _are_probabilities(found[0], size)
-        for start in range(0, min(_MAX_TOKENS, first.numel() // first.shape[-1]), size):
+        for start in range(0, len(next(x for x in found if x is not None)), size):
             some, chosen = (None if x is None else x[start : start + size] for x in found)
             with torch.no_grad():
                 entropy = None
