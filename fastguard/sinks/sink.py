@@ -244,7 +244,8 @@ class SafeSink(Sink, LineCounts):
         self.sink = as_sink(sink)
         self.name = name_of(self.sink) if name is None else name
         self.takes_lines = _takes_lines(self.sink)
-        self.num_taken = self._num_lost = 0
+        self._take_line: Any = cast(Any, self.sink).write_line if self.takes_lines else None
+        self.num_taken = self._num_lost = self._num_reported = 0
         self.last_error: BaseException | None = None
         self.newest = -1
         self._interrupted = (-1, 0)  # the step whose writing was interrupted, and how often
@@ -264,10 +265,10 @@ class SafeSink(Sink, LineCounts):
         self.seconds += now - started
         self.num_taken += 1
         self._report_later_losses()
-        self._since = started if self._since is None else self._since
-        elapsed_s = now - self._since
-        if self.seconds > SLOW_S and not self._is_known_slow and self.seconds > SLOW_SHARE * elapsed_s:
-            self._is_known_slow = True
+        if self._since is None:
+            self._since = started
+        elif self.seconds > SLOW_S and not self._is_known_slow and self.seconds > SLOW_SHARE * (now - self._since):
+            self._is_known_slow, elapsed_s = True, now - self._since
             _log.warning(
                 "sink %s takes %.0f %% of the time (%.1f s of %.1f s), and training waits for it. Write less often, or "
                 "use a BackgroundSink.",
@@ -276,11 +277,11 @@ class SafeSink(Sink, LineCounts):
 
     def write_line(self, step: int, line: bytes) -> bool:
         """Passes a clean step on as a line of JSON; False if the sink wants its record instead."""
-        if not self.takes_lines:
+        if self._take_line is None:
             return False
         started = 0.0 if step % TIMED_EVERY else _perf_counter()
         try:
-            if not cast(Any, self.sink).write_line(step, line):
+            if not self._take_line(step, line):
                 return False
             self.newest = step
             self.num_lines += 1
@@ -350,7 +351,9 @@ class SafeSink(Sink, LineCounts):
         raise error
 
     def _report_later_losses(self) -> None:
-        if not self._has_warned and self.num_lost > self._num_lost:
+        later = self.num_lost - self._num_lost
+        if later > self._num_reported:
+            self._num_reported = later
             self._warn("could not write a record", getattr(self.sink, "last_error", None))
 
     def _warn(self, problem: str, error: BaseException | None) -> None:

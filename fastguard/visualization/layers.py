@@ -8,7 +8,7 @@ from typing import Any
 
 from . import style
 from .runs import DrawnRun, runs_of
-from .style import Mark, Rail, worst
+from .style import Mark, worst
 
 MAX_ROWS = 512
 _MEASURES = {
@@ -66,8 +66,7 @@ def plot_gradient_flow(source: Any, *, index: int = -1) -> Any:
         if values:
             y = [values[name] if 0.0 < values[name] < math.inf else None for name in names]  # the axis is logarithmic
             made.add_bar(x=[*map(style.text, names)], y=y, name=name, marker={"color": style.COLOURS[colour]})
-    bad = Rail(len(names))
-    bad.marks = [Mark(style.text(name), style.text(name), 1) for name in names if math.isinf(rms[name])]
+    bad = [Mark(style.text(name), style.text(name), 1) for name in names if math.isinf(rms[name])]
     style.add_rails(made, [("NaN or Inf", "bad", bad)], "tensor")
     return made.update_layout(barmode="overlay", hovermode="x").update_xaxes(type="category")
 

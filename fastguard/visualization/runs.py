@@ -13,13 +13,12 @@ from .._text import NAME_WIDTH, shown
 from ..records import Entry, StepStats, TrainingHistory
 from ..records.loading import fill
 from ..records.log import LogReader
-from .style import Curve, Grid, Rail, Stretch
+from .style import MAX_POINTS, Curve, Grid, Stretch
 
 # From the best to the worst: if steps share a pixel, it shows the worst.
 STATES = ("none", "good", "clipped", "resumed", "rolled back", "skipped", "not finite")
 _RANK = {state: rank for rank, state in enumerate(STATES)}
 _MAX_BYTES = 1 << 22
-MAX_POINTS = 2000
 MAX_COLUMNS = 400
 MAX_RUNS = 8
 _ROOTS = ("", "/", ".", "..")
@@ -127,7 +126,7 @@ class DrawnRun(TrainingHistory):
         self.is_whole = True
         keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale", "time")
         self.curves = {key: Curve(MAX_POINTS) for key in keys}
-        self.rails = {key: Rail(MAX_POINTS) for key in ("NaN", "Inf", "skipped", "zero", "bad")}
+        self.rails: dict[str, list[int]] = {key: [] for key in ("NaN", "Inf", "skipped", "zero", "bad")}
         kinds = ("norm", "rms", "max", "zeros", "update", "near zero", "saturated", "dead", "entropy")
         self.grids = {kind: Grid(MAX_COLUMNS) for kind in kinds}
         self.ribbon = Ribbon()
@@ -163,11 +162,11 @@ class DrawnRun(TrainingHistory):
             state = "skipped" if skipped else "clipped" if clip_coef != 1.0 else "good"
             self.ribbon.add(step, state if is_finite else "not finite")
             if skipped:
-                self.rails["skipped"].add(step)
+                self.rails["skipped"].append(step)
             if not is_finite:
-                self.rails["NaN" if math.isnan(norm) else "Inf"].add(step)
+                self.rails["NaN" if math.isnan(norm) else "Inf"].append(step)
             elif norm == 0.0:
-                self.rails["zero"].add(step)
+                self.rails["zero"].append(step)
             else:
                 drawn.setdefault("norm", []).append((step, norm))
                 if not skipped:
@@ -176,7 +175,7 @@ class DrawnRun(TrainingHistory):
                 if value is not None and math.isfinite(value):
                     drawn.setdefault(key, []).append((step, value))
                 elif value is not None and key == "loss":
-                    self.rails["bad"].add(step)
+                    self.rails["bad"].append(step)
         for key, points in drawn.items():
             self.curves[key].extend(*zip(*points))
 
@@ -317,9 +316,9 @@ def _of_history(history: TrainingHistory, name: str) -> DrawnRun:
                 curves[key].add_stretch(Stretch(*steps, series.min, series.mean, series.max))
     events = {event.step: event for event in (*history.first_events, *history.last_events) if event.step < begin}
     for step, event in sorted(events.items()):
-        run.rails["NaN" if event.num_nans else "Inf"].add(step)
+        run.rails["NaN" if event.num_nans else "Inf"].append(step)
         if event.skipped:
-            run.rails["skipped"].add(step)
+            run.rails["skipped"].append(step)
     for validation in history.validations:
         if validation.step < begin:
             curves["val_loss"].add(validation.step, validation.val_loss)

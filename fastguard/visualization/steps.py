@@ -8,8 +8,8 @@ from typing import Any
 
 from ..records.running import quantiles
 from . import style
-from .runs import MAX_POINTS, DrawnRun, runs_of
-from .style import Curve, Rail, Stretch
+from .runs import DrawnRun, runs_of
+from .style import MAX_POINTS, Curve, Mark, Stretch, marks_of
 
 _NUM_SHARES = 200  # points of the clip rate
 _WINDOW, _MIN_WINDOW = 0.05, 20  # its window: a share of the run, but at least 20 steps
@@ -48,13 +48,13 @@ def plot_loss(source: Any) -> Any:
     """
     runs = runs_of(source)
     made = style.figure("Loss", "loss")
-    rails: list[tuple[str, str, Rail]] = []
+    rails: list[tuple[str, str, list[Mark]]] = []
     for run, name, val_name, colour in zip(runs, _names(runs, "loss"), _names(runs, "validation loss"), style.COLOURS):
         style.add_curve(made, run.curves["loss"], name, colour, what=_middle(run))
         beside = colour if len(runs) > 1 else style.COLOURS[1]
         style.add_curve(made, run.curves["val_loss"], val_name, beside, dash="dot", what=_middle(run))
-        rails.append((f"{name} not finite", "bad", run.rails["bad"]))
-    if not made.data and not any(rail.marks for _, _, rail in rails):
+        rails.append((f"{name} not finite", "bad", marks_of(run.rails["bad"])))
+    if not made.data and not any(marks for _, _, marks in rails):
         raise ValueError("no step has a loss. Pass it to `guard.observe(loss=...)`")
     style.add_rails(made, rails)
     return made
@@ -69,7 +69,7 @@ def plot_gradient_norm(source: Any) -> Any:
     """
     runs = runs_of(source)
     made = style.figure("Gradient norm", "norm", log=True)
-    rails: list[tuple[str, str, Rail]] = []
+    rails: list[tuple[str, str, list[Mark]]] = []
     for run, name, colour in zip(runs, _names(runs, "norm"), style.COLOURS):
         if run.ribbon.counts["clipped"] and len(runs) == 1:
             style.add_curve(made, run.curves["clipped norm"], f"{name} after clipping", style.COLOURS[2], dash="dot")
@@ -79,7 +79,7 @@ def plot_gradient_norm(source: Any) -> Any:
             beside = colour if len(runs) > 1 else style.GREY
             style.add_line(made, style.span([run.curves["norm"]]), [limit] * 2, f"{whose}clip limit {limit:g}", beside)
         for kind in ("NaN", "Inf", "skipped", "zero"):
-            rails.append((whose + ("norm of zero" if kind == "zero" else kind), kind, run.rails[kind]))
+            rails.append((whose + ("norm of zero" if kind == "zero" else kind), kind, marks_of(run.rails[kind])))
     style.add_rails(made, rails)
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from .._text import NAME_WIDTH, shown
 from ..errors import missing_package
 
+MAX_POINTS = 2000
 _MAX_CELLS = 1 << 20
 # Distinct with any colour vision, also in print: Okabe and Ito 2008.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8a7500")
@@ -116,37 +118,17 @@ class Mark(NamedTuple):
     num: int
 
 
-class Rail:
-    """Marked steps. None is dropped: if there are too many to draw, neighbours become one mark.
+def marks_of(steps: Sequence[int], most: int = MAX_POINTS) -> list[Mark]:
+    """The marked steps. None is dropped: if there are too many to draw, neighbours become one mark.
 
-    >>> rail = Rail(max_marks=2)
-    >>> for step in (3, 4, 900):
-    ...     rail.add(step)
-    >>> rail.marks
+    >>> marks_of([3, 4, 900], most=2)
     [Mark(first_step=3, last_step=4, num=2), Mark(first_step=900, last_step=900, num=1)]
     """
-
-    def __init__(self, max_marks: int) -> None:
-        self._max_marks = max_marks
-        self._width = 1  # steps
-        self.marks: list[Mark] = []
-
-    def add(self, step: int) -> None:
-        """Marks a step. Cost: 0.3 us."""
-        self._append(Mark(step, step, 1))
-        while len(self.marks) > self._max_marks:
-            self._width *= 2
-            marks, self.marks = self.marks, []
-            for mark in marks:
-                self._append(mark)
-
-    def _append(self, mark: Mark) -> None:
-        last = self.marks[-1] if self.marks else None
-        if last is not None and last.first_step // self._width == mark.last_step // self._width:
-            steps = last.first_step, last.last_step, mark.first_step, mark.last_step
-            self.marks[-1] = Mark(min(steps), max(steps), last.num + mark.num)
-        else:
-            self.marks.append(mark)
+    width = 1
+    while sum(1 for _ in itertools.groupby(steps, width.__rfloordiv__)) > most:  # by step // width
+        width *= 2
+    groups = ([*group] for _, group in itertools.groupby(steps, width.__rfloordiv__))
+    return [Mark(min(group), max(group), len(group)) for group in groups]
 
 
 class Grid:
@@ -275,27 +257,27 @@ def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "s
     )
 
 
-def add_rails(made: Any, rails: Sequence[tuple[str, str, Rail]], x: str = "step") -> None:
+def add_rails(made: Any, rails: Sequence[tuple[str, str, list[Mark]]], x: str = "step") -> None:
     """Marks along the top for steps without a value on the axis, or that were skipped. None is ever left out.
 
-    `rails` has, for each, its name, a kind of `_MARKS`, and the steps; or what `x` says, if not steps.
+    `rails` has, for each, its name, a kind of `_MARKS`, and the marks, of steps or of what `x` says.
     """
-    rails = [(name, kind, rail) for name, kind, rail in rails if rail.marks]
+    rails = [rail for rail in rails if rail[2]]
     if not rails:
         return
     made.update_layout(
         yaxis={"domain": [0.0, _RAIL[0] - 0.02]},
         yaxis2={"domain": list(_RAIL), "range": [-1, len(rails)], "visible": False, "fixedrange": True, "anchor": "x"},
     )
-    for height, (name, kind, rail) in enumerate(rails):
+    for height, (name, kind, marks) in enumerate(rails):
         symbol, colour = _MARKS[kind]
-        labels = [f"{x} {a}" if a == b else f"{num} of the {x}s {a} to {b}" for a, b, num in rail.marks]
+        labels = [f"{x} {a}" if a == b else f"{num} of the {x}s {a} to {b}" for a, b, num in marks]
         made.add_scatter(
-            x=[mark.first_step for mark in rail.marks],
+            x=[mark.first_step for mark in marks],
             y=[height] * len(labels),
             yaxis="y2",
             mode="markers",
-            name=text(f"{name} ({sum(mark.num for mark in rail.marks)})"),
+            name=text(f"{name} ({sum(mark.num for mark in marks)})"),
             marker={"symbol": symbol, "color": colour, "size": 9, "line": {"width": 2, "color": colour}},
             text=labels,
             hovertemplate="%{text}<extra>" + text(name) + "</extra>",
