@@ -177,6 +177,7 @@ LIMITS = {
         (sorted_run(num_targets=63), None),
         (sorted_run(target_batch_top_share=0.81), "warning"),
         (sorted_run(target_batch_top_share=0.79), None),
+        (sorted_run(target_top_share=0.76), None),  # uneven-targets
         (sorted_run(target_batch_top_share=None), None),  # as of an old log
         (noted(falling_losses(120), batch(), **CLASS), None),  # no other class comes
         (noted(COMES_LATER, batch(output_width=4), **CLASS), "warning"),

@@ -9,7 +9,7 @@ from ..records import TrainingHistory
 from . import needs
 from .finding import Finding, sign_of
 from .rules.lr import estimated_update_ratio
-from .signals import signals_of
+from .signals import num_samples, signals_of
 
 Found = Mapping[str, Finding]
 Reason = Callable[[Finding, TrainingHistory, Found], float]
@@ -28,14 +28,15 @@ def if_nothing_is_learnt(weight: float, otherwise: float = 0.0) -> Reason:
 def isolated(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Bad steps here and there, good ones after them: a batch, not the weights. It spoils gradients, too.
 
-    Where such a step was taken, the weights are NaN from then on, and little is known of the batches after it.
+    Where such a step was taken, the weights are NaN from then on, and little is known of the batches after it; in a
+    game the other side makes them.
     """
     is_of_loss = sign_of(finding) == "non-finite-loss" and needs.has_finite_gradients(history)
     if is_of_loss or history.skip_run >= 3 or history.longest_skip_run > 3:
         return 0.0
     first_taken = next((event.step for event in history.first_events if not event.skipped), math.inf)
     is_followed = first_taken == math.inf or (bool(history.clean) and history.clean[-1].step > first_taken)
-    return 0.75 if is_followed else 0.3
+    return 0.75 if is_followed else 0.0 if needs.game(history) else 0.3
 
 
 def going_on(finding: Finding, history: TrainingHistory, found: Found) -> float:
@@ -170,8 +171,12 @@ def climbs(finding: Finding, history: TrainingHistory, found: Found) -> float:
 
 
 def few(weight: float) -> Reason:
-    """`weight` of one or two spikes; what comes back again and again is of the run, not of a batch."""
-    return lambda finding, history, found: weight if finding.evidence["num_spikes"] <= 2 else 0.2 * weight
+    """`weight` of one or two spikes; what comes back again and again is of the run, and tiny batches are noisy."""
+
+    def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
+        return weight if finding.evidence["num_spikes"] <= 2 and num_samples(history) > 4 else 0.2 * weight
+
+    return weigh
 
 
 def unless_alone(name: str, weight: float, otherwise: float = 0.0) -> Reason:

@@ -23,7 +23,7 @@ cause(
     "parameters-cut-off",
     "Some of the optimizer's parameters never move: the loss does not depend on them.",
     "Look for detach(), no_grad() and modules that forward() does not use.",
-    {"missing-gradients": 0.9},
+    {"missing-gradients": lambda finding, history, found: 0.0 if finding.severity == "info" else 0.9},
     "zero-gradients untrained-parameters vanishing-gradients standstill",
     unless="idle-experts",
 )

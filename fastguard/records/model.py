@@ -212,8 +212,7 @@ class ParameterNotes:
         module_kinds: class names of the modules without children, each with their number.
         last_modules: class names of the last three modules without children that the first forward pass called, the
             last one first; empty if that pass was compiled or scripted.
-        learning_modules: the modules with parameters of their own that the first forward pass called with autograd on,
-            in that order.
+        learning_modules: modules with parameters of their own that the first pass called with autograd on, in order.
         last_operations: the last operations that autograd recorded in that pass, the last one first ("Softmax",
             "Addmm", "Relu"), functions included.
         dtypes: of the parameters, such as "float32", in the order of first use.

@@ -38,7 +38,6 @@ class ModelFactRecorder:
         self._objective = objective
         self._local = local
         self._resources = ResourceUse()
-        self._num_in_other_loss = 0
         self._foreign: set[int] = set()
         with run.failures.kept("model facts", "The rules know nothing about the model."):
             ledger.history.note_model(**facts.at_first())
@@ -56,8 +55,7 @@ class ModelFactRecorder:
         """Records what the autograd graph of the first loss says about it, also for guards whose models are in it."""
         with self._run.failures.kept("model facts", "The rules do not know what loss it is."):
             known = {id(p) for p, _ in self._namer.known()}
-            if known:
-                known |= self._guarded()
+            known |= self._guarded() if known else set()
             self._ledger.history.note_model(**facts_of_loss(loss, known or None))
             self._foreign = parameters_of_loss(loss) - known if known else set()
             for other in [*_ALIVE]:
@@ -96,10 +94,9 @@ class ModelFactRecorder:
 
     def _note_adversary(self, foreign: set[int]) -> None:
         """Records how many parameters are in the loss of another guard's model, as in a GAN."""
-        history = self._ledger.history
-        self._num_in_other_loss = max(self._num_in_other_loss, len(foreign & self._guarded()) if foreign else 0)
-        if self._num_in_other_loss > (history.model.num_foreign_parameters or 0):
-            history.note_model(num_foreign_parameters=self._num_in_other_loss)
+        num, history = len(foreign & self._guarded()) if foreign else 0, self._ledger.history
+        if num > (history.model.num_foreign_parameters or 0):
+            history.note_model(num_foreign_parameters=num)
 
 
 def _shown(policy: Any) -> str:

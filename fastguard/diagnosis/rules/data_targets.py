@@ -141,13 +141,16 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
     """Within a batch, a share `share` of the targets is of one class, and the loss rises above its first as others
     come.
 
-    Fires from `num_targets` targets on, in batches of four or more.
+    Fires from `num_targets` targets on, in batches of four or more. Silent if one class of several has three quarters
+    of that share over all batches.
     """
     notes, within = history.model, history.model.target_batch_top_share or 0.0
     sizes = [x.num_samples for x in training_batches(history)]
     if (notes.num_targets or 0) < num_targets or max(sizes, default=0) < 4 or within < share:
         return None
-    if not _rises_above_its_first(history):
+    is_one = notes.num_target_classes == 1  # the first of several, perhaps, where it is known what chance is
+    is_doubtful = not signals_of(history).chance > 0.0 if is_one else (notes.target_top_share or 0.0) > 0.75 * within
+    if is_doubtful or not _rises_above_its_first(history):
         return None
     return Seen(batch_top_share=within, num_classes=notes.num_target_classes)
 
