@@ -119,7 +119,7 @@ def _note(unknown: Unknown, keys: Collection[str], where: str = "") -> None:
 _RECORD_FIELDS = {
     **{name: name for name in ("step", "skipped", "loss", "val_loss", "lr", "loss_scale")},
     **{"clip/coef": "clip_coef", "clip/trigger": "trigger", "clip/over": "over"},
-    **{"grad/cosine": "grad_cosine", "grad/noise_scale": "noise_scale"},
+    "grad/cosine": "grad_cosine",
 }
 _READ: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(_RECORD_FIELDS, values.number),
@@ -130,9 +130,10 @@ _READ: dict[str, Callable[[Any], Any]] = {
     **{"grad/norm": values.spread, "skipped": values.truth, "batches": values.row},
     "clip/groups": partial(values.by_name, reader_of(tuple[Spread, Spread, Spread])),
 }
-# The keys of a line: those with a single value, some of which follow from others; and all.
+# The keys of a line: those with a single value, some of which follow from others or are not read any more; and all.
 _NUMBERS = (values.number, values.count, values.spread, values.truth)
-NUMBER_KEYS = frozenset({"time", "clipped", "grad/clipped_norm", *(k for k, read in _READ.items() if read in _NUMBERS)})
+_NOT_READ = ("time", "clipped", "grad/clipped_norm", "grad/noise_scale")
+NUMBER_KEYS = frozenset((*_NOT_READ, *(key for key, read in _READ.items() if read in _NUMBERS)))
 KEYS = NUMBER_KEYS | _READ.keys() | {"model"}
 
 

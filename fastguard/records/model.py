@@ -62,7 +62,6 @@ class RankNotes:
         num_ranks: ranks that share the gradients or the stages of the model, or that are watched; None for one.
         bad_ranks: the first 16 ranks whose own gradients were not finite; the same on all ranks.
         odd_ranks: ranks whose own gradients differed in size from the others' (`wrap(..., watch_ranks=True)`).
-        noise_scale: the gradient noise scale in batches of one rank; None if not known.
         num_averaged: ranks over which the gradients were averaged before the guard read them; None for none.
         num_restarts: how often torchrun had restarted the processes before the newest steps; None for never.
         resources: use of the machine per step (`fastguard.observers.resources`); empty if not known.
@@ -72,7 +71,6 @@ class RankNotes:
     num_ranks: Length | None = None
     bad_ranks: tuple[BadRank, ...] = ()
     odd_ranks: Annotated[tuple[OddRank, ...], _odd_ranks] = ()
-    noise_scale: float | None = None
     num_averaged: Length | None = None
     num_restarts: Length | None = None
     resources: dict[str, float] = field(default_factory=dict)

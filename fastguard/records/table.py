@@ -245,8 +245,6 @@ class StepStats:
             element); None if there is none.
         over: names of the groups or tensors above their triggers, if they are clipped separately.
         groups: the groups, if they are clipped separately.
-        noise_scale: the gradient noise scale in batches of one rank (`wrap(..., watch_ranks=True)`), at the steps where
-            it was computed, else None.
     """
 
     step: int
@@ -264,7 +262,6 @@ class StepStats:
     trigger: float | None = None
     over: tuple[str, ...] = ()
     groups: tuple[ClippedGroup, ...] = ()
-    noise_scale: float | None = None
 
     @property
     def gradients(self) -> GradientStats:
