@@ -145,7 +145,7 @@ class Arrivals:
         verdict, load = UnitVerdict(), None
         if len(tables) == len(rows) and len(set(map(len, tables))) == 1:  # the same units in every reading
             table = sum(map(as_table, tables[1:]), start=as_table(tables[0]))
-            elements = sum(row.numel for row in rows) // len(table)
+            elements = sum(row.numel for row in rows) // table.shape[0]
             if elements:
                 verdict = self._runs.add(key, table, elements, judgement.unit_share)
                 load = tuple((table[:, SUM_ABS] / elements).tolist()) if judgement.family == "router" else None
@@ -161,8 +161,8 @@ class Arrivals:
             dead_units=verdict.dead,
             saturated_units=verdict.saturated,
             num_batches=verdict.num_batches,
-            entropy=_known(_merged(sighting.entropy for sighting in group).mean),
-            max_logit=_known(_merged(sighting.largest for sighting in group).max_val),
+            entropy=_figure("mean", (sighting.entropy for sighting in group)),
+            max_logit=_figure("max_val", (sighting.largest for sighting in group)),
             load=load,
         )
 
@@ -186,11 +186,9 @@ def _inputs_finite(bad: dict[str, Sighting], root: str) -> dict[str, bool | None
     return {key: None if finite and nans and key not in nans else finite for key, finite in known.items()}
 
 
-def _merged(measured: Iterable[Measurement | None]) -> ActivationStats:
-    return ActivationStats.from_row(merge_activation_rows(one().row for one in measured if one is not None))
-
-
-def _known(figure: float) -> float | None:
+def _figure(name: str, measured: Iterable[Measurement | None]) -> float | None:
+    rows = [one().row for one in measured if one is not None]
+    figure: float = getattr(ActivationStats.from_row(merge_activation_rows(rows)), name) if rows else math.nan
     return None if math.isnan(figure) else figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from .families import PLAIN, Judgement
 from .readers import DeferredReader, ImmediateReader, Measurement, reader_for
 from .selection import Target
 
+Inputs: TypeAlias = Callable[[], Sequence[torch.Tensor]]  # of a module, asked for only if they matter
 _MAX_CALLS = 8  # of one module within a pass, with a record each
 _MAX_SKIPPED = 1000
 
@@ -96,9 +97,7 @@ class Collector:
         finally:
             self.seconds += time.perf_counter() - started
 
-    def see(
-        self, target: Target, seen: Iterable[tuple[str, torch.Tensor]], inputs: Sequence[torch.Tensor] | None
-    ) -> None:
+    def see(self, target: Target, seen: Iterable[tuple[str, torch.Tensor]], inputs: Inputs | None) -> None:
         """Measures the tensors `seen` of one call of one module, which come with their paths.
 
         A tensor with a path is only checked for NaN and Inf. If `inputs` is None, they are unknown.
@@ -146,7 +145,7 @@ class Collector:
             reader = self._readers[x.device] = reader_for(x.device, self._backend)
         return reader
 
-    def _measure(self, key: str, target: Target, given: Sequence[torch.Tensor] | None, x: torch.Tensor) -> None:
+    def _measure(self, key: str, target: Target, given: Inputs | None, x: torch.Tensor) -> None:
         """Adds a reading of `x` and, where `given` may matter, of these."""
         judgement, reader, before = target.judgement, self._reader(x), self._known.get(id(x))
         if before is not None and before.tensor() is not x:
@@ -160,7 +159,7 @@ class Collector:
                 self._known[id(x)] = known
         inputs = None
         if given is not None and not (reader.immediate and known.measured().row.is_finite):
-            readable = [(i == 0, given_x) for i, given_x in enumerate(given) if unreadable(given_x) is None]
+            readable = [(i == 0, given_x) for i, given_x in enumerate(given()) if unreadable(given_x) is None]
             # An in-place module has overwritten its input: what was known of it is what it got.
             inputs = [(first, before and before.measured if y is x else self._input(y)) for first, y in readable]
         size = x.shape[judgement.row_dim] if judgement.row_dim is not None and x.ndim else 1

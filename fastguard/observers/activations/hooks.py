@@ -25,15 +25,15 @@ _hooks: weakref.WeakValueDictionary[int, Hook] = weakref.WeakValueDictionary()
 
 
 class Seen(NamedTuple):
-    """What a hook reads of a call: tensors with their paths, and the inputs of the module; None if not known."""
+    """What a hook reads of a call: tensors with their paths, and what returns the module's inputs; None if unknown."""
 
     tensors: Sequence[tuple[str, torch.Tensor]]
-    inputs: Sequence[torch.Tensor] | None = None
+    inputs: Callable[[], Sequence[torch.Tensor]] | None = None
 
 
 def outputs(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Seen:
     """All tensors that a module returned."""
-    return Seen(labelled(output), inputs_of(args, kwargs))
+    return Seen(labelled(output), lambda: inputs_of(args, kwargs))
 
 
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Seen:
@@ -97,7 +97,8 @@ class Hook(Transient):
         if torch.compiler.is_compiling():
             if not torch.compiler.is_exporting():
                 seen, inputs = self.find(args, kwargs, output)
-                found, given = [x.detach() for _, x in seen], [x.detach() for x in inputs or ()]
+                found = [x.detach() for _, x in seen]
+                given = [] if inputs is None else [x.detach() for x in inputs()]
                 torch.ops.fastguard.see(found, given, TOKEN, self.number, [path for path, _ in seen])
         else:
             self.look(lambda: self.find(args, kwargs, output))
@@ -125,7 +126,7 @@ def _see(
     hook = _hooks.get(number)
     if hook is not None:  # None if the graph outlives its monitor
         hook.is_compiled = True
-        hook.look(lambda: Seen(list(zip(paths, seen)), inputs if hook.at_end else None))
+        hook.look(lambda: Seen(list(zip(paths, seen)), (lambda: inputs) if hook.at_end else None))
 
 
 _see.register_fake(lambda *args: None)

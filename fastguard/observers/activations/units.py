@@ -40,7 +40,7 @@ class UnitRuns:
 
     def __init__(self, window: int, share: float) -> None:
         self._window, self._share = window, share
-        self._runs: dict[str, tuple[torch.Tensor, int]] = {}  # int32 [C, 2], and the number of batches
+        self._runs: dict[str, tuple[torch.Tensor | None, int]] = {}  # int32 [C, 2], and the number of batches
 
     def add(self, key: str, table: torch.Tensor, elements: float, share: float | None = None) -> UnitVerdict:
         """Adds one sampled step of one module. Cost: ten small torch operations.
@@ -50,14 +50,18 @@ class UnitRuns:
             elements: of each unit.
             share: of this module, if it has its own.
         """
-        runs, num = self._runs.get(key, (torch.zeros(0, 2, dtype=torch.int32, device="cpu"), 0))
-        if len(runs) != len(table):  # other units than before
-            runs, num = torch.zeros(len(table), 2, dtype=torch.int32, device="cpu"), 0
+        size, (runs, num) = table.shape[0], self._runs.get(key, (None, 0))
+        if runs is None or runs.shape[0] != size:  # other units than before
+            runs, num = torch.zeros(size, 2, dtype=torch.int32, device="cpu"), 0
         runs, num = (runs + 1) * (table[:, :2] >= elements * (share or self._share)), min(num + 1, self._window)
         self._runs[key] = runs, num
-        dead, saturated = (column.nonzero()[:, 0] for column in (runs >= num).unbind(1))
-        first_dead, first_saturated = (tuple(found[:NUM_NAMED].tolist()) for found in (dead, saturated))
-        return UnitVerdict(len(table), len(dead), len(saturated), first_dead, first_saturated, num)
+        flags = runs >= num
+        dead, saturated = flags.sum(0).tolist()
+        return UnitVerdict(size, dead, saturated, _first(flags, 0, dead), _first(flags, 1, saturated), num)
+
+
+def _first(flags: torch.Tensor, column: int, count: int) -> tuple[int, ...]:
+    return tuple(flags[:, column].nonzero()[:NUM_NAMED, 0].tolist()) if count else ()
 
 
 def detect_dead_neurons(activations: Any, threshold: float = 0.01) -> tuple[int, float]:
