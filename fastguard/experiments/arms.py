@@ -16,7 +16,7 @@ import torch
 
 from ..clip import GlobalNorm
 from ..records import ModelNotes, TrainingHistory
-from ..recovery.rescue import Slowed
+from ..recovery import Slowed
 
 _TUNED = ("betas", "eps", "momentum", "dampening", "alpha", "rho")
 

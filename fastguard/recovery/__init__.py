@@ -1,8 +1,8 @@
 """Recovers a run that goes wrong: snapshots, when to roll back and how far, when to give up."""
 
+from .ladder import Slowed as Slowed
+from .ladder import check_state as check_state
 from .rescue import Rescue as Rescue
-from .rescue import Slowed as Slowed
-from .rescue import check_state as check_state
 from .settings import Recovery as Recovery
 from .settings import as_recovery as as_recovery
 

@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 
 from ..ranks.exchange import all_reduced
+from ..records import values
 from ..records.codec import Count, Part, reader_of
+from ..records.events import RecoveryEvent
 from .rise import LossRise, Trial
 from .settings import Recovery
 
@@ -25,6 +27,9 @@ _MOST_LOST = 1 / 3  # of the progress since the beginning, to a higher learning 
 _MOST_FASTER = 2.0  # times the learning rate at a snapshot, at which training continues from it
 _NUM_FIRST = 20  # losses at the beginning of the run
 _LEAST_SPREAD, _LEAST_GAIN = 0.02, 0.05  # of the level, and of the progress since the beginning
+
+
+read_events = reader_of(list[RecoveryEvent])
 
 
 class LossLevel(Part):
@@ -298,3 +303,44 @@ def reduced(numbers: Sequence[float], groups: Groups, how: Any) -> list[float]:
 
 
 seen_of = reader_of(StepSeen)  # from a list of its fields; a MisfitError for anything else
+
+
+def exchanged(ladder: Ladder, arrived: list[StepSeen], groups: Groups) -> list[StepSeen]:
+    """The mean of the records of all processes, so that all decide alike. It takes one `all_reduce` a group."""
+    losses = [one.loss for one in arrived if one.loss is not None]
+    sums = [sum(losses), len(losses), sum(one.norm for one in arrived), len(arrived)]
+    sums += [sum(one.skipped for one in arrived), sum(one.vetoed for one in arrived)]
+    sums += [bool(ladder.cause), ladder.has_grown, not ladder.has_aim]
+    loss, num_losses, norm, count, skipped, vetoed, *flags = reduced(sums, groups, dist.ReduceOp.SUM)
+    has_cause, ladder.has_grown, is_aimless = (number > 0 for number in flags)
+    ladder.has_aim = not is_aimless
+    if has_cause and not ladder.cause:
+        ladder.cause = "another process says so"
+    mean, lr = loss / num_losses if num_losses else None, arrived[-1].lr if arrived else None
+    return [StepSeen(mean, norm / count, skipped > 0, vetoed > 0, lr)] if count else []
+
+
+class Slowed:
+    """Multiplies the learning rate by a factor for one step of one optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
+        self._entries = [(group, group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None]
+        self._slow = [lr * factor for _, lr in self._entries]
+
+    def apply(self) -> None:
+        for (group, _), slow in zip(self._entries, self._slow):
+            group["lr"] = slow
+
+    def give_back(self) -> None:
+        """Restores the same objects as before."""
+        for (group, lr), slow in zip(self._entries, self._slow):
+            if group["lr"] is slow:
+                group["lr"] = lr
+
+
+def check_state(state: Any) -> Any:
+    """Returns `state`. Raises MisfitError if it does not come from `Rescue.state_dict`."""
+    values.entry(state, "ladder", Ladder(Recovery()).load)
+    values.entry(state, "events", read_events)
+    values.entry(state, "arrived", lambda plain: values.each(seen_of, plain))
+    return state

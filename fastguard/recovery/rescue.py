@@ -15,10 +15,8 @@ from ..diagnosis import by_sign, diagnose, needs
 from ..errors import FastguardError, RecoveryFailedError
 from ..observers.observer import while_alive
 from ..ranks import has_other_ranks
-from ..records import values
-from ..records.codec import reader_of
 from ..records.events import RecoveryEvent, describe_recovery
-from .ladder import Groups, Ladder, StepSeen, reduced, seen_of
+from .ladder import Groups, Ladder, StepSeen, exchanged, read_events, reduced
 from .settings import Recovery
 from .snapshots import Snapshot, Snapshots, are_finite, have_not_grown, largest, parameters_of
 
@@ -26,7 +24,6 @@ _log = logging.getLogger("fastguard")
 WHAT = "recovery"
 _GRACE = 24  # steps after a rollback in which rules still see losses from before it
 _UNSET: Any = object()
-_read_events = reader_of(list[RecoveryEvent])
 
 
 class _Doubt(NamedTuple):
@@ -102,7 +99,7 @@ class Rescue:
         world: Groups = [dist.group.WORLD] if has_other_ranks() else []  # type: ignore[list-item]
         self._groups = world if run.ranks is None else run.ranks.groups  # of those that share the model, or of all
         if self._groups:
-            arrived = self._exchanged(arrived)
+            arrived = exchanged(self.ladder, arrived, self._groups)
         for one in arrived:
             ladder.see(one.loss, one.norm, skipped=one.skipped, vetoed=one.vetoed, lr=one.lr)
         if ladder.rise.is_odd and not was_odd:
@@ -232,20 +229,6 @@ class Rescue:
             ladder.cause = "parameters are not finite"
         if ladder.has_aim and not self._is_to_fall and (ladder.rise.is_suspect or ladder.num_high):
             ladder.has_aim = needs.descent(self._ledger.history) is not False
-
-    def _exchanged(self, arrived: list[StepSeen]) -> list[StepSeen]:
-        """The mean of the records of all processes, so that all decide alike. It takes one `all_reduce` a group."""
-        ladder, losses = self.ladder, [one.loss for one in arrived if one.loss is not None]
-        sums = [sum(losses), len(losses), sum(one.norm for one in arrived), len(arrived)]
-        sums += [sum(one.skipped for one in arrived), sum(one.vetoed for one in arrived)]
-        sums += [bool(ladder.cause), ladder.has_grown, not ladder.has_aim]
-        loss, num_losses, norm, count, skipped, vetoed, *flags = reduced(sums, self._groups, dist.ReduceOp.SUM)
-        has_cause, ladder.has_grown, is_aimless = (number > 0 for number in flags)
-        ladder.has_aim = not is_aimless
-        if has_cause and not ladder.cause:
-            ladder.cause = "another process says so"
-        mean, lr = loss / num_losses if num_losses else None, arrived[-1].lr if arrived else None
-        return [StepSeen(mean, norm / count, skipped > 0, vetoed > 0, lr)] if count else []
 
     def _note_due(self, error: FastguardError) -> None:
         """Rolls back instead of raising because too many steps in a row were skipped."""
@@ -403,7 +386,7 @@ class Rescue:
         """Resumes at `step` from what `state_dict` returned, or from None, and takes a snapshot first."""
         if state is not None:
             self.ladder.load(state["ladder"])
-            self.events = _read_events(state["events"])
+            self.events = read_events(state["events"])
         self._arrived = [StepSeen(*one) for one in ([] if state is None else state["arrived"])]
         self._snapshots.forget()
         self._flags.clear()
@@ -413,29 +396,3 @@ class Rescue:
         self._heard_from, self._newest_to = step, -1
         self._doubt = self.ladder.trial = None
         self._vetoed.clear()
-
-
-class Slowed:
-    """Multiplies the learning rate by a factor for one step of one optimizer."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
-        self._entries = [(group, group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None]
-        self._slow = [lr * factor for _, lr in self._entries]
-
-    def apply(self) -> None:
-        for (group, _), slow in zip(self._entries, self._slow):
-            group["lr"] = slow
-
-    def give_back(self) -> None:
-        """Restores the same objects as before."""
-        for (group, lr), slow in zip(self._entries, self._slow):
-            if group["lr"] is slow:
-                group["lr"] = lr
-
-
-def check_state(state: Any) -> Any:
-    """Returns `state`. Raises MisfitError if it does not come from `Rescue.state_dict`."""
-    values.entry(state, "ladder", Ladder(Recovery()).load)
-    values.entry(state, "events", _read_events)
-    values.entry(state, "arrived", lambda plain: values.each(seen_of, plain))
-    return state

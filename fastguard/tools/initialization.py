@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
-import re
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,225 +18,11 @@ from ..names import strip_wrappers
 from ..observers.buffers import forward_undone
 from ..records import TensorRow
 from ..records.model import as_in_gpt2
-from ..step.wrappers import unwrapped
 from .bench import first_tensor, output_of, require_module
+from .expected_weights import WITHOUT_VALUES, Follower, Weight, find_followers, weights_in, why_not_judged
 
 TOO_SMALL, TOO_LARGE = 0.1, 10.0  # times the expected standard deviation
 _EMBEDDING_STD = 0.02
-_WITHOUT_VALUES = (
-    "lazy, without a shape yet: run one batch through the model first",
-    "on the meta device, without values: materialise it (to_empty and an initialisation) first",
-)
-_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-# Rule and gain, by the name of torch's function or module, in lower case and without underscores.
-_ACTIVATIONS: dict[str, tuple[str, float]] = {
-    **dict.fromkeys(("relu", "relu6", "gelu", "silu", "mish", "elu", "celu", "softplus", "hardswish"), ("He", 1.0)),
-    "selu": ("LeCun", 1.0),
-    **dict.fromkeys(("tanh", "hardtanh", "softsign"), ("Xavier", 5 / 3)),
-    **dict.fromkeys(("sigmoid", "hardsigmoid", "logsigmoid"), ("Xavier", 1.0)),
-}
-# Behind these, the next in line counts. `boolean_dispatch` is the name that max_pool2d has in a graph.
-_TRANSPARENT = {
-    *("add", "iadd", "dropout", "alphadropout", "interpolate", "upsample", "identity", "to", "float"),
-    *("flatten", "unflatten", "view", "reshape", "permute", "transpose", "contiguous", "squeeze", "unsqueeze"),
-    *("maxpool", "avgpool", "adaptivemaxpool", "adaptiveavgpool", "booleandispatch"),
-    *("pixelshuffle", "pixelunshuffle", "channelshuffle", "zeropad"),
-}
-
-
-class Follower(NamedTuple):
-    """The activation that follows a layer: the rule for it ("He", "Xavier" or "LeCun"), a gain, and its name."""
-
-    rule: str
-    gain: float
-    name: str
-
-    def std(self, fan_in: float, fan_out: float) -> float:
-        """The expected standard deviation of the layer's weight; 0 without inputs."""
-        total = {"He": fan_in / 2, "Xavier": (fan_in + fan_out) / 2, "LeCun": fan_in}[self.rule]
-        return self.gain / math.sqrt(total) if total else 0.0
-
-
-_LINEAR = Follower("LeCun", 1.0, "no activation")
-
-
-def _follower(names: list[str], slope: float | None = None) -> Follower | None:
-    """The activation of one of these names, or leaky with `slope`; None if there is none."""
-    if slope is not None:
-        return Follower("He", 1 / math.sqrt(1 + slope * slope), f"leaky ReLU, slope {slope:g}")
-    known = ((name, _ACTIVATIONS.get(name.lower().replace("_", ""))) for name in names)
-    return next((Follower(*found, name.removesuffix("_")) for name, found in known if found), None)
-
-
-def _of_module(module: nn.Module) -> Follower | None:
-    slope = None
-    if isinstance(module, nn.LeakyReLU):
-        slope = module.negative_slope
-    elif isinstance(module, nn.RReLU):
-        slope = (module.lower + module.upper) / 2
-    elif isinstance(module, nn.PReLU):
-        slope = 0.0 if module.weight.is_meta else float(module.weight.detach().mean())
-    return _follower(_names(module), slope)
-
-
-def _names(module: nn.Module) -> list[str]:
-    return [cls.__name__ for cls in type(module).__mro__]
-
-
-def _is_transparent(names: list[str]) -> bool:
-    bare = [re.sub(r"\d+d$", "", name.lower().replace("_", "")) for name in names]
-    return any(name in _TRANSPARENT or "norm" in name for name in bare)
-
-
-def find_followers(model: nn.Module) -> tuple[dict[nn.Module, Follower], str]:
-    """What follows each module, by the traced graph or else the order of registration; why there is no graph, or ""."""
-    found: dict[nn.Module, Follower] = {}
-    leaves = [m for m in model.modules() if not any(True for _ in m.children())]
-    for i, leaf in enumerate(leaves):
-        after = next((m for m in leaves[i + 1 :] if not _is_transparent(_names(m))), None)
-        found[leaf] = (_of_module(after) if after is not None else None) or _LINEAR
-    for module in model.modules():
-        if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):  # the activation is a function
-            name = getattr(module.activation, "__name__", type(module.activation).__name__)
-            found[module.linear1], found[module.linear2] = _follower([name]) or _LINEAR, _LINEAR
-    inner, problem = unwrapped(model), ""
-    try:
-        graph = _graph(inner)
-    except Exception as error:  # the model's own code may raise anything when it runs with stand-ins for tensors
-        return found, f"{type(error).__name__}: {error}".splitlines()[0]
-    modules = dict(inner.named_modules(remove_duplicate=False))
-    traced: dict[nn.Module, Follower] = {}
-    for node in graph.nodes:
-        if node.op == "call_module" and node.target in modules:
-            module = modules[node.target]
-            if traced.get(module, _LINEAR) is _LINEAR:  # of several calls, one with an activation counts
-                traced[module] = _after(node, modules)
-    return {**found, **traced}, problem
-
-
-def _graph(model: nn.Module) -> Any:
-    """The graph of a twin with the same tensors and without hooks, so that tracing does not change the original."""
-    import torch.fx
-
-    if any(type(m).__name__ == "OptimizedModule" or isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
-        raise TypeError("it holds compiled modules")
-    twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
-    for module in twin.modules():
-        module._forward_hooks, module._forward_pre_hooks = OrderedDict(), OrderedDict()
-        module._compiled_call_impl = None
-    return torch.fx.Tracer().trace(twin)
-
-
-def _after(node: Any, modules: dict[str, nn.Module]) -> Follower:
-    """The nearest activation that the output reaches through nothing but what is transparent."""
-    queue, seen = list(node.users), set()
-    while queue:
-        user = queue.pop(0)
-        if user in seen:
-            continue
-        seen.add(user)
-        if user.op == "call_module" and user.target in modules:
-            module = modules[user.target]
-            follower, names = _of_module(module), _names(module)
-        else:
-            names, slope = [user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")], None
-            if names[0].startswith("leaky_relu"):
-                slope = user.kwargs.get("negative_slope", user.args[1] if len(user.args) > 1 else 0.01)
-                slope = slope if isinstance(slope, (int, float)) else 0.01
-            follower = _follower(names, slope)
-        if follower is not None:
-            return follower
-        if _is_transparent(names):
-            queue.extend(user.users)
-    return _LINEAR
-
-
-class _Weight(NamedTuple):
-    """A weight to judge: where it is, what its standard deviation should be about, and why."""
-
-    name: str
-    tensor: Tensor
-    fan_in: int
-    expected_std: float
-    rule: str
-    kind: str = "weight"  # "weight", "recurrent" or "embedding"
-    least: float | None = None  # smallest usual standard deviation, if that is far below the expected one
-    module: nn.Module | None = None
-    attribute: str = ""
-
-
-def _fans_of(m: Any, follower: Follower) -> Iterator[tuple[str, Tensor, float, float, Follower]]:
-    """Attribute, tensor, fan-in, fan-out and follower of the weights of a module, without its children."""
-    if isinstance(m, nn.modules.conv._ConvNd):
-        taps = math.prod(m.kernel_size)
-        fan_in, fan_out = m.in_channels // m.groups * taps, m.out_channels // m.groups * taps
-        # An output of a transposed convolution lies under only some positions of the kernel.
-        yield "weight", m.weight, max(1, fan_in / math.prod(m.stride)) if m.transposed else fan_in, fan_out, follower
-    elif isinstance(m, _RECURRENT):
-        is_relu = getattr(m, "nonlinearity", getattr(m, "mode", "")) in ("relu", "RNN_RELU")
-        gate = Follower("He", 1.0, "ReLU") if is_relu else Follower("Xavier", 1.0, "a gate or tanh")
-        for name, p in m.named_parameters(recurse=False):
-            if name.startswith("weight"):
-                yield name, p, p.shape[1], m.hidden_size, _LINEAR if name.startswith("weight_hr") else gate
-    elif isinstance(m, nn.MultiheadAttention):
-        for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
-            if (p := getattr(m, name)) is not None:
-                yield name, p, p.shape[1], m.embed_dim, Follower("Xavier", 1.0, "attention")
-    elif isinstance(m, (nn.Linear, nn.Bilinear)):
-        yield "weight", m.weight, math.prod(m.weight.shape[1:]), m.weight.shape[0], follower
-    elif "norm" not in type(m).__name__.lower():
-        own = m._parameters.get("weight")
-        if own is not None and own.dim() == 2:
-            is_transposed = type(m).__name__ == "Conv1D" and hasattr(m, "nf")  # transformers' linear layer, [in, out]
-            fan_out, fan_in = reversed(own.shape) if is_transposed else own.shape
-            yield "weight", own, fan_in, fan_out, follower
-
-
-def _weights_in(model: nn.Module, followers: dict[nn.Module, Follower]) -> list[_Weight]:
-    """The weights of a model that have an expectation; a shared one where it comes first."""
-    found: dict[int, _Weight] = {}
-    for prefix, m in _modules_with_names(model):
-        if any(p is not None and _why_not_judged(p) for p in m._parameters.values()):
-            continue
-        if isinstance(m, (nn.Embedding, nn.EmbeddingBag)):
-            # Looked up, not added up: GPT's 0.02 and torch's 1 are usual.
-            least = min(1 / math.sqrt(m.embedding_dim), 0.1) if m.embedding_dim else 0.0
-            rule = "looked up: 0.02, or 1/sqrt(dim) to 1"
-            weights = [_Weight(prefix + "weight", m.weight, 1, 1.0, rule, "embedding", least, m, "weight")]
-        else:
-            kind = "recurrent" if isinstance(m, _RECURRENT) else "weight"
-            weights = []
-            for name, tensor, fan_in, fan_out, then in _fans_of(m, followers.get(m, _LINEAR)):
-                std, rule = then.std(fan_in, fan_out), f"{then.rule}: {then.name} follows"
-                weights.append(_Weight(prefix + name, tensor, round(fan_in), std, rule, kind, None, m, name))
-        for weight in weights:
-            first = found.setdefault(id(weight.tensor), weight)
-            if (first.kind == "embedding") is not (weight.kind == "embedding"):  # looked up, and multiplied with
-                dim, table = weight.tensor.shape[1], first if first.kind == "embedding" else weight
-                tied: dict[str, Any] = {"fan_in": dim, "expected_std": _LINEAR.std(dim, 0), "least": None}
-                tied["rule"] = f"LeCun: tied to an embedding of {dim}"
-                found[id(weight.tensor)] = table._replace(name=first.name, **tied)
-    return list(found.values())
-
-
-def _why_not_judged(tensor: Tensor) -> str:
-    """Why there are no values to judge; "" if there are."""
-    if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
-        return _WITHOUT_VALUES[0]
-    if tensor.is_meta:
-        return _WITHOUT_VALUES[1]
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return f"its values are {tensor.dtype}"
-    return "" if tensor.numel() else "empty"
-
-
-def _modules_with_names(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules, each with the prefix of its parameters' names, without the prefixes of wrappers."""
-    parameters = [name for name, _ in model.named_parameters()]
-    is_clear = len(set(map(strip_wrappers, parameters))) == len(parameters)  # no module of the user's is "module"
-    for name, module in model.named_modules():
-        prefix = f"{name}." if name else ""
-        yield (strip_wrappers(prefix) if is_clear else prefix), module
 
 
 class AttributeDict(dict[str, Any]):
@@ -352,23 +135,23 @@ def check_initialization(
     (False, 'ok', 'too_large')
     """
     followers, kinds, missing = "not looked for: weights alone", set[str](), dict[str, str]()
-    weights: list[_Weight] = []
+    weights: list[Weight] = []
     model = model_or_weights if isinstance(model_or_weights, nn.Module) else None
     if model is not None:
         found, problem = find_followers(model)
         followers = f"order of registration; the model can't be traced ({problem})" if problem else "traced graph"
         kinds = {type(module).__name__ for module in model.modules()}
-        missing = {strip_wrappers(name): _why_not_judged(p) for name, p in model.named_parameters()}
+        missing = {strip_wrappers(name): why_not_judged(p) for name, p in model.named_parameters()}
         with torch.no_grad():
-            weights = _weights_in(model, found)
+            weights = weights_in(model, found)
     elif batch is not None:
         raise TypeError("`batch` must be left out where there is no model to run it through, only weights")
     else:
         for name, tensor in _named(model_or_weights).items():
-            missing[name] = _why_not_judged(tensor)
+            missing[name] = why_not_judged(tensor)
             if not missing[name] and tensor.dim() >= 2:
                 fan_in = tensor[0].numel() if tensor.shape[0] else 0
-                weights.append(_Weight(name, tensor, fan_in, Follower("He", 1.0, "").std(fan_in, 0), "He"))
+                weights.append(Weight(name, tensor, fan_in, Follower("He", 1.0, "").std(fan_in, 0), "He"))
     missing = {name: why for name, why in missing.items() if why}
     if not weights:
         given = prose("; ".join(f"{name}: {why}" for name, why in missing.items())) or "it has no weight matrices"
@@ -384,7 +167,7 @@ def check_initialization(
     ratios = [ratio for _, ratio in variances.values() if ratio is not None]
     return InitializationReport(
         layers,
-        all_ok=all(one.status == "ok" for one in layers.values()) and not {*missing.values()} & {*_WITHOUT_VALUES},
+        all_ok=all(one.status == "ok" for one in layers.values()) and not {*missing.values()} & {*WITHOUT_VALUES},
         not_judged=missing,
         followers=followers,
         variance_ok=None if batch is None else all(TOO_SMALL <= ratio <= TOO_LARGE for ratio in ratios),
@@ -409,7 +192,7 @@ def _named(weights: Any) -> dict[str, Tensor]:
     return {name: w.detach() if isinstance(w, Tensor) else as_tensor(w) for name, w in found.items()}
 
 
-def _judged(weight: _Weight, row: TensorRow) -> AttributeDict:
+def _judged(weight: Weight, row: TensorRow) -> AttributeDict:
     # The spread of complex numbers is that of both parts together.
     std, expected, rule = row.std * math.sqrt(1 + weight.tensor.is_complex()), weight.expected_std, weight.rule
     least = TOO_SMALL * (expected if weight.least is None else weight.least)
@@ -427,7 +210,7 @@ def _judged(weight: _Weight, row: TensorRow) -> AttributeDict:
     )
 
 
-def _output_variances(model: nn.Module, batch: Any, weights: list[_Weight]) -> dict[str, tuple[float, float | None]]:
+def _output_variances(model: nn.Module, batch: Any, weights: list[Weight]) -> dict[str, tuple[float, float | None]]:
     """By the name of each module's first weight, in the order in which modules run: the variance of the output, and its
     ratio to the one before; None for the first module, and after a constant output. Of several runs the first counts.
     """
@@ -486,14 +269,14 @@ def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = 
     """
     require_module(model)
     for name, p in model.named_parameters():
-        if (why := _why_not_judged(p)) in _WITHOUT_VALUES:
+        if (why := why_not_judged(p)) in WITHOUT_VALUES:
             raise ValueError(f"`model` must have values in all parameters, got none - at {name!r}: {why}")
     if not any(p.requires_grad and p.dim() >= 2 for p in model.parameters()):
         raise ValueError("`model` must have weights that are not frozen, got none")
     with torch.no_grad():
         for module in model.modules():
             _set_vectors(module)
-        for weight in _weights_in(model, find_followers(model)[0]):
+        for weight in weights_in(model, find_followers(model)[0]):
             own = None if weight.module is None else weight.module._parameters.get(weight.attribute)
             if own is not None and own.requires_grad:
                 _fill(own, weight, generator)
@@ -512,7 +295,7 @@ def _set_vectors(module: nn.Module) -> None:
             p.fill_(1.0)
 
 
-def _fill(p: Tensor, weight: _Weight, generator: torch.Generator | None) -> None:
+def _fill(p: Tensor, weight: Weight, generator: torch.Generator | None) -> None:
     if weight.attribute.startswith("weight_hh") and p.shape[0] % p.shape[1] == 0:
         for gate in p.split(p.shape[1]):
             full = torch.empty(gate.shape, dtype=torch.float32, device=p.device)

@@ -44,13 +44,13 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 48_012,
-    "core": 14_532,
-    "files": 243,
-    "tests": 37_453,
-    "benchmarks": 17_954,
+    "package": 44_348,
+    "core": 14_092,
+    "files": 235,
+    "tests": 36_127,
+    "benchmarks": 17_901,
     "README": 158,
-    "rules": 70,
+    "rules": 66,
 }
 CORE = ("records", "kernels", "step", "clip")
 
