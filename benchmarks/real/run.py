@@ -135,7 +135,7 @@ def ask(given: argparse.Namespace) -> None:
     programs, faults, modules = read(given.set)
 
     def add(program: Program) -> None:
-        told = run(program, given.repos, OURS, given.timeout, modules)
+        told = run(program, given.repos, [*OURS, *shlex.split(given.options)], given.timeout, modules)
         kept = {name: told[name] for name in ("code", "seconds", "not_watched", "guards")}
         kept["said"] = told["said"][-300:] if told["code"] else ""
         with given.ask.open("a", encoding="utf-8") as file:
@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--ask", type=Path)
     parser.add_argument("--set", default="", choices=["", "fresh"])
+    parser.add_argument("--options", default="", help="more options of fastguard run, such as --options=--experiments")
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.ask:
