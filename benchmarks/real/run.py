@@ -94,8 +94,7 @@ def run(program: Program, repos: Path, command: list[str], timeout: float, modul
         except subprocess.TimeoutExpired:
             code, said, printed = None, "timed out", ""
         digest = (work / "digest").read_text() if (work / "digest").exists() else ""
-        seconds = round(time.perf_counter() - started, 1)
-        report = said.partition("\nfastguard run\n")[2]
+        seconds, report = round(time.perf_counter() - started, 1), said.partition("\nfastguard run\n")[2]
         found: dict[str, Any] = {"code": code, "digest": digest, "seconds": seconds, "said": said[-1500:]}
         found["printed"] = printed
         found["not_watched"] = [line for line in report.splitlines() if line.startswith("not watched")]
