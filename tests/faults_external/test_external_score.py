@@ -23,4 +23,4 @@ def test_the_documents_have_what_the_rules_said_first():
     assert write_tables.main([str(SAVED), *documents, "--check"], tables=readme.TABLES) == 0
     weighted = readme.together(json.loads(SAVED.read_text(encoding="utf-8"))["sets"])
     assert (weighted["num_faulty"], weighted["num_sound"]) == (1035, 684)
-    assert weighted["found"] == pytest.approx(0.724, abs=5e-3)
+    assert weighted["found"] == pytest.approx(0.716, abs=5e-3)
