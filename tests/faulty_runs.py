@@ -281,7 +281,7 @@ BAD = {
         falling_losses(60), loss_kind="binary cross-entropy with logits", target_in_inputs=1.0
     ),
     "unrelated-targets": run(falling_losses(120), loss_kind="cross-entropy", target_dependence=0.3),
-    "inputs-without-effect": run(falling_losses(200), experiments=[{
+    "inputs-without-effect": run(flat_losses(200), experiments=[{
         "step": 120, "arm": "inputs permuted", "causes": ["wrong-targets"], "verdict": "no difference", "effect": 0.0,
         "t": 0.4, "num_steps": 40, "ratio": 2.0, "text": "Tried: with inputs permuted, no clear difference.",
     }]),

@@ -62,11 +62,11 @@ def unrelated(losses=None, **notes):
     return run(losses or flat_losses(220), **{"loss_kind": "cross-entropy", "target_dependence": 0.0, **notes})
 
 
-def tried(**changes):
+def tried(losses=None, **changes):
     """Inputs were permuted, after 100 steps, to no effect."""
     note = {"step": 100, "arm": "inputs permuted", "causes": ["wrong-targets"], "verdict": "no difference"}
     note |= {"effect": 0.0, "t": -1.0, "num_steps": 40, "ratio": 2.0, "text": "Tried: no clear difference."}
-    return run(falling_losses(200), experiments=[{**note, **changes}])
+    return run(losses or flat_losses(200), experiments=[{**note, **changes}])
 
 
 def uneven(losses=None, share=0.91, **notes):
@@ -210,6 +210,7 @@ LIMITS = {
         (tried(verdict="harms", t=-3.1), None),
         (tried(step=99), None),
         (tried(arm="lr x10"), None),
+        (tried(falling_losses(200)), None),
     ],
     "uneven-targets": [
         (uneven(), "warning"),

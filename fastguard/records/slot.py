@@ -32,7 +32,7 @@ try:
 except ImportError:
     _read_headers = None  # type: ignore[assignment]
 
-_LENGTHS = ((128, 16), (256, 32))  # batches of this length up to that step
+_LENGTHS = ((128, 16), (256, 32))  # batches of this length, a power of two, up to that step
 NUM_SLOTS = 64  # the length of later batches, and the most steps that wait to be delivered
 HEADER_WORDS = 16
 HEADER_BYTES = 8 * HEADER_WORDS
@@ -72,9 +72,4 @@ def batch_end(step: int) -> int:
     >>> [batch_end(step) for step in (0, 15, 16, 128, 256)]
     [15, 15, 31, 159, 319]
     """
-    return step | (batch_length(step) - 1)
-
-
-def batch_length(step: int) -> int:
-    """The number of steps in the batch of `step`; a power of two."""
-    return next((length for end, length in _LENGTHS if step < end), NUM_SLOTS)
+    return step | (next((length for end, length in _LENGTHS if step < end), NUM_SLOTS) - 1)

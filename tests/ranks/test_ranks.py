@@ -71,9 +71,7 @@ def test_the_report_names_the_rank_and_says_what_the_collectives_cost(found: lis
             assert other[case][key] == first[key]
 
 
-def test_the_loss_names_the_rank_whose_batch_brought_nan_to_all(
-    found: list[dict[str, Any]],
-) -> None:
+def test_the_loss_names_the_rank_whose_batch_brought_nan_to_all(found: list[dict[str, Any]]) -> None:
     for each in found:
         spread = each["fsdp, NaN in a batch"]
         assert [step for step, skipped in enumerate(spread["skipped"]) if skipped] == [11]

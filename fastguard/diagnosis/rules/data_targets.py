@@ -108,14 +108,19 @@ def unrelated_targets(
     "higher in {num_steps} steps (t = {t:.1f}).",
     remedy="Look at single samples with their targets as the model gets them. Then look for what keeps the model from "
     "learning: a loss that does not use the output, gradients that vanish, a learning rate that is too low.",
+    needs_descent=True,
+    needs_targets=True,
 )
 def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) -> Seen | None:
     """The newest such experiment began after `least_step` steps, within the first epoch, and harmed nothing.
 
-    Earlier, a sound model may have learned no more than the frequencies of the targets.
+    Earlier, a sound model may have learned no more than the frequencies of the targets. Silent while the loss falls by
+    three standard errors: the model may have learned from the inputs since.
     """
     tried = [one for one in history.model.experiments if one["arm"] == "inputs permuted"]
     if not tried or tried[-1]["verdict"] not in ("no difference", "helps") or tried[-1]["step"] < least_step:
+        return None
+    if signals_of(history).still_falls:
         return None
     step, num_steps = tried[-1]["step"], tried[-1]["num_steps"]
     return Seen(at=(step, step + num_steps - 1), step=step, num_steps=num_steps, t=-tried[-1]["t"])
