@@ -95,7 +95,8 @@ _ENDING = ("the model's last activation removed", "wrong-output-layer")
 @arm("no final activation", *_ENDING, advice=_PLAIN, needs_model=True)
 def _remove_final_activation(context: Context) -> Iterator[str | None]:
     leaves = [one for one in context.modules() if next(one.children(), None) is None]
-    last = leaves[-1] if leaves and isinstance(leaves[-1], _LAST_ACTIVATIONS) else None
+    called = context.facts.last_modules[:1]  # as the last one; none if that is not known
+    last = next((m for m in leaves[-1:] if isinstance(m, _LAST_ACTIVATIONS) and {*called} <= {type(m).__name__}), None)
     inverse = _INVERSES.get(next(iter(context.facts.last_operations), ""))
     if last is None and inverse is None:
         yield "the model does not end in an activation"

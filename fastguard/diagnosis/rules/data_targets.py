@@ -118,9 +118,8 @@ def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) ->
     three standard errors: the model may have learned from the inputs since.
     """
     tried = [one for one in history.model.experiments if one["arm"] == "inputs permuted"]
-    if not tried or tried[-1]["verdict"] not in ("no difference", "helps") or tried[-1]["step"] < least_step:
-        return None
-    if signals_of(history).still_falls:
+    harmed_nothing = tried and tried[-1]["verdict"] in ("no difference", "helps") and tried[-1]["step"] >= least_step
+    if not harmed_nothing or signals_of(history).still_falls:
         return None
     step, num_steps = tried[-1]["step"], tried[-1]["num_steps"]
     return Seen(at=(step, step + num_steps - 1), step=step, num_steps=num_steps, t=-tried[-1]["t"])
