@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 import fastguard
+from fastguard.step.endings import when_terminated
 
 HELD: list[Any] = []  # what a scenario keeps until Python ends
 
@@ -126,10 +127,9 @@ def is_terminated_while_a_thread_trains(path: Path) -> None:
         while True:
             train(optimizer, 1)
             num_taken[0] += 1
-            os.pwrite(taken, b"%06d" % num_taken[0], 0)
 
     optimizer, num_taken = guarded(path), [0]
-    taken = os.open(path.with_suffix(".taken"), os.O_WRONLY | os.O_CREAT)
+    when_terminated(lambda: path.with_suffix(".taken").write_text(str(num_taken[0])))
     threading.Thread(target=body, daemon=True).start()
     while num_taken[0] < 20:
         time.sleep(0.001)

@@ -63,10 +63,9 @@ def test_each_record_is_there_once(name: str, folder: Path) -> None:
     stderr = (folder / f"{name}.stderr").read_text()
     assert ended[name] == code, stderr
     steps = _steps(folder / name)
-    if num_steps is None:  # as many as the thread had taken, and one that it may have been about to take
-        num_taken = int((folder / name).with_suffix(".taken").read_text())
-        assert len(steps) - num_taken in (0, 1)
+    if num_steps is None:  # all that the thread had taken when the signal came; it goes on until the process ends
         num_steps = len(steps)
+        assert num_steps >= int((folder / name).with_suffix(".taken").read_text()) >= 20
     assert steps == list(range(num_steps))
 
 
