@@ -67,7 +67,7 @@ class ModelFacts(Observer):
         left_out = {id(p) for m, p in own if isinstance(m, _LOOKED_UP) or (not _is_lazy(p) and p.dim() == 3)}
         # `weight_norm` keeps the norms of the rows of `weight_v` as `weight_g`, which is not a weight matrix.
         sizes = {f"{name[:-1]}g" for _, name in self._namer.known() if name.endswith("_v")}
-        named = [(name, p) for p, name in self._namer.known() if p.device in self._devices and id(p) not in left_out]
+        named = ((name, p) for p, name in self._namer.known() if p.device in self._devices and id(p) not in left_out)
         weights = [(name, p) for name, p in named if name not in sizes and _is_matrix(name, p)]
         rows = kernels.tensor_stats([p.detach() for _, p in weights], backend=self._backend)
         spread = {
