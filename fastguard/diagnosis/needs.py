@@ -285,7 +285,7 @@ def _positive(value: object) -> bool:
 def is_squared_error(history: TrainingHistory) -> bool:
     """Whether the loss is a mean squared error: one of the first ones is what that would be, but for rounding.
 
-    Where torch's own operation stands at the end of the graph, whatever the gradient looked like. The first pass may
+    If the graph ends in torch's own operation, that decides, whatever the gradient looked like. The first pass may
     have gone by before it was watched.
     """
     notes = history.model

@@ -104,7 +104,7 @@ class Snapshot:
 
     Args:
         named: parameters and their names.
-        may_read: if False, and of a parameter that cannot be read, its count of writes stands for the elements.
+        may_read: if False, the count of writes replaces the elements, as it does for parameters that cannot be read.
         is_exact: whether a difference within rounding is one. If not, parameters that cannot be read are left out.
 
     Cost: 20 us to take, 20 us to compare.

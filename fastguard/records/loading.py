@@ -130,7 +130,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     **{"grad/norm": values.spread, "skipped": values.truth, "batches": values.row},
     "clip/groups": partial(values.by_name, reader_of(tuple[Spread, Spread, Spread])),
 }
-# The keys of a line: those with a single value, some of which follow from others or are not read any more; and all.
+# The keys of a line: those with a single value, even if it follows from others or is no longer read; then all.
 _NUMBERS = (values.number, values.count, values.spread, values.truth)
 _NOT_READ = ("time", "clipped", "grad/clipped_norm", "grad/noise_scale")
 NUMBER_KEYS = frozenset((*_NOT_READ, *(key for key, read in _READ.items() if read in _NUMBERS)))

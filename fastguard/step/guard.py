@@ -91,7 +91,7 @@ class Guard(GuardState):
         if is_quiet:
             self._ledger.level = logging.DEBUG
         if _env.num_restarts():
-            _log.log(self._ledger.level, "torchrun has started this run anew: attempt %d", _env.num_restarts() + 1)
+            _log.log(self._ledger.level, "torchrun restarted this run: attempt %d", _env.num_restarts() + 1)
         self._judge = Judge(self._run, self._ledger, settings.clip_through)
         self._is_loss_new = True
         facts = ModelFacts(model, optimizers, namer, self._run.backend)

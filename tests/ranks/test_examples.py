@@ -76,7 +76,7 @@ def test_a_run_that_torchrun_starts_anew_goes_on_and_says_so(tmp_path: Path) -> 
     said = torchrun(
         2, *often, str(EXAMPLES / "elastic.py"), str(tmp_path), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"
     )  # see the example
-    assert "attempt 2, from step 10\n" in said and "torchrun has started this run anew: attempt 2" in said
+    assert "attempt 2, from step 10\n" in said and "torchrun restarted this run: attempt 2" in said
     assert "\nrestarts          1 by torchrun\n" in said and "\nsteps             20, the last is step 19\n" in said
     lines = log_of(tmp_path)
     restarts = [line["model"]["num_restarts"] for line in lines if line.get("model", {}).get("num_restarts")]

@@ -75,8 +75,8 @@ def test_a_run_that_torchrun_started_anew_says_so(
     with caplog.at_level(logging.WARNING, "fastguard"):
         guard = trained(tmp_path)
     times = int(count) if count in ("1", "2") else 0
-    told = [record.getMessage() for record in caplog.records if "started this run anew" in record.getMessage()]
-    assert told == ([f"torchrun has started this run anew: attempt {times + 1}"] if times else [])
+    told = [record.getMessage() for record in caplog.records if "restarted this run" in record.getMessage()]
+    assert told == ([f"torchrun restarted this run: attempt {times + 1}"] if times else [])
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     noted = [line["model"]["num_restarts"] for line in lines if line.get("model", {}).get("num_restarts")]
     assert noted == ([times] if times else [])
