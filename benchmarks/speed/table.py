@@ -215,7 +215,7 @@ MEASURES = (
         150.0,
         unit="ns",
         predicted=Predicted(
-            190.0, "258 today, of which 60 to 80 are the second walk; a dozen cold cache lines a tensor remain", 220.0
+            190.0, "258 before; the second walk took 60 to 80. A dozen cold cache lines a tensor remain", 220.0
         ),
     ),
     Measure(
