@@ -304,7 +304,9 @@ BAD = {
     "broadcast-targets": run(
         flat_losses(60), loss_ops=["MeanBackward0", "PowBackward0", "SubBackward0", "ExpandBackward0", "AddmmBackward0"]
     ),
-    "loss-still-falling": ended(run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0))),
+    "loss-still-falling": ended(
+        run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0), val_losses={19: 1.5, 39: 0.9, 59: 0.6})
+    ),
     "sorted-targets": batches_run(
         [*flat_losses(20), *flat_losses(80, level=3.0)], batch(), num_targets=200, num_target_classes=4,
         target_top_share=0.3, target_batch_top_share=1.0,

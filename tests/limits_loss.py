@@ -100,6 +100,10 @@ LATE_NORMS = [1.0] * 100 + [1.0 + 0.1 * step for step in range(90)]
 RUNAWAY = tuple(0.7 - 0.02 * s**2 for s in range(80))
 
 
+def short(num_steps=60, pace=40.0, **options):
+    return ended(run(falling_losses(num_steps, pace=pace, floor=0.0, noise=0.0), **options))
+
+
 def runaway(losses=RUNAWAY, rate=1.05, cosine=0.98, **notes):
     norms = [rate**s for s in range(len(losses))]
     return run(losses, norms, change=lambda s: {"grad_cosine": cosine if s else None}, **notes)
@@ -276,14 +280,16 @@ LIMITS = {
     ],
     "loss-still-falling": [
         (run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0)), None),  # it may go on
-        (ended(run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0))), "warning"),
-        (ended(run(falling_losses(240, pace=40.0, floor=0.0, noise=0.0))), None),
-        (ended(run(falling_losses(60, pace=15.0, floor=0.0, noise=0.0))), None),  # much of a little
-        (ended(run(falling_losses(60, pace=80.0, floor=0.0, noise=0.0))), None),
-        (ended(run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0), window=50)), None),  # its begin is not kept
+        (short(), "info"),
+        (short(val_losses={s: 2 - s / 60 for s in (19, 39, 59)}), "warning"),
+        (short(val_losses={s: 1 + s / 60 for s in (19, 39, 59)}), "info"),
+        (short(val_losses={s: 2 - s / 60 for s in (39, 59)}), "info"),
+        (short(240), None),
+        (short(pace=15.0), None),  # much of a little
+        (short(pace=80.0), None),
+        (short(window=50), None),  # its begin is not kept
         (ended(run([2.3 - 0.06 * step for step in range(25)], loss_ops=(CROSS[0], LINEAR))), "info"),  # a smoke run
-        (ended(run([2.3 - 0.06 * step for step in range(26)], loss_ops=(CROSS[0], LINEAR))), "warning"),
-        (ended(run([2.3 - 0.01 * step for step in range(100)], loss_ops=(CROSS[0], LINEAR))), "warning"),
+        (ended(run([2.3 - 0.01 * step for step in range(100)], loss_ops=(CROSS[0], LINEAR))), "info"),
         (ended(run([2.3 - 0.01 * step for step in range(100)], loss_ops=("MeanBackward0", LINEAR))), None),
         *((ended(run([2.3 + s / 50 for s in range(num)])), None) for num in (16, 40, 60)),
         (ended(run(flat_losses(100), loss_ops=(CROSS[0], LINEAR))), None),
