@@ -30,8 +30,9 @@ _LAYERS, _CHOSEN = ("Addmm", "Mm", "Linear", "Bmm", "Convolution"), ("Gather", "
 _FEW = 3  # parameters, which a loss may have of its own
 _HALF = ("float16", "bfloat16", "float8")
 _MOVED = """
-    Alias AsStrided Cat Clone Expand Flip Gather Index IndexSelect MaskedSelect Permute Repeat ReshapeAlias Roll Select
-    Slice Split SplitWithSizes Squeeze Stack T Take ToCopy Transpose Unbind Unfold UnsafeSplit UnsafeView Unsqueeze View
+    Alias AsStrided Cat Clone CopySlices Expand Flip Gather Index IndexSelect MaskedSelect Permute Repeat ReshapeAlias
+    Roll Select Slice Split SplitWithSizes Squeeze Stack T Take ToCopy Transpose Unbind Unfold UnsafeSplit UnsafeView
+    Unsqueeze View
 """
 _MOVING = frozenset(_MOVED.split())
 
@@ -285,12 +286,12 @@ def _positive(value: object) -> bool:
 def is_squared_error(history: TrainingHistory) -> bool:
     """Whether the loss is a mean squared error: one of the first ones is what that would be, but for rounding.
 
-    If the graph ends in torch's own operation, that decides, whatever the gradient looked like. The first pass may
-    have gone by before it was watched.
+    If the graph ends in torch's own operation, that decides, whatever the gradient looked like. The first passes
+    may have gone by before they were watched.
     """
     notes = history.model
     rounding = 1e-2 if half_precision(history) else 2e-3
-    pairs = itertools.product(notes.squared_losses[:3], history.loss_trend.firsts[:4])
+    pairs = itertools.product(notes.squared_losses[:3], history.loss_trend.firsts)
     may_be = notes.loss_kind == "squared error" or notes.loss_ops[:1] == ("MseLossBackward0",)
     return may_be and any(abs(loss - then) <= rounding * abs(then) for then, loss in pairs)
 

@@ -27,7 +27,7 @@ _log = logging.getLogger("fastguard")
 DOUBTFUL = (0.3, 0.8)  # causes with a confidence between these are tried
 _NULL = next(arm for arm in ARMS.values() if arm.is_null)
 _LOOK_EVERY = 50  # steps, or a tenth of those taken
-_SLOWER = 4.0  # than expected, and a copy is given up
+_SLOWER = 4.0  # than expected, or past what is left of their share, and copies are given up
 
 
 Wrap: TypeAlias = Callable[..., Any]  # `fastguard.wrap`, handed down by it
@@ -209,7 +209,7 @@ class _Experimenter:
             if not copies.start():
                 self._end = copies.end
                 return
-            self._found = copies.wait(_SLOWER * expected * len(arms) + 1.0)
+            self._found = copies.wait(min(_SLOWER * expected * len(arms) + 1.0, left))
         elif settings.loss_fn is not None and settings.batches is not None:
             with guard._sampling.paused():
                 batches = settings.batches()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -148,3 +149,42 @@ def test_no_validation_loss_where_it_cannot_be_compared():
             return F.cross_entropy(model(batch()[0]), batch()[1]).item()
 
     assert _evaluated(a_teacher)[0] == [], "one call in train mode is no evaluation"
+
+
+_CROSS_ENTROPY = torch._C._nn.cross_entropy_loss
+
+
+class Parts(nn.Module):
+    """A model whose script calls other methods than `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def answer(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decoder(torch.relu(self.encoder(x)))
+
+
+def _parts_after(number: int, watches: bool) -> tuple[Any, Parts, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    model = Parts()
+    with watching() if watches else contextlib.nullcontext() as auto:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for _ in range(number):
+            x, y, _ = batch()
+            optimizer.zero_grad()
+            F.cross_entropy(model.answer(2.0 * x), y).backward()
+            optimizer.step()
+    return auto, model, [p.detach().clone() for p in model.parameters()]
+
+
+def test_the_loss_function_shows_the_output_of_a_model_that_is_not_called():
+    auto, model, weights = _parts_after(80, watches=True)
+    history = auto.guards[0].history
+    assert [batch.output_width for _, batch in history.batches] == [3] * len(history.batches)
+    assert len(history.batches) >= 5 and all(1.5 < batch.input_std < 2.5 for _, batch in history.batches)
+    assert history.model.loss_kind == "cross-entropy" and history.model.num_target_classes == 3
+    assert history.model.last_modules[:2] == ("Linear", "Linear")
+    assert torch._C._nn.cross_entropy_loss is _CROSS_ENTROPY
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in (model.encoder, model.decoder))
+    assert all(map(torch.equal, weights, _parts_after(80, watches=False)[2]))
