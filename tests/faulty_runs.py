@@ -272,6 +272,9 @@ BAD = {
     "negated-loss": run(
         [-2.3 - 0.1 * s for s in range(60)], loss_ops=["NegBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]
     ),
+    "negated-policy-loss": batches_run(
+        flat_losses(60, level=-9.0), batch(num_samples=1), loss_ops=["MulBackward0", "GatherBackward0"]
+    ),
     "loss-without-floor": run([-0.01 * 1.1**s for s in range(200)], [1.05**s for s in range(200)]),
     "loss-begins-high": batches_run(
         [90.0, *flat_losses(120, level=4.0)], batch(output_std=40.0), loss_kind="cross-entropy"

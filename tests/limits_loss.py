@@ -100,6 +100,12 @@ LATE_NORMS = [1.0] * 100 + [1.0 + 0.1 * step for step in range(90)]
 RUNAWAY = tuple(0.7 - 0.02 * s**2 for s in range(80))
 
 
+def policy(*ops, losses=tuple(-3.0 + 0.01 * s for s in range(60)), num_samples=1, **notes):
+    """Losses of a policy gradient, by the operations down to the last layer."""
+    known = {"loss_ops": [*(f"{op}Backward0" for op in ops), LINEAR], **notes}
+    return batches_run(losses, batch(num_samples=num_samples), **known)
+
+
 def short(num_steps=60, pace=40.0, **options):
     return ended(run(falling_losses(num_steps, pace=pace, floor=0.0, noise=0.0), **options))
 
@@ -264,6 +270,18 @@ LIMITS = {
         (negated(num_foreign_parameters=4), None),  # a game, as far as evidence goes
         (negated(optimizer_settings=[{"kind": "SGD", "lr": 0.1, "maximize": True}]), None),
         (run(falling_losses(60), loss_ops=MINUS), None),
+    ],
+    "negated-policy-loss": [
+        (policy("Mean", "Mul", "Gather", "LogSoftmax"), "warning"),
+        (policy("Sum", "Mul", "Sum", "Mul", "Log", "Softmax", num_samples=40), None),  # may be of data
+        (policy("Neg", "Mean", "Mul", "Gather", "LogSoftmax"), None),
+        (policy("Mean", "Mul", "Gather", "LogSoftmax", losses=(*falling_losses(59), -1.0)), None),
+        (policy("Mean", "Mul", "Gather", "LogSoftmax", losses=(-1.0,) * 9), None),
+        (policy("Mean", "Mul", "Gather", optimizer_settings=[{"kind": "SGD", "lr": 0.1, "maximize": True}]), None),
+        (policy("Mean", "Mul", "Gather", objective="reward"), None),
+        (policy("Mean", "Sub", "Add", "Minimum", "Mul", "Exp", losses=FALLING, num_samples=40), "warning"),
+        (policy("Mean", "Sub", "Add", "Neg", "Minimum", "Mul", "Exp", losses=FALLING), None),
+        (policy("Mean", "Sub", "Add", "Mul", "Minimum", "Mul", "Exp", losses=FALLING), None),  # times -1, perhaps
     ],
     "loss-without-floor": [
         (runaway(), "warning"),

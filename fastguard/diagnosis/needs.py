@@ -188,12 +188,26 @@ def reinforces(history: TrainingHistory, *, most: int = 8) -> bool:
     """Whether the loss is a chosen probability times a return, state by state, as a policy gradient has it.
 
     Its level says nothing, and its targets are what the model chose. A mask times a cross-entropy looks the same, but
-    for the size of its batches. Not where an objective was told.
+    for the size of its batches: at most `most`, or another one each time, as of episodes. A ratio of probabilities, of
+    which the smaller of two is taken (PPO), is enough. Not where an objective was told.
     """
-    ops = [*itertools.takewhile(lambda op: not op.startswith(_LAYERS), history.model.loss_ops)]
+    ops = policy_operations(history)
     is_chosen = any(op.startswith(_CHOSEN) for op in ops) and not any(op.startswith("Nll") for op in ops)
+    is_chosen = is_chosen or (ops.count("MulBackward0") > 1 and any(op.startswith("Log") for op in ops))
     sizes = [x.num_samples for _, x in history.batches if x.training and x.with_grad]
-    return not history.model.objective and is_chosen and "MulBackward0" in ops and bool(sizes) and max(sizes) <= most
+    are_of_episodes = len(sizes) > 2 and 2 * len({*sizes}) > len(sizes)
+    is_weighed = is_chosen and "MulBackward0" in ops and (max(sizes, default=most + 1) <= most or are_of_episodes)
+    return not history.model.objective and (is_weighed or clips_ratios(history))
+
+
+def clips_ratios(history: TrainingHistory) -> bool:
+    """Whether the loss takes the smaller one of two ratios of probabilities, as PPO does."""
+    return {"MinimumBackward0", "ExpBackward0"} <= {*policy_operations(history)}
+
+
+def policy_operations(history: TrainingHistory) -> list[str]:
+    """The operations of the loss down to the last layer."""
+    return [*itertools.takewhile(lambda op: not op.startswith(_LAYERS), history.model.loss_ops)]
 
 
 def of_chosen_outputs(history: TrainingHistory) -> bool:
