@@ -169,8 +169,11 @@ def rewarded(history: TrainingHistory) -> bool:
     """
     if history.model.objective:
         return history.model.objective == "reward"
-    outer = {*itertools.takewhile(lambda op: op.startswith(_SUMS), history.model.loss_ops)}
-    return "SubBackward0" in outer or {"NegBackward0", "AddBackward0"} <= outer
+    ops = history.model.loss_ops
+    outer = {*itertools.takewhile(lambda op: op.startswith(_SUMS), ops)}
+    negated = [op for op in computing(ops[len(outer) :]) if not op.startswith(("Neg", "Mean", "Sum", "Mul", "Div"))]
+    is_likelihood = "".join(negated[:1]).startswith("LogSigmoid")  # which is never above zero
+    return "SubBackward0" in outer or ({"NegBackward0", "AddBackward0"} <= outer and not is_likelihood)
 
 
 def weighted(history: TrainingHistory) -> bool:
@@ -215,7 +218,7 @@ def of_chosen_outputs(history: TrainingHistory) -> bool:
 
     Its targets are rewards and what a copy of the model expects after them, so that they grow with what is learnt.
     """
-    is_chosen = "GatherBackward0" in history.model.loss_ops[:4]
+    is_chosen = "GatherBackward0" in policy_operations(history)
     return is_chosen and is_of_numbers(history) and not history.model.objective
 
 
@@ -313,6 +316,8 @@ def is_squared_error(history: TrainingHistory) -> bool:
 def is_of_numbers(history: TrainingHistory) -> bool:
     """Whether the loss is an error between numbers, squared or not: its least value is the noise of the targets."""
     kind, ops = history.model.loss_kind, history.model.loss_ops[:3]
+    if any(op.startswith(("Nll", "BinaryCrossEntropy")) for op in ops):
+        return False  # whatever the gradient looks like
     return "error" in kind or any(op.startswith(("Mse", "L1", "SmoothL1", "Huber")) for op in ops)
 
 

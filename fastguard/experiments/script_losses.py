@@ -325,7 +325,7 @@ class ScriptLosses:
                 self._function = name, ratio
         batches = self.guards[0]._sampling.observers.batches
         if self._function is not None and len(self.guards) == 1 and batches is not None and batches.is_blind:
-            self._blind = batches
+            self._blind, batches.is_met = batches, True
         self._listen([] if self._function is None or self._has_eval else [self._function[0]])
 
     def _end_evaluation(self, loss: torch.Tensor | None) -> None:

@@ -78,6 +78,7 @@ class BatchWatch(Transient, Observer):
     Attributes:
         found: samples that wait for a record.
         is_paused: nothing is sampled.
+        is_met: passes in training are sampled by `meet`, and not where the model is called.
         first: the modules that the first pass called.
         loss: reads the gradient of the output.
         norms: compares running statistics with those of a batch.
@@ -101,7 +102,8 @@ class BatchWatch(Transient, Observer):
         # In steps: an accumulated gradient takes many passes, an actor many without a gradient.
         self._schedule = schedule_for(clock, model)
         self.found: list[BatchSample] = []
-        self.is_paused = False
+        self.is_paused = self.is_met = False
+        self._has_output = False
         self.first = FirstPass(model, device, failures)
         self.loss = LossGradient(failures)
         self.norms = NormStatistics(model, failures)
@@ -117,7 +119,7 @@ class BatchWatch(Transient, Observer):
         if torch.compiler.is_compiling():
             return
         is_training = module.training and torch.is_grad_enabled()
-        if not self._is_due(is_training) or self.is_paused:
+        if not self._is_due(is_training) or self.is_paused or (self.is_met and is_training):
             return
         if module is not self._model():  # a replica of DataParallel's is another
             return
@@ -127,7 +129,7 @@ class BatchWatch(Transient, Observer):
                 self._look(module, args, kwargs, output, is_training, with_grad)
 
     def meet(self, output: torch.Tensor) -> None:
-        """A loss function takes `output`, which stands for the model's, as no pass of the model itself was seen.
+        """A loss function takes `output`, which stands for the model's: that was not seen, or is the loss itself.
 
         Of the pass before, the inputs are those of the first module that it called. When a sample is due, hooks are set
         on the modules first, and the sample is taken in the pass after that.
@@ -176,6 +178,7 @@ class BatchWatch(Transient, Observer):
         else:
             schedule.is_evaluation_due, schedule.evaluation_from = False, following
         self.first.end(output)
+        self._has_output = self._has_output or any(y.dim() for _, y in leaves(output))
         inner, data = self._inner(), data_of(args, kwargs)
         sample = sample_of(data, output, bool((inner or module).training), with_grad)
         if is_training:
@@ -223,8 +226,8 @@ class BatchWatch(Transient, Observer):
 
     @property
     def is_blind(self) -> bool:
-        """Whether no pass in training was sampled: the script calls parts of the model, or other methods than it."""
-        return self._num_taken == 0
+        """Whether no output was sampled: the script calls parts of the model, or the model returns a loss."""
+        return not self._has_output
 
     @property
     def __name__(self) -> str:

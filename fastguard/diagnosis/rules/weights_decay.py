@@ -160,6 +160,7 @@ def poor_initialisation(
         at=(begin, begin),
         layers=names,
         warn=ratios[names[0]] > 2.0 or is_tiny or not history.losses.count or is_stuck(history, 0.3, 50),
+        sure=0.85 if ratios[names[0]] > 2.0 or too_small else 0.5,
         ratio=ratios[names[0]],
         num_layers=len(names),
         share=len(names) / len(ratios),

@@ -164,27 +164,51 @@ class Parts(nn.Module):
     def answer(self, x: torch.Tensor) -> torch.Tensor:
         return self.decoder(torch.relu(self.encoder(x)))
 
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.answer(x), y)
 
-def _parts_after(number: int, watches: bool) -> tuple[Any, Parts, list[torch.Tensor]]:
+
+class Whole(Parts):
+    """A model that returns its loss."""
+
+    forward = Parts.loss
+
+
+def _parts_after(number: int, kind: type[Parts], watches: bool) -> tuple[Any, Parts, list[torch.Tensor]]:
     torch.manual_seed(0)
-    model = Parts()
+    model = kind()
     with watching() if watches else contextlib.nullcontext() as auto:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
         for _ in range(number):
             x, y, _ = batch()
             optimizer.zero_grad()
-            F.cross_entropy(model.answer(2.0 * x), y).backward()
+            (model if kind is Whole else model.loss)(2.0 * x, y).backward()
             optimizer.step()
     return auto, model, [p.detach().clone() for p in model.parameters()]
 
 
-def test_the_loss_function_shows_the_output_of_a_model_that_is_not_called():
-    auto, model, weights = _parts_after(80, watches=True)
+@pytest.mark.parametrize("kind", [Parts, Whole])
+def test_the_loss_function_shows_the_output_of_a_model_that_is_not_called_or_returns_its_loss(kind):
+    auto, model, weights = _parts_after(80, kind, watches=True)
     history = auto.guards[0].history
-    assert [batch.output_width for _, batch in history.batches] == [3] * len(history.batches)
+    assert [batch.output_width for _, batch in history.batches][-4:] == [3] * 4
     assert len(history.batches) >= 5 and all(1.5 < batch.input_std < 2.5 for _, batch in history.batches)
     assert history.model.loss_kind == "cross-entropy" and history.model.num_target_classes == 3
     assert history.model.last_modules[:2] == ("Linear", "Linear")
     assert torch._C._nn.cross_entropy_loss is _CROSS_ENTROPY
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in (model.encoder, model.decoder))
-    assert all(map(torch.equal, weights, _parts_after(80, watches=False)[2]))
+    assert all(map(torch.equal, weights, _parts_after(80, kind, watches=False)[2]))
+
+
+@pytest.mark.parametrize("is_game", [True, False])
+def test_two_optimizers_play_a_game_only_if_their_losses_differ(is_game):
+    parts = nn.Linear(8, 4), nn.Linear(4, 8)
+    with watching() as auto:
+        optimizers = [torch.optim.SGD(part.parameters(), lr=1e-2) for part in parts]
+        for i in range(6):
+            x = torch.randn(32, 8)
+            (parts[1](parts[0](x)) - x).pow(2).mean().backward()
+            for optimizer in [optimizers[i % 2]] if is_game else optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert [bool(guard.history.model.num_foreign_parameters) for guard in auto.guards] == [is_game] * 2
