@@ -389,6 +389,10 @@ LIMITS = {
         (run(flat_losses(200), lrs=[5e-4 * (1 + math.cos(math.pi * s / 200)) for s in range(200)]), None),  # a cosine
         (run([2.3] * 50 + [1.25] * 100, lrs=[1e-3] * 50 + [1e-6] * 100), "warning"),
         (run([2.3] * 50 + [1.05] * 100, lrs=[1e-3] * 50 + [1e-6] * 100), None),  # half is learnt
+        *(
+            (run([2.3] * 50 + [lv] * 300, lrs=[1e-3] * 50 + [9e-8] * 300), said)
+            for lv, said in ((0.3, True), (0.2, None))
+        ),
     ],
     "learning-rate-still-rising": [
         (rising(200), "warning"),

@@ -39,6 +39,9 @@ def episodes():
         (needs.reinforces, chosen("Mul", "NllLoss", "Select"), False),
         (needs.reinforces, chosen("Mul", "Neg", "Addmm", "Select"), False),
         (needs.reinforces, chosen("Mul", "Neg", "Gather", objective="minimise"), False),
+        (needs.rewarded, chosen("Add", "Neg", "Sum", "Mul", "Log"), True),
+        (needs.rewarded, chosen("Add", "Neg", "Sum", "Mul", "LogSigmoid"), False),  # a likelihood
+        (needs.is_of_numbers, chosen("NllLoss", "LogSoftmax", loss_kind="squared error"), False),
         (needs.reinforces, episodes(), True),
         (needs.reinforces, chosen("Sum", "Mul", "Neg", "Sum", "Mul", "Log", num_samples=32), False),
         (needs.reinforces, run(falling_losses(9), loss_ops=["NegBackward0", "MinimumBackward0", "ExpBackward0"]), True),
