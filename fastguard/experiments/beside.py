@@ -61,12 +61,14 @@ def run_on_copies(
             optimizers = [copy.deepcopy(one, copied) for one in guard.optimizers]
             wrap(optimizers, model, clip=copy.deepcopy(guard.clip), skip_nonfinite=guard.skip_nonfinite, check_every=0)
             own: Any = optimizers[0].guard
+            context = Context(optimizers, model, own, guard.history.num_steps, num_steps, known=guard.history)
             try:
                 if arm is not None:
-                    step = guard.history.num_steps
-                    arm.apply(Context(optimizers, model, own, step, num_steps, known=guard.history))
+                    arm.apply(context)
                 found["" if arm is None else arm.name] = _train(model, optimizers, loss_fn, batches)
             finally:
+                for undo in context.undo:
+                    undo()
                 own.detach()
     finally:
         load_random_state(before)
