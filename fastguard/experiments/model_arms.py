@@ -33,6 +33,11 @@ _ASKING: dict[str, tuple[Any, dict[str, Change]]] = {
     "binary_cross_entropy_with_logits": (torch, {"Sigmoid": _logit}),
     "nll_loss_nd": (torch._C._nn, {"Softmax": _log, "": lambda x: x.log_softmax(min(x.dim() - 1, 1))}),
 }
+_LOSSES = [(torch._C._nn, f"{name}_loss") for name in ("mse", "smooth_l1", "huber", "cross_entropy")]
+_LOSSES += [(torch._C._nn, "nll_loss_nd"), (torch._C._nn, "binary_cross_entropy")]
+_LOSSES += [(torch, "binary_cross_entropy_with_logits")]
+_ELEMENTWISE = ("cross-entropy", "negative log-likelihood", "squared error", "binary cross-entropy",
+                "binary cross-entropy with logits")  # fmt: skip
 _LAST_ACTIVATIONS = (torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.ReLU)
 
 
@@ -124,15 +129,25 @@ def _undo_final_activation(context: Context) -> Iterator[str | None]:
 
 
 def _before_the_loss(context: Context, owner: Any, name: str, changes: dict[str, Change]) -> None:
-    original, changed = getattr(owner, name), list[Change]()
+    changed = list[Change]()
 
-    def call(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def change(output: torch.Tensor, target: Any) -> tuple[torch.Tensor, Any]:
         made_by = computing(facts_of_loss(output, None).get("loss_ops", ()))[:1]
         if made_by:  # validation has no graph, and is changed like the newest pass
             known = changes.get(made_by[0].partition("Backward")[0], changes.get(""))
             changed[:] = [] if known is None else [known]
         context.num_applied += len(changed)
-        return original(changed[0](output) if changed else output, *args, **kwargs)
+        return changed[0](output) if changed else output, target
+
+    _replace(context, owner, name, change)
+
+
+def _replace(context: Context, owner: Any, name: str, change: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+    """Has one of torch's loss functions take what `change` makes of its output and target."""
+    original = getattr(owner, name)
+
+    def call(output: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(*change(output, target), *args, **kwargs)
 
     setattr(owner, name, call)
     context.undo.append(lambda: setattr(owner, name, original))
@@ -257,12 +272,14 @@ _LOOK = "Look at single samples with their targets as the model gets them."
 _NULL = ("inputs permuted against targets", "wrong-targets")
 
 
-@arm("inputs permuted", *_NULL, advice=_LOOK, needs_model=True, is_null=True)
+@arm("inputs permuted", *_NULL, advice=_LOOK, is_null=True)
 def _permute_inputs(context: Context) -> Iterator[str | None]:
-    yield None
+    """Shifts the targets of torch's loss functions against the outputs, or else the inputs of the model."""
+    kind = loss_and_activation(context.facts.loss_ops)[0]
+    yield None if kind in _ELEMENTWISE or context.model is not None else "the model is not known"
     generator = torch.Generator().manual_seed(context.seed)
 
-    def make() -> Callable[[torch.Tensor], torch.Tensor]:
+    def make() -> Change:
         fraction = float(torch.rand((), generator=generator))
 
         def shift(x: torch.Tensor) -> torch.Tensor:
@@ -273,4 +290,8 @@ def _permute_inputs(context: Context) -> Iterator[str | None]:
 
         return shift
 
-    _change_inputs(context, make)
+    if kind not in _ELEMENTWISE:
+        _change_inputs(context, make)
+        return
+    for owner, name in _LOSSES:
+        _replace(context, owner, name, lambda y, target: (y, make()(target) if torch.is_grad_enabled() else target))

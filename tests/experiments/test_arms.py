@@ -211,6 +211,24 @@ def test_inputs_are_permuted_and_targets_are_not():
     assert made.num_applied == 41
 
 
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy])
+def test_targets_are_shifted_against_outputs_in_the_loss_function(loss):
+    x, y = torch.linspace(0.1, 0.9, 6).requires_grad_(), torch.linspace(0.1, 0.9, 6)
+    known, expected = fastguard.TrainingHistory(), loss(x, y)
+    known.note_model(**facts_of_loss(expected, None))
+    made = Context([], known=known)
+    assert ARMS["inputs permuted"].why_not(made) is None
+    ARMS["inputs permuted"].apply(made)
+    try:
+        assert all(not torch.equal(loss(x, y), expected) for _ in range(20)) and made.num_applied == 20
+        with torch.no_grad():
+            assert torch.equal(loss(x, y), expected)
+    finally:
+        for undo in reversed(made.undo):
+            undo()
+    assert torch.equal(loss(x, y), expected)
+
+
 def test_inputs_are_standardised_by_feature():
     made = context(Takes())
     ARMS["inputs standardized"].apply(made)
