@@ -346,11 +346,13 @@ LIMITS = {
         (ended(sized(lr=3e-5, losses=falling_losses(60, pace=25.0))), None),  # and learnt more than half
         (sized(lr=3e-5, num_steps=99), None),
         (sized(lr=3e-5, num_steps=100), "warning"),
-        (sized(lr=8e-5, losses=line(2e-3)), "warning"),
-        (sized(lr=8e-5, losses=line(2e-3, 199)), None),
-        (sized(lr=1.1e-4, losses=line(2e-3)), None),
-        (sized(lr=8e-5, losses=line(7e-3)), None),  # half of it is gone
-        (sized(lr=8e-5, losses=line(0.0)), None),
+        (ended(sized(lr=8e-5, losses=line(2e-3))), "warning"),
+        (sized(lr=8e-5, losses=line(2e-3)), None),  # it may go on for long
+        (sized(lr=8e-5, losses=line(4e-4, 1000)), "warning"),
+        (ended(sized(lr=8e-5, losses=line(2e-3, 199))), None),
+        (ended(sized(lr=1.1e-4, losses=line(2e-3))), None),
+        (ended(sized(lr=8e-5, losses=line(7e-3))), None),  # half of it is gone
+        (ended(sized(lr=8e-5, losses=line(0.0))), None),
     ],
     "learning-rate-unusual": [
         (sized("Adam", 0.04, num_steps=80), None),
