@@ -174,6 +174,16 @@ class Whole(Parts):
     forward = Parts.loss
 
 
+class Body(Parts):
+    """A model whose script applies its last layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.encoder(x))
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.decoder(self(x)), y)
+
+
 def _parts_after(number: int, kind: type[Parts], watches: bool) -> tuple[Any, Parts, list[torch.Tensor]]:
     torch.manual_seed(0)
     model = kind()
@@ -187,7 +197,7 @@ def _parts_after(number: int, kind: type[Parts], watches: bool) -> tuple[Any, Pa
     return auto, model, [p.detach().clone() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("kind", [Parts, Whole])
+@pytest.mark.parametrize("kind", [Parts, Whole, Body])
 def test_the_loss_function_shows_the_output_of_a_model_that_is_not_called_or_returns_its_loss(kind):
     auto, model, weights = _parts_after(80, kind, watches=True)
     history = auto.guards[0].history
