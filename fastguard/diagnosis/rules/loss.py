@@ -201,12 +201,12 @@ def loss_not_decreasing(
 def falls_in_a_line(
     history: TrainingHistory, *, progress: float = 0.1, min_steps: int = 300, patience: int = 1000
 ) -> Seen | None:
-    """After `min_steps` losses of a run that has ended, or `patience`, a gain below `progress` of the first, of which
-    the second half brought nine tenths as much as the first.
+    """After `min_steps` losses of a run that has ended, or `patience` (more of small batches), less than `progress` of
+    the first loss was gained, and the second half brought nine tenths as much as the first.
     """
     s, trend = signals_of(history), history.loss_trend
     means = [bucket.loss.mean for bucket in history.overview.buckets if bucket.loss.num]
-    if trend.count < (min_steps if history.has_ended else patience) or len(means) < 8 or not 0.0 < s.fall < progress:
+    if trend.count < min_steps or not has_had_time(history, patience) or len(means) < 8 or not 0.0 < s.fall < progress:
         return None
     half = len(means) // 2
     early, late = fall_of(means[:half]), fall_of(means[half:])
