@@ -145,7 +145,7 @@ def screenshots(page: Path, folder: Path) -> list[Path]:
     with opened(page, viewport={"width": 1100, "height": 1180}) as tab:
         tab.screenshot(path=made[0])
     with opened(page, viewport={"width": 1100, "height": 1000}, color_scheme="dark") as tab:
-        box = tab.locator("section.chart:has(#which)").bounding_box()
+        box = tab.locator(".wide").bounding_box()
         clip = {"x": 0, "y": box["y"] - 8, "width": 1100, "height": box["height"] + 16}
         tab.screenshot(path=made[1], clip=clip, full_page=True)
     return made

@@ -151,11 +151,11 @@ def as_json(plain: Any) -> str:
 def write_page(log: Any, page: Any, title: str) -> str:
     """Writes the page of `log` over what is at `page`; returns why it could not, or ""."""
     try:
-        from ..page.build import build_page, save_page
+        from ..page import build_page, save_page
 
         save_page(build_page(log, title=title), page, force=True)
     except ImportError:
-        return "it needs plotly and Jinja2: pip install 'fastguard[report]'"
+        return "it needs plotly: pip install 'fastguard[report]'"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

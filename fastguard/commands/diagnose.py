@@ -193,10 +193,10 @@ def report(argv: list[str]) -> int:
     if arguments.json:
         print(as_json({run.name: report.to_dict() for run, report in zip(runs, reports)}))
     else:
-        from ..page.build import render, save_page
+        from ..report.page import render, save_page
 
         written = shlex.join(["fastguard", "report", *argv])
-        page = render(runs, reports, arguments.title or ", ".join(run.name for run in runs), shown(written, 300))
+        page = render(runs, reports, arguments.title, shown(written, 300))
         if arguments.output == "-":
             print(page)
         else:

@@ -180,7 +180,7 @@ def lines_of(run: FollowedRun) -> list[str]:
 
 def line_of(finding: Any) -> str:
     """A finding in one line."""
-    from ..report.report import headline
+    from ..report.text import headline
 
     advice = f" What to do: {finding.recommendation}" if finding.recommendation else ""
     return f"{headline(finding)}: {prose(finding.summary + advice)}"

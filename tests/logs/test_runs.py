@@ -19,7 +19,7 @@ from fastguard.integrations.common import begin, end
 from fastguard.records import TrainingHistory
 from fastguard.records.log import LogReader
 from fastguard.report import build_report
-from fastguard.report.report import headline
+from fastguard.report.text import headline
 from fastguard.sinks import read_jsonl
 from fastguard.visualization.runs import runs_of
 

@@ -20,7 +20,8 @@ from ...diagnosis.registry import rule
 from ...records import values
 from ...records.failures import Failures
 from ...report import Report, Status
-from ...report.report import not_checked, num_of_each
+from ...report.report import not_checked
+from ...report.text import num_of_each
 from ..bench import randomness_restored, set_up, take
 from .evidence import Evidence
 from .losses import chance
