@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..records.running import quantiles
 from . import style
 from .runs import DrawnRun, runs_of
-from .style import MAX_POINTS, Curve, Mark, Stretch, marks_of
+from .style import MAX_POINTS, Curve, Mark, Stretch, marks_of, mean
 
-_NUM_SHARES = 200  # points of the clip rate
-_WINDOW, _MIN_WINDOW = 0.05, 20  # its window: a share of the run, but at least 20 steps
+_WINDOW, _MIN_WINDOW = 0.05, 20  # of the clip rate: a share of the run, but at least 20 steps
 
 
 def _names(runs: list[DrawnRun], what: str) -> list[str]:
@@ -22,11 +22,7 @@ def _names(runs: list[DrawnRun], what: str) -> list[str]:
 
 def _add_curves(made: Any, runs: list[DrawnRun], what: str, curve_of: Callable[[DrawnRun], Curve]) -> None:
     for run, name, colour in zip(runs, _names(runs, what), style.COLOURS):
-        style.add_curve(made, curve_of(run), name, colour, what=_middle(run))
-
-
-def _middle(run: DrawnRun) -> str:
-    return "median" if run.is_whole else "mean, later each step"
+        style.add_curve(made, curve_of(run), name, colour)
 
 
 def plot_loss(source: Any) -> Any:
@@ -50,9 +46,9 @@ def plot_loss(source: Any) -> Any:
     made = style.figure("Loss", "loss")
     rails: list[tuple[str, str, list[Mark]]] = []
     for run, name, val_name, colour in zip(runs, _names(runs, "loss"), _names(runs, "validation loss"), style.COLOURS):
-        style.add_curve(made, run.curves["loss"], name, colour, what=_middle(run))
+        style.add_curve(made, run.curves["loss"], name, colour)
         beside = colour if len(runs) > 1 else style.COLOURS[1]
-        style.add_curve(made, run.curves["val_loss"], val_name, beside, dash="dot", what=_middle(run))
+        style.add_curve(made, run.curves["val_loss"], val_name, beside, dash="dot")
         rails.append((f"{name} not finite", "bad", marks_of(run.rails["bad"])))
     if not made.data and not any(marks for _, _, marks in rails):
         raise ValueError("no step has a loss. Pass it to `guard.observe(loss=...)`")
@@ -71,9 +67,9 @@ def plot_gradient_norm(source: Any) -> Any:
     made = style.figure("Gradient norm", "norm", log=True)
     rails: list[tuple[str, str, list[Mark]]] = []
     for run, name, colour in zip(runs, _names(runs, "norm"), style.COLOURS):
-        if run.ribbon.counts["clipped"] and len(runs) == 1:
+        if run.history.num_clipped and len(runs) == 1:
             style.add_curve(made, run.curves["clipped norm"], f"{name} after clipping", style.COLOURS[2], dash="dot")
-        style.add_curve(made, run.curves["norm"], name, colour, what=_middle(run))
+        style.add_curve(made, run.curves["norm"], name, colour)
         limit, whose = run.history.model.clip_limit, "" if len(runs) == 1 else f"{run.name}, "
         if limit is not None and 0.0 < limit < math.inf:
             beside = colour if len(runs) > 1 else style.GREY
@@ -113,7 +109,7 @@ def plot_clip_rate(source: Any) -> Any:
         ValueError: no step was clipped. Others as for `plot_loss`.
     """
     runs = runs_of(source)
-    if not any(run.ribbon.counts["clipped"] for run in runs):
+    if not any(point.high for run in runs for point in run.curves["clipped"].points):
         raise ValueError("no step was clipped")
     made = style.figure("Clip rate", "share of steps clipped")
     _add_curves(made, runs, "clipped", _clip_rate)
@@ -122,10 +118,14 @@ def plot_clip_rate(source: Any) -> Any:
 
 
 def _clip_rate(run: DrawnRun) -> Curve:
-    curve = Curve(MAX_POINTS)
-    window = max(_MIN_WINDOW, round(_WINDOW * (run.ribbon.last_step - run.ribbon.first_step + 1)))
-    for step, share in run.ribbon.rolling("clipped", window, _NUM_SHARES):
-        curve.add(step, share)
+    points, curve = run.curves["clipped"].points, Curve(MAX_POINTS)
+    window = max(_MIN_WINDOW, round(_WINDOW * (points[-1].last_step - points[0].first_step + 1)))
+    recent: deque[Stretch] = deque()
+    for point in points:
+        recent.append(point)
+        while recent[0].last_step <= point.last_step - window:
+            recent.popleft()
+        curve.add(point.last_step, mean([one.middle for one in recent]))
     return curve
 
 
