@@ -20,7 +20,7 @@ from .._text import prose
 from ..errors import missing_package
 from ..visualization.runs import DrawnRun
 from .tables import number_rows, sample_tables
-from .text import blocks, verdict
+from .text import blocks
 from .whole_file import write_whole
 
 _CHARTS = (draw.plot_loss, draw.plot_gradient_norm, draw.plot_clip_rate, draw.plot_learning_rate,
@@ -87,8 +87,7 @@ def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -
 
 
 def _findings(report: Any) -> str:
-    first = _escaped(verdict(report.status, report.numbers, report.findings))
-    parts = [f'<p class="verdict {report.status}"><strong>{first}</strong></p>']
+    parts = [f'<p class="verdict {report.status}"><strong>{_escaped(report._verdict())}</strong></p>']
     for kind, head, paragraphs in blocks(report.causes, report.findings):
         told = "".join(f"<p>{_escaped(prose(one))}</p>" for one in paragraphs)
         parts.append(f'<article class="{kind}"><h3>{_escaped(prose(head))}</h3>{told}</article>')

@@ -13,7 +13,7 @@ from ..diagnosis import RULES, UNKNOWN, Finding, Rule, diagnose, find_causes
 from ..records import TrainingHistory, strict_json
 from ..records.failures import Failure, Failures
 from .tables import Row, module_rows, number_rows, numbers_of, sample_tables, weight_rows
-from .text import blocks, verdict, wrap
+from .text import blocks, num_of_each, wrap
 
 Status = Literal["no-evidence", "healthy", "warning", "critical"]
 
@@ -106,7 +106,7 @@ class Report:
         }
 
     def __str__(self) -> str:
-        lines, numbers = [verdict(self.status, self.numbers, self.findings)], self.numbers
+        lines, numbers = [self._verdict()], self.numbers
         seen = {"validation loss": "val_loss_last" in numbers, "activations": self.modules, "weights": self.weights}
         missing = [name for name, there in seen.items() if not there]
         if missing and self.status == "healthy" and numbers["num_steps"] and "skip_rate" in numbers:
@@ -122,6 +122,13 @@ class Report:
         for table in sample_tables(self.modules, self.weights):
             lines += ["", *table]
         return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        """The first line."""
+        if not self.numbers["num_steps"]:
+            return "NOTHING TO REPORT: no step has been recorded yet"
+        after = count(self.numbers["num_steps"], "step")
+        return f"{self.status.upper().replace('-', ' ')} after {after}: {num_of_each(self.findings)}"
 
 
 def build_report(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from .._text import count, listed, number, prose, shown
@@ -20,13 +20,6 @@ class Block(NamedTuple):
     kind: str
     head: str
     paragraphs: list[str]
-
-
-def verdict(status: str, numbers: Mapping[str, float], findings: Iterable[Finding]) -> str:
-    """The first line of a report."""
-    if not numbers["num_steps"]:
-        return "NOTHING TO REPORT: no step has been recorded yet"
-    return f"{status.upper().replace('-', ' ')} after {count(numbers['num_steps'], 'step')}: {num_of_each(findings)}"
 
 
 def blocks(causes: Iterable[Finding], findings: Iterable[Finding]) -> Iterator[Block]:

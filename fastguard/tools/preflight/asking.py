@@ -109,7 +109,7 @@ class PreflightReport(Report):
         lines.append(f"{'checked':<22}{numbers['num_checks']:g} checks in {numbers['seconds']:.2g} s")
         return "\n".join(lines)
 
-    def _status_line(self) -> str:
+    def _verdict(self) -> str:
         return f"{self.status.upper()} before the first step: {num_of_each(self.findings)}"
 
 
