@@ -58,9 +58,8 @@ class Shared(NamedTuple):
 class Ranks:
     """Measures the gradients of a step over all ranks that hold parts of the model. All of them must step together.
 
-    Cost: one pass over the local parts, and one gather of 18 numbers a rank and group, or two reductions in a group of
-    more than 64 ranks. Two more reductions, of 96 bytes a tensor, at the first ten steps, every tenth, non-finite ones,
-    and if the clip policy needs norms of tensors.
+    Cost: one pass over the local parts, and one gather of 18 numbers a rank and group. Two reductions, of 96 bytes a
+    tensor, at the first ten steps, every tenth, non-finite ones, and if the clip policy needs norms of tensors.
 
     Args:
         params: of all optimizers.
@@ -217,7 +216,7 @@ class Ranks:
             found = torch.frombuffer(own, dtype=torch.float64).view(-1, NUM_COLUMNS)
             rows[slice(None) if present is None else present] = found
         if self.wire.groups:
-            rows = self.wire.reduced(rows)[0]
+            rows = self.wire.reduced(rows)
         there = (rows[:, INDEX["numel"]] > 0.0).nonzero()[:, 0].tolist()
         if len(there) == num_params:
             return bytes_of(rows), None
