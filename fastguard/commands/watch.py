@@ -39,13 +39,12 @@ class FollowedRun:
 
     Attributes:
         path, log: the file, and the reader of its records.
-        problem: why the file cannot be read now; "" if it can.
         history, report: the run, and the report on it; None before there is a step.
     """
 
     def __init__(self, given: Path) -> None:
         self.given = self.path = given
-        self.problem = ""
+        self.problem = ""  # why the file cannot be read now; "" if it can
         self.log, self.history = _Reader(given), TrainingHistory()
         self.report: Report | None = None
         self._seen: Any = None

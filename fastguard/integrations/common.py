@@ -44,12 +44,7 @@ def guard_of(optimizer: Any, model: torch.nn.Module | None, settings: Mapping[st
 
 
 def begin(guard: Guard, state: Mapping[str, Any] | None, checkpoint: Any) -> None:
-    """Resumes `guard` from the checkpoint that training resumes from.
-
-    Args:
-        state: the saved state, or None.
-        checkpoint: the checkpoint, for messages; None if training does not resume.
-    """
+    """Resumes `guard` from the checkpoint that training resumes from."""
     guard.history.has_ended = False
     if state is not None:
         guard.load_state_dict(dict(state))

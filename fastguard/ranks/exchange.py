@@ -54,16 +54,13 @@ class Wire:
 
     It gathers rows and folds them in the order of the ranks. It reduces tables: an all-reduce gives the same result on
     all ranks.
-
-    Attributes:
-        num_ranks: of all groups together.
-        num_collectives, num_bytes: sent by this rank.
     """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
         self.groups = list(groups)
         sizes = [dist.get_world_size(group) for group in groups]
-        self.num_ranks = math.prod(sizes)
+        self.num_ranks = math.prod(sizes)  # of all groups together
+        # num_collectives, num_bytes: sent by this rank
         self.num_collectives = self.num_bytes = 0
 
     def join(
@@ -150,27 +147,16 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
 
 
 class Pieces(NamedTuple):
-    """The local parts of some tensors.
+    """The local parts of some tensors."""
 
-    Attributes:
-        table: a row for each part.
-        total: their fold.
-        present: positions of the gradients that exist; None for all.
-        fingerprint: of the parameters.
-        dtypes: of the tensors.
-        local: the parts.
-        num_shards: number of parts of each tensor over the ranks: one number, or float64 [T, 1].
-        layouts: of the sharded tensors, and of parameters without a gradient here.
-    """
-
-    table: bytearray
-    total: tuple[float, ...]
-    present: list[int] | None
-    fingerprint: int
-    dtypes: frozenset[torch.dtype]
-    local: list[torch.Tensor]
-    num_shards: float | torch.Tensor
-    layouts: list[shards.ShardLayout]
+    table: bytearray  # a row for each part
+    total: tuple[float, ...]  # their fold
+    present: list[int] | None  # positions of the gradients that exist; None for all
+    fingerprint: int  # of the parameters
+    dtypes: frozenset[torch.dtype]  # of the tensors
+    local: list[torch.Tensor]  # the parts
+    num_shards: float | torch.Tensor  # number of parts of each tensor over the ranks: one number, or float64 [T, 1]
+    layouts: list[shards.ShardLayout]  # of the sharded tensors, and of parameters without a gradient here
 
     @property
     def mesh(self) -> Any:
@@ -250,10 +236,7 @@ def measured(
 ) -> Pieces:
     """Measures the local parts of `tensors`, DTensors and plain ones, times `inverse`, on any device.
 
-    Args:
-        holders: DTensors whose layouts say which ranks take part.
-
-    Cost: one read, and some microseconds a tensor.
+    The layouts of `holders` say which ranks take part. Cost: one read, and some microseconds a tensor.
     """
     wholes = [shards.whole(tensor) for tensor in tensors]
     local = shards.locals_of(wholes)

@@ -38,15 +38,10 @@ _LEAST_RANKS = 3  # of two, either may be the odd one
 
 
 class _OwnGradients(NamedTuple):
-    """This rank's own gradients of the newest averaged backward pass of a step.
+    """This rank's own gradients of the newest averaged backward pass of a step."""
 
-    Attributes:
-        sum_sq: squared norm; NaN if it is not finite, or if ranks have different tensors.
-        held: index, NaNs and Infs of the first four bad parameters in backward order.
-    """
-
-    sum_sq: float
-    held: list[tuple[int, int, int]]
+    sum_sq: float  # squared norm; NaN if it is not finite, or if ranks have different tensors
+    held: list[tuple[int, int, int]]  # index, NaNs and Infs of the first four bad parameters in backward order
 
 
 def _hooked(local: weakref.ref[LocalGradients], index: int, parameter: torch.Tensor) -> Any:

@@ -54,13 +54,6 @@ def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 class Parity(Observer):
     """Compares reduced gradients and weights of replicas: of DDP's ranks, and of DTensors that are replicated.
 
-    Args:
-        model: one under DistributedDataParallel names the process group of plain parameters; otherwise it is the world.
-        every: steps between comparisons; None: 20 for gradients, 100 for weights.
-
-    Attributes:
-        events: the first 16 differences, as `fastguard.records.events.ReplicaDifference`.
-
     Cost of a comparison: one read of the tensors, and one reduction of 16 bytes a tensor and group; one more gather if
     something differs. On a GPU it syncs.
     """
@@ -72,6 +65,7 @@ class Parity(Observer):
         self._every = (every or GRADIENTS_EVERY, every or WEIGHTS_EVERY)
         is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         self._group: Any = model.process_group if is_ddp else dist.group.WORLD  # type: ignore[union-attr]
+        # the first 16 differences, as `fastguard.records.events.ReplicaDifference`
         self.events: list[dict[str, Any]] = []
 
     def start(self, run: ObservedRun) -> None:

@@ -30,28 +30,17 @@ _ONE = 2.0**32  # rank whose loss was not finite; its number is added, which nam
 
 
 class Shared(NamedTuple):
-    """The gradients of a step over all ranks, the same bits on each.
+    """The gradients of a step over all ranks, the same bits on each."""
 
-    Attributes:
-        table: rows of whole tensors; empty at a step without them.
-        total: the fold of all gradients.
-        positions: of the rows among all parameters; None for all.
-        present: positions of the local gradients; None for all.
-        fingerprint: of the local parameters.
-        loss: mean of what the ranks observed at the step before; None where none did.
-        found_inf: whether a scaler on any rank saw a gradient that is not finite.
-        own: rows of the local parts, not divided.
-        bad_loss: the rank whose loss at the step before was the only one that was not finite; None without such.
-    """
-
-    table: bytearray
-    total: tuple[float, ...]
-    positions: list[int] | None
-    present: list[int] | None
-    fingerprint: int
-    loss: float | None
-    found_inf: bool
-    own: bytearray
+    table: bytearray  # rows of whole tensors; empty at a step without them
+    total: tuple[float, ...]  # the fold of all gradients
+    positions: list[int] | None  # of the rows among all parameters; None for all
+    present: list[int] | None  # positions of the local gradients; None for all
+    fingerprint: int  # of the local parameters
+    loss: float | None  # mean of what the ranks observed at the step before; None where none did
+    found_inf: bool  # whether a scaler on any rank saw a gradient that is not finite
+    own: bytearray  # rows of the local parts, not divided
+    # the rank whose loss at the step before was the only one that was not finite; None without such
     bad_loss: int | None
 
 
@@ -67,13 +56,6 @@ class Ranks:
         copies: number of ranks of `beyond` with the same parameter, for each parameter, if there are such.
         flat: the layout of the parameters if they are FSDP1's.
 
-    Attributes:
-        wire: the collectives, with counts.
-        trouble: the last result of `find_trouble`: (rank, tensor, NaNs, Infs) each, in backward order, four a rank.
-        wants_tables: whether the clip policy wants norms of tensors.
-        own: the `LocalGradients`, which knows each rank's gradients before they were summed; None without one.
-        changes: checksum of the settings assigned after `wrap`, which must be the same on all ranks.
-
     Raises:
         TypeError: the parameters lie on meshes of different ranks.
     """
@@ -85,6 +67,7 @@ class Ranks:
         flat: shards.FlatShards | None = None,
         copies: Sequence[int] | None = None,
     ) -> None:
+        # the collectives, with counts
         self.wire = Wire(
             shards.groups_of(one.mesh for one in shards.layouts_of(params)) if flat is None else flat.groups
         )
@@ -93,9 +76,12 @@ class Ranks:
         self._reader = PieceReader()
         is_one = beyond is None or dist.get_world_size(beyond) == 1
         self._wires = [self.wire, *([] if is_one else [Wire([beyond])])]  # type: ignore[list-item]
-        self.wants_tables = False
+        self.wants_tables = False  # whether the clip policy wants norms of tensors
+        # the `LocalGradients`, which knows each rank's gradients before they were summed; None without one
         self.own: Any = None
+        # the last result of `find_trouble`: (rank, tensor, NaNs, Infs) each, in backward order, four a rank
         self.trouble: list[tuple[int, str, int, int]] = []
+        # checksum of the settings assigned after `wrap`, which must be the same on all ranks
         self._decided = self.changes = 0.0
         self._num_measured = 0
 
@@ -137,11 +123,6 @@ class Ranks:
         found_inf: bool = False,
     ) -> Shared:
         """Statistics of the gradients of `groups`, times `inverse`, over all ranks.
-
-        Args:
-            step: its number.
-            loss: what this rank observed at the step before.
-            found_inf: what a scaler on this rank saw.
 
         Raises:
             RuntimeError: the ranks are at different steps, hold different parameters, or decided differently before.

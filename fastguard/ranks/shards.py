@@ -66,21 +66,13 @@ def whole(gradient: torch.Tensor) -> torch.Tensor:
 
 
 class ShardLayout(NamedTuple):
-    """The layout of a tensor over the ranks.
+    """The layout of a tensor over the ranks."""
 
-    Attributes:
-        mesh: None for a plain tensor.
-        num_ranks: of the mesh.
-        num_shards: number of different parts; 1 if each rank has the whole tensor.
-        cut: dimensions of the mesh that shard it.
-        is_partial: whether ranks hold terms of a sum.
-    """
-
-    mesh: Any
-    num_ranks: int
-    num_shards: int
-    cut: frozenset[int]
-    is_partial: bool
+    mesh: Any  # None for a plain tensor
+    num_ranks: int  # of the mesh
+    num_shards: int  # number of different parts; 1 if each rank has the whole tensor
+    cut: frozenset[int]  # dimensions of the mesh that shard it
+    is_partial: bool  # whether ranks hold terms of a sum
 
 
 def layout_of(mesh: Any, placements: Any) -> ShardLayout:
@@ -142,12 +134,11 @@ class FlatShards(NamedTuple):
     """The layout of the flat parameters of a model over the ranks.
 
     Attributes:
-        groups: to reduce over, one after the other: of shards, then of their replicas.
         num_shards: number of different parts of each parameter, float64 [T, 1]: 1 of those that are not flat, which
             are whole on each rank.
     """
 
-    groups: list[dist.ProcessGroup]
+    groups: list[dist.ProcessGroup]  # to reduce over, one after the other: of shards, then of their replicas
     num_shards: torch.Tensor
 
 

@@ -51,14 +51,12 @@ class Snapshot:
         since: the step since which the run has been healthy.
         is_proved: whether it is valid.
         is_spared: whether it is valid for now, because the loss has jumped after healthy steps.
-        baseline: plain data to restore with it.
-        largest: the largest element of each parameter, from `largest`.
     """
 
     def __init__(self) -> None:
-        self.largest: torch.Tensor | None = None
+        self.largest: torch.Tensor | None = None  # the largest element of each parameter, from `largest`
         self.step, self.loss, self.since, self.is_proved, self.is_spared = -1, float("nan"), 0, False, False
-        self.baseline: dict[str, Any] = {}
+        self.baseline: dict[str, Any] = {}  # plain data to restore with it
         self._copies: list[torch.Tensor] = []
         self._pairs: list[tuple[torch.Tensor, int]] = []  # tensors, and the places of their copies
         self._seen: dict[int, Any] = {}

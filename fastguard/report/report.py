@@ -145,16 +145,6 @@ def build_report(
 ) -> Report:
     """A report on `history`. If a part of it raises, such as a rule, it is left out, and a finding names it.
 
-    Args:
-        history: the run.
-        sinks_lost: number of lost records by the name of the sink.
-        sinks: the cost of each sink.
-        rules, thresholds: as in `fastguard.diagnosis.diagnose`.
-        findings: further findings to sort in.
-        numbers: further numbers, which are not in the history.
-        failures: parts of the monitoring that have failed so far.
-        source: returns what the page is drawn from; by default `history`.
-
     Raises:
         ValueError, TypeError: as `diagnose`, for `thresholds`.
 

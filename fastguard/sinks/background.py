@@ -18,15 +18,7 @@ CLOSE_TIMEOUT_S = 60.0
 
 
 class Worker:
-    """A thread with a bounded queue. When the process ends, it finishes the queued items.
-
-    Args:
-        owner: the sink that owns the thread; the thread ends when the sink is dropped.
-        name: what messages call the sink.
-        work: called with a list of items, oldest first. If it raises, the items count as lost.
-        max_items: how many items may wait.
-        most, wait_s: the largest number of items to pass to `work` at once, and how long to wait for that many.
-    """
+    """A thread with a bounded queue, which ends with its `owner`. When the process ends, it finishes the queued items."""
 
     def __init__(
         self,

@@ -179,17 +179,13 @@ def without_guard(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], Non
 
 
 class Bench:
-    """A model, its optimizer and its loss, to run and to train within `put_back`.
-
-    Attributes:
-        model, optimizer: the user's own.
-        form: "pair" for `loss_fn(model(inputs), targets)`, "whole" for `loss_fn(model, batch)`.
-    """
+    """A model, its optimizer and its loss, to run and to train within `put_back`."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Any, form: str) -> None:
+        # model, optimizer: the user's own
         self.model = model
         self.optimizer = optimizer
-        self.form = form
+        self.form = form  # "pair" for `loss_fn(model(inputs), targets)`, "whole" for `loss_fn(model, batch)`
         self._loss_fn = loss_fn
 
     def output(self, inputs: Any) -> Any:

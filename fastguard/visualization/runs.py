@@ -32,22 +32,19 @@ class DrawnRun(TrainingHistory):
     """A history that also keeps the series that figures show.
 
     Attributes:
-        name: the name of the run.
         curves: "loss", "val_loss", "norm", "clipped norm", "lr" and "loss_scale" by step, and "clipped": 1.0 at clipped
             steps, else 0.0, whose points have the mean for the middle.
         rails: steps that were "NaN", "Inf" or "skipped", had a norm of "zero", or a loss that is "bad".
         grids: "norm", "rms", "max" and "zeros" of each tensor's gradient; "update" of each weight;
             "near zero", "saturated", "dead" and "entropy" of each module.
-        guard: the guard of the run, or None.
-        path: the log that it was read from, or None.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._of: TrainingHistory | None = None
-        self.name = name
-        self.path: str | os.PathLike[str] | None = None
-        self.guard: Any = None
+        self.name = name  # the name of the run
+        self.path: str | os.PathLike[str] | None = None  # the log that it was read from, or None
+        self.guard: Any = None  # the guard of the run, or None
         keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale")
         self.curves = {**{key: Curve(MAX_POINTS) for key in keys}, "clipped": Curve(MAX_POINTS, mean)}
         self.rails: dict[str, list[int]] = {key: [] for key in ("NaN", "Inf", "skipped", "zero", "bad")}
@@ -129,10 +126,6 @@ class DrawnRun(TrainingHistory):
 
 def runs_of(source: Any) -> list[DrawnRun]:
     """The 1 to 8 runs of a figure.
-
-    Args:
-        source: a guard, a guarded optimizer, a `TrainingHistory`, the path of a log; a list of such; a dict of such
-            with labels. If a guard has a `JsonlSink` or a `MemorySink`, figures show the steps and tables of these.
 
     Raises:
         TypeError: `source` is anything else.

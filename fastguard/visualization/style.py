@@ -40,15 +40,8 @@ class Stretch(NamedTuple):
 class Curve:
     """A series of finite values by step, as at most `max_points` points.
 
-    If there are more, neighbours are merged: smallest and largest values stay exact, the median becomes the mean of
-    both medians.
-
-    Args:
-        max_points: at least 2.
-        middle: of the values of a point; by default their median.
-
-    Attributes:
-        points: oldest first; at most `max_points`.
+    If there are more, neighbours are merged: smallest and largest values stay exact, the `middle` (by
+    default the median) becomes the mean of both.
 
     >>> curve = Curve(max_points=4)
     >>> for step in range(100):

@@ -81,14 +81,10 @@ class ActivationWatch(Observer):
 
 
 class Replay(NamedTuple):
-    """Records of a replayed pass.
+    """Records of a replayed pass."""
 
-    Attributes:
-        activities: one record for each call of each module, in the order of execution.
-        origin: where NaN or Inf appeared first, as in `ActivationMonitor.origins`; None if all outputs were finite.
-    """
-
-    activities: tuple[ModuleActivity, ...]
+    activities: tuple[ModuleActivity, ...]  # one record for each call of each module, in the order of execution
+    # where NaN or Inf appeared first, as in `ActivationMonitor.origins`; None if all outputs were finite
     origin: ModuleActivity | None
 
     def __str__(self) -> str:

@@ -38,11 +38,7 @@ _replaced: dict[_Site, tuple[Any, Any]] = {}  # the original function, and its r
 
 
 class AttentionWatch:
-    """Sees the arguments with which the modules of one model call the function, while it is on.
-
-    Args:
-        fits: says whether to watch the calls of a module.
-    """
+    """Sees the arguments with which the modules of one model call the function, while it is on."""
 
     def __init__(self, collector: Collector, named: Mapping[str, nn.Module], fits: Callable[[Target], bool]) -> None:
         self._collector = collector

@@ -25,15 +25,10 @@ _TOP_K = ("top_k", "topk", "k", "num_experts_per_tok", "num_experts_per_token", 
 
 
 class Router(NamedTuple):
-    """A module that chooses among experts.
+    """A module that chooses among experts."""
 
-    Attributes:
-        num_experts: number of experts; None: the width of the output.
-        top_k: number of experts for each token, if the output does not hold their indices.
-    """
-
-    num_experts: int | None
-    top_k: int
+    num_experts: int | None  # number of experts; None: the width of the output
+    top_k: int  # number of experts for each token, if the output does not hold their indices
 
     def find(self, args: Any, kwargs: Any, output: Any) -> Seen:
         """The "scores" [..., experts] in an output, and the "indices" [..., k] of the chosen experts, without dots.

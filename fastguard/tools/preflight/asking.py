@@ -37,14 +37,7 @@ _ONLY_HERE = {
 def check(
     name: str, *, cause: str, like: str = "", **about: Any
 ) -> Callable[[Callable[..., Finding | Seen | None]], Rule]:
-    """Registers a function of an `Evidence` as a check that speaks for `cause`: a rule of stage "before".
-
-    Args:
-        name: its name, which no rule has.
-        cause: the root cause that it speaks for.
-        like: the rule that sees the same fault in a running training; the check has its remedy.
-        about: other attributes of a rule.
-    """
+    """Registers a function of an `Evidence` as a check, which speaks for `cause` and has the remedy of the rule `like`."""
     summary = _ONLY_HERE.get(cause) or CAUSES[cause].summary
     about.setdefault("remedy", RULES[like].remedy if like else "")
     return rule(name, stage="before", cause=(cause, summary), **about)

@@ -86,11 +86,7 @@ class Seen:
 
 
 class Watcher(TorchFunctionMode):
-    """Records calls while it is entered.
-
-    Args:
-        find_origin: also look at every result for the first that is not finite although all arguments were.
-    """
+    """Records calls while it is entered; with `find_origin` also the first result that is not finite."""
 
     def __init__(self, *, find_origin: bool = False) -> None:
         super().__init__()
