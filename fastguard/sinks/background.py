@@ -18,7 +18,7 @@ CLOSE_TIMEOUT_S = 60.0
 
 
 class Worker:
-    """A thread with a bounded queue, which ends with its `owner`. When the process ends, it finishes the queued items."""
+    """A thread with a bounded queue. It ends with its `owner`, or with the process, when it has finished the queue."""
 
     def __init__(
         self,

@@ -71,8 +71,8 @@ def choose(
 ) -> list[Target]:
     """The targets in a model whose modules are `named`.
 
-    With `is_default` all but activation functions, attention, norms, blocks and the whole model make a record only while
-    their output is not finite.
+    With `is_default`, all but activation functions, attention, norms, blocks and the whole model are quiet: they make a
+    record only while their output is not finite.
 
     Raises:
         ValueError: nothing matches; names some modules.

@@ -37,7 +37,7 @@ _ONLY_HERE = {
 def check(
     name: str, *, cause: str, like: str = "", **about: Any
 ) -> Callable[[Callable[..., Finding | Seen | None]], Rule]:
-    """Registers a function of an `Evidence` as a check, which speaks for `cause` and has the remedy of the rule `like`."""
+    """Registers a check, a function of an `Evidence` that speaks for `cause` and has the remedy of the rule `like`."""
     summary = _ONLY_HERE.get(cause) or CAUSES[cause].summary
     about.setdefault("remedy", RULES[like].remedy if like else "")
     return rule(name, stage="before", cause=(cause, summary), **about)
