@@ -32,4 +32,4 @@ def test_the_command_prints_a_table(monkeypatch, capsys):
     monkeypatch.setattr(bench, "QUICK", TINY)
     assert bench.main(["--quick", "--only", "tiny"]) == 0
     printed = capsys.readouterr().out
-    assert "tiny clip" in printed and torch.__version__ in printed and "µs" in printed
+    assert "tiny clip" in printed and torch.__version__ in printed and " us" in printed
