@@ -168,11 +168,7 @@ def drop_output() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line `argv` (default: the process's) and returns the exit code.
-
-    0: success. 1: success, but a problem was found. 64: wrong arguments; one line on stderr says why. Other codes are
-    those of the commands.
-    """
+    """Runs the command line `argv` (default: the process's) and returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["run"]:  # whose errors and streams are the script's
         return _run_script(arguments[1:])

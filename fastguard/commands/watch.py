@@ -24,28 +24,13 @@ from .cli import Parser, say
 _REST = 4.0  # times as long as the log took to read, so that a long one does not keep a core busy
 
 
-class _Reader(LogReader):
-    """Says nothing of earlier runs, which the block shows."""
-
-    def _warn_of_runs(self) -> None:
-        pass
-
-
 class FollowedRun:
-    """The last run of a log, as far as it is written. A log that has changed is read again from its beginning.
-
-    Args:
-        given: the log, or a folder whose newest log is followed; it need not be there yet.
-
-    Attributes:
-        path, log: the file, and the reader of its records.
-        history, report: the run, and the report on it; None before there is a step.
-    """
+    """The last run of a log, as far as it is written. A log that has changed is read again from its beginning."""
 
     def __init__(self, given: Path) -> None:
         self.given = self.path = given
         self.problem = ""  # why the file cannot be read now; "" if it can
-        self.log, self.history = _Reader(given), TrainingHistory()
+        self.log, self.history = LogReader(given), TrainingHistory()
         self.report: Report | None = None
         self._seen: Any = None
 
@@ -54,8 +39,6 @@ class FollowedRun:
 
         Raises:
             ValueError: this is no log.
-
-        Cost: 25 us a line.
         """
         try:
             self.path = log_at(self.given)
@@ -64,7 +47,8 @@ class FollowedRun:
                 raise ValueError(f"`path` must be a file or a folder with logs, got neither - at {shown(self.path)}")
             seen = self.path, there.st_size, there.st_mtime_ns
             if seen != self._seen:
-                log, history = _Reader(self.path), TrainingHistory()
+                log, history = LogReader(self.path), TrainingHistory()
+                log._warn_of_runs = lambda: None  # type: ignore[method-assign]  # the block shows it
                 fill(history, log, self.path)
                 self._seen, self.log, self.history = seen, log, history
                 self.report = build_report(history) if history.num_steps else None
@@ -151,11 +135,7 @@ def newer_run(path: Path) -> str:
 
 
 def log_at(path: Path, command: str = "") -> Path:
-    """`path`; for a folder, the newest log in it or in one of its folders. `command` says if there is a newer run.
-
-    Raises:
-        FileNotFoundError: the folder has none.
-    """
+    """`path`; for a folder, the newest log in it or in its folders. A `command` says if there is a newer run."""
     if not path.is_dir():
         if command and (remark := newer_run(path)):
             say(command, remark)

@@ -174,13 +174,7 @@ class Pieces(NamedTuple):
 
 
 class PieceReader:
-    """Measures the local parts of tensors, and remembers the kinds of sharding of the last call.
-
-    For parts in plain CPU memory the kernels find each part in the slot of its DTensor, 16 at a time, and know its kind
-    by the identity of its description. They notice every change between calls.
-
-    Cost: one read of the local parts; no Python code runs for tensors of the last call.
-    """
+    """Measures the local parts of tensors, and remembers the kinds of sharding of the last call."""
 
     def __init__(self) -> None:
         self._plan = None if cpu.ShardPlan is None else cpu.ShardPlan()

@@ -47,15 +47,6 @@ class Shared(NamedTuple):
 class Ranks:
     """Measures the gradients of a step over all ranks that hold parts of the model. All of them must step together.
 
-    Cost: one pass over the local parts, and one gather of 18 numbers a rank and group. Two reductions, of 96 bytes a
-    tensor, at the first ten steps, every tenth, non-finite ones, and if the clip policy needs norms of tensors.
-
-    Args:
-        params: of all optimizers.
-        beyond: a group whose ranks hold other tensors of the same model: pipeline stages, experts.
-        copies: number of ranks of `beyond` with the same parameter, for each parameter, if there are such.
-        flat: the layout of the parameters if they are FSDP1's.
-
     Raises:
         TypeError: the parameters lie on meshes of different ranks.
     """
@@ -63,9 +54,9 @@ class Ranks:
     def __init__(
         self,
         params: Sequence[torch.Tensor],
-        beyond: dist.ProcessGroup | None = None,
-        flat: shards.FlatShards | None = None,
-        copies: Sequence[int] | None = None,
+        beyond: dist.ProcessGroup | None = None,  # its ranks hold other tensors of the model: pipeline stages, experts
+        flat: shards.FlatShards | None = None,  # the layout of FSDP1's parameters
+        copies: Sequence[int] | None = None,  # number of ranks of `beyond` with the same parameter, for each
     ) -> None:
         # the collectives, with counts
         self.wire = Wire(

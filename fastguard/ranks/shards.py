@@ -180,13 +180,7 @@ def _is_fsdp1(module: torch.nn.Module) -> bool:
 
 
 class Unsharded:
-    """Sets hooks on the whole parameters that `fully_shard` gathers before the forward pass of a module.
-
-    The hooks run before it reduces the gradients. New whole parameters get hooks in the next pass. `put` sets a hook on
-    the whole parameter of an index in `params`, which are the sharded ones, and returns its handle.
-
-    Cost: a dictionary look-up a parameter and forward pass.
-    """
+    """Sets hooks on the whole parameters that `fully_shard` gathers before the forward pass of a module."""
 
     def __init__(self, model: nn.Module, params: Sequence[torch.Tensor], put: _Put) -> None:
         self._put = put

@@ -77,8 +77,6 @@ class Rescue:
 
         Raises:
             RecoveryFailedError: too many attempts have failed.
-
-        Cost: 10 us; a rollback copies everything back, and syncs.
         """
         if step <= self._begun:
             return self._is_active

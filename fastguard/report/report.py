@@ -147,8 +147,6 @@ def build_report(
 
     Raises:
         ValueError, TypeError: as `diagnose`, for `thresholds`.
-
-    Cost: that of `diagnose`, about 1 ms. No sync.
     """
     failures = Failures() if failures is None else failures
     before = failures.counts()

@@ -53,10 +53,7 @@ class Worker:
         self._queue.put(item)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Waits until the queue is empty; a TimeoutError after `timeout_s`, when the items that are left are lost.
-
-        A second call, or a call in a forked process, does nothing.
-        """
+        """Waits until the queue is empty; a TimeoutError after `timeout_s`, when the items that are left are lost."""
         if not self._is_open or self._process != os.getpid():
             return
         self._is_open = False

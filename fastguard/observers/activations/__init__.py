@@ -42,13 +42,7 @@ def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor 
 
 
 class ActivationWatch(Observer):
-    """Tells a monitor when the steps of a guard end, and hands its records to theirs.
-
-    Args:
-        run, judge: of the guard.
-
-    Cost: as stated for `ActivationMonitor`; two calls for each sample.
-    """
+    """Tells a monitor when the steps of a guard end, and hands its records to theirs."""
 
     what = "activation sampler"
 

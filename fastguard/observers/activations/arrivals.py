@@ -64,10 +64,7 @@ class Origin(NamedTuple):
 
 
 class Arrivals:
-    """Makes records of sampled steps, in the order of the steps, when their figures have arrived.
-
-    Keeps the statistics of the last `window_size` records of each layer.
-    """
+    """Makes records of sampled steps, in the order of the steps, when their figures have arrived."""
 
     def __init__(self, window_size: int, runs: UnitRuns) -> None:
         self.root = ""  # name of the whole model
@@ -182,10 +179,7 @@ def _figure(name: str, measured: Iterable[Measurement | None]) -> float | None:
 
 
 def origin_of(records: Iterable[ModuleActivity]) -> ModuleActivity | None:
-    """Where NaN or Inf appeared: the first module with finite inputs and an output that is not.
-
-    If no module is known to have had finite inputs, the first whose output is not finite; None if all are finite.
-    """
+    """Where NaN or Inf appeared: the first module with finite inputs and an output that is not."""
     bad = sorted((record for record in records if not record.stats.is_finite), key=lambda record: record.order)
     return next((record for record in bad if record.is_origin), bad[0] if bad else None)
 

@@ -30,10 +30,7 @@ class Router(NamedTuple):
     top_k: int  # number of experts for each token, if the output does not hold their indices
 
     def find(self, args: Any, kwargs: Any, output: Any) -> Seen:
-        """The "scores" [..., experts] in an output, and the "indices" [..., k] of the chosen experts, without dots.
-
-        Scores are logits or probabilities, in the first tensor that fits.
-        """
+        """The "scores" [..., experts] in an output, and the "indices" [..., k] of the chosen experts, without dots."""
         tensors = [x for _, x in leaves(output) if x.ndim]
         floats = [x for x in tensors if x.is_floating_point() and self.num_experts in (None, x.shape[-1])]
         scores = [x for x in floats if x.shape[-1] > 1][:1]
