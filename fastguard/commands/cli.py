@@ -171,19 +171,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (default: the process's) and returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["run"]:  # whose errors and streams are the script's
-        return _run_script(arguments[1:])
+        try:
+            return _entry("run")(arguments[1:])
+        except CommandError as error:
+            print(f"fastguard run: error: {shown(error)}", file=sys.stderr)
+            return EXIT_USAGE
     for stream in (sys.stdout, sys.stderr):  # escape characters that its encoding lacks, instead of raising
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     return _run(arguments)
-
-
-def _run_script(arguments: list[str]) -> int:
-    try:
-        return _entry("run")(arguments)
-    except CommandError as error:
-        print(f"fastguard run: error: {shown(error)}", file=sys.stderr)
-        return EXIT_USAGE
 
 
 def _call(name: str, *arguments: str) -> int:

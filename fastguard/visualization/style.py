@@ -223,7 +223,9 @@ def figure(title: str, y: str, *, log: bool = False, x: str = "step") -> Any:
         margin={"l": 70, "r": 20, "t": 50, "b": 50},
         legend={"orientation": "h", "y": -0.2},
         xaxis={"title": {"text": x}},
-        yaxis={"title": {"text": y}, "type": "log" if log else "linear", "exponentformat": "power" if log else "B"},
+        yaxis={"title": {"text": y}, "type": "log", "exponentformat": "power", "nticks": 8}
+        if log
+        else {"title": {"text": y}},
     )
 
 
