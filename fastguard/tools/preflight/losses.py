@@ -249,11 +249,6 @@ class Fit:
         """The attempt at the given learning rate."""
         return self.attempts[1.0]
 
-    @property
-    def best(self) -> Attempt:
-        """The attempt with the lowest final loss."""
-        return max(self.attempts.values(), key=lambda one: one.gain)
-
 
 class Fitting:
     """Makes the attempts within about `seconds`, of `LEAST_STEPS` to `max_steps` steps each."""
