@@ -17,7 +17,7 @@ from ..clip import as_policy
 from ..diagnosis.checkup import Checkup
 from ..errors import NotGuardedError
 from ..names import Namer
-from ..observers.activations import ActivationMonitor, ActivationWatch, Replay
+from ..observers.activations import ActivationMonitor, ActivationWatch, Replay, replay
 from ..observers.facts import ModelFacts
 from ..observers.observer import Observer, held_weakly
 from ..observers.owner import Observers
@@ -35,7 +35,6 @@ from .model_facts import ModelFactRecorder
 from .observed import Observed
 from .resuming import StatefulGuard, dump, restore
 from .run import Run
-from .sampling import Sampling
 from .settings import GuardSettings, users_policy
 from .state import GuardState, observing
 from .wrappers import inwards
@@ -109,10 +108,9 @@ class Guard(GuardState):
         made.callback(observers.close)
         if activations is not None:
             activations.start()
-        self._observed = Observed(self._run, self._judge)
-        self._sampling = Sampling(self._run, self._judge, observers, self._observed, model, activations, monitor)
-        if monitor is not None:
-            self._ledger.fetch = held_weakly(self._sampling.attach_arrived)
+            self._ledger.fetch = held_weakly(activations.attach)
+        self._observers, self._monitor, self._activations = observers, monitor, activations
+        self._observed = Observed(self._run, self._judge, observers)
         self._rescue: Rescue | None = None
         if settings.recovery is not None:
             parts = self._run, self._ledger, self._judge, observers
@@ -122,7 +120,7 @@ class Guard(GuardState):
         for hooks in self._attach():
             made.callback(hooks.remove)
             self._hooks.append(hooks)
-        seen = self._sampling, facts, namer
+        seen = observers, facts, namer
         self._facts = ModelFactRecorder(self._run, self._ledger, *seen, settings.objective, local)
         asks = self._run.failures, self._facts.record, settings.check_every
         self._checkup = Checkup(self.history, *asks, is_quiet=is_quiet)
@@ -136,9 +134,15 @@ class Guard(GuardState):
     def _settle(self) -> None:
         """Ends the newest step, for guards that cannot tell when it ends."""
 
+    def _attach_samples(self) -> None:
+        """Adds all samples to their records, and waits for those on their way."""
+        self._observers.attach()
+        if self._activations is not None:
+            self._activations.attach(waits=True)
+
     def _attach(self) -> Iterator[Any]:
         """Registers the hooks on the optimizers, one after the other; each has `remove`."""
-        parts = self._judge, self._ledger, self._sampling, self._rescue
+        parts = self._judge, self._ledger, self._observed, self._rescue
         return (Hooks(self._run, member, *parts) for member in self._run.members)
 
     @staticmethod
@@ -257,13 +261,13 @@ class Guard(GuardState):
     def flush(self) -> None:
         """Delivers the newest record to history and sinks; `observe` can no longer add to it. Syncs."""
         self._settle()
-        self._sampling.arrive_all()
+        self._attach_samples()
         self._judge.flush()
 
     @property
     def activations(self) -> ActivationMonitor | None:
         """The activation monitor, or None."""
-        return self._sampling.monitor
+        return self._monitor
 
     def replay(self, forward: Callable[[], Any]) -> Replay:
         """Runs `forward` again with every module watched, and says where NaN or Inf first appeared.
@@ -277,7 +281,14 @@ class Guard(GuardState):
         Cost: a forward pass, one read of each output, and a copy of the buffers. Syncs.
         """
         self._judge.arrive_all()
-        return self._sampling.replay(forward)
+        if self.model is None:
+            raise ValueError("`replay` must have a model to watch, got none. Call wrap(optimizer, model, …).")
+        with self._unwatched():
+            found = replay(self.model, forward)
+        ring = self._run.ring
+        if ring.is_held and ring.is_skipped:
+            ring.attach(ring.step, activations=found.activities)
+        return found
 
     @property
     def recoveries(self) -> list[str]:
@@ -291,7 +302,7 @@ class Guard(GuardState):
         """
         failures = self._run.failures
         self._settle()
-        self._sampling.arrive_all()
+        self._attach_samples()
         with failures.kept("delivery", "The report lacks steps."):
             self._judge.arrive_all()
         self._facts.record()
@@ -312,7 +323,6 @@ class Guard(GuardState):
     def detach(self) -> None:
         """Leaves the optimizer as it was before `wrap`. You can still read the records; sinks stay open."""
         self.flush()
-        self._sampling.close()
         self._made.close()
         for one in self._run.living_optimizers():
             one.__dict__.pop(GUARD, None)
@@ -332,8 +342,18 @@ class Guard(GuardState):
         >>> optimizer.guard.last is None
         True
         """
-        with self._run.paused(), self._sampling.paused():
+        with self._run.paused(), self._unwatched():
             yield
+
+    @contextlib.contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        """For passes through the model that are not part of the training."""
+        before = self._observers.pause(True)
+        try:
+            with contextlib.nullcontext() if self._monitor is None else self._monitor.paused():
+                yield
+        finally:
+            self._observers.pause(before)
 
     def close(self) -> None:
         """Delivers the newest record and closes the sinks. Call it at the end of training.
@@ -348,7 +368,7 @@ class Guard(GuardState):
         self._facts.record()
         self.flush()
         self.history.has_ended = True
-        self._sampling.close()
+        self._observers.close()
         self._ledger.close()
         forget(self._ledger)
 

@@ -73,11 +73,6 @@ class Judge:
         """Whether all optimizers have followed the last decision."""
         return self._decision is None
 
-    def step_of(self, member: Member) -> int:
-        """Number of the step that `member` is about to take."""
-        decision = self._decision
-        return self._run.step - (decision is not None and member.index not in decision.taken)
-
     def record_loss(self, loss: Any = None, val_loss: Any = None) -> None:
         """Puts losses into the slot of the step just taken: in the ring, or on the device while it is there.
 

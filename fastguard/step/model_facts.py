@@ -9,12 +9,12 @@ from .. import _env
 from ..names import Namer
 from ..observers.facts import ModelFacts
 from ..observers.loss_gradient import facts_of_loss, parameters_of_loss
+from ..observers.owner import Observers
 from ..observers.resources import ResourceUse
 from ..observers.sketches import guarded_parameters
 from ..ranks import LocalGradients
 from .ledger import Ledger
 from .run import Run
-from .sampling import Sampling
 from .settings import users_policy
 
 _ALIVE: weakref.WeakSet[ModelFactRecorder] = weakref.WeakSet()
@@ -27,13 +27,13 @@ class ModelFactRecorder:
         self,
         run: Run,
         ledger: Ledger,
-        sampling: Sampling,
+        observers: Observers,
         facts: ModelFacts,
         namer: Namer,
         objective: str | None,
         local: LocalGradients | None = None,
     ) -> None:
-        self._run, self._ledger, self._sampling, self.facts = run, ledger, sampling, facts
+        self._run, self._ledger, self._observers, self.facts = run, ledger, observers, facts
         self._namer = namer
         self._objective = objective
         self._local = local
@@ -67,7 +67,7 @@ class ModelFactRecorder:
         limit = None if run.clip is None else run.clip.limit
         policy = users_policy(run.clip)
         return {
-            **self._sampling.observers.facts(),
+            **self._observers.facts(),
             "resources": self._resources.facts(run.step) or None,
             "objective": self._objective,
             "clip_limit": limit if isinstance(limit, (int, float)) else None,

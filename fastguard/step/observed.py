@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch._C._autograd import _get_sequence_nr as num_operations
 
+from ..observers.owner import Observers
 from .judge import Judge
 from .run import Run
 from .scalars import check_scalar, scalar
@@ -27,8 +28,8 @@ class Observed:
     the others, and C++ puts its losses into their slots without coming here.
     """
 
-    def __init__(self, run: Run, judge: Judge) -> None:
-        self._run, self._judge = run, judge
+    def __init__(self, run: Run, judge: Judge, observers: Observers) -> None:
+        self._run, self._judge, self.observers = run, judge, observers
         self._step = -1  # that the losses are of
         self._total: Any = 0.0
         self._count = 0
@@ -96,9 +97,12 @@ class Observed:
     def _put(self) -> None:
         self._judge.record_loss(self._total if self._count == 1 else self._total / self._count)
 
-    def end_step(self) -> None:
-        """A step has been taken: it gets what came ahead of it."""
+    def end_step(self) -> bool:
+        """An optimizer has stepped, and gets what came ahead of it. Whether to call this after the next step, too."""
         run = self._run
+        if not self._judge.is_between_steps:
+            return True
+        self.observers.end_step()
         if run.marks_ends or run.step <= _NUM_MARKED:
             run.marked, run.mark = run.step - 1, num_operations()
         if self._judge.is_held:
@@ -107,6 +111,7 @@ class Observed:
             if self._val_loss is not None:
                 self._judge.record_loss(val_loss=self._val_loss)
                 self._val_loss = None
+        return False
 
     def forget(self) -> None:
         """The run goes on from another place."""

@@ -79,7 +79,7 @@ def _load_policy(policy: ClipPolicy, state: Any) -> None:
 def dump(guard: Any) -> dict[str, Any]:
     """What `Guard.state_dict` returns."""
     guard._settle()
-    guard._sampling.arrive_all()
+    guard._attach_samples()
     guard._judge.arrive_all()
     guard._facts.record()
     clip, loss = guard._run.clip, guard._run.ring.loss
@@ -89,7 +89,7 @@ def dump(guard: Any) -> dict[str, Any]:
         "version": VERSION,
         **guard._ledger.state_dict(guard._run.step),
         "checkup": guard._checkup.watch.state_dict(),
-        "evidence": guard._sampling.observers.state_dict(),
+        "evidence": guard._observers.state_dict(),
         "clip": None if clip is None else clip.state_dict(),
         "clip_loss": loss,
         "recovery": None if guard._rescue is None else guard._rescue.state_dict(),
@@ -98,7 +98,7 @@ def dump(guard: Any) -> dict[str, Any]:
 
 def restore(guard: Any, state: Any) -> None:
     """Has `guard` go on from `state`, or raises and changes nothing."""
-    run, history, observers = guard._run, guard.history, guard._sampling.observers
+    run, history, observers = guard._run, guard.history, guard._observers
     given = read(state, history, guard._checkup.watch.check_state, run.clip)
     guard.flush()
     if isinstance(run.clip, CheckedPolicy):
