@@ -36,49 +36,48 @@ class HostDecision:
     taken: set[int] = field(default_factory=set)
 
 
-class HostClipping:
-    """Clips one step whose norm the host knows.
+def ruling_of(limits: Limits | None, norm: float, table: bytearray, positions: Sequence[int] | None) -> Ruling:
+    """What `limits` do to the gradients of a step; nothing if its norm is not finite."""
+    if limits is None or not math.isfinite(norm):
+        return Ruling()
+    return limits.apply(norm, () if limits.norms is None else row_norms(table), positions)
 
-    Attributes:
-        ruling: on all gradients together, groups or tensors.
-        trigger: for the record; None without one.
-        has_shrunk: the policy has written to the gradients itself.
-    """
 
-    def __init__(self, clip: ClipPolicy | None, norm: float, table: bytearray, positions: Sequence[int] | None) -> None:
-        self._clip = clip if isinstance(clip, CheckedPolicy) else None
-        self._norm, self._table, self._positions = norm, table, positions
-        limits = limits_of(clip)
-        self.ruling, self.has_shrunk = Ruling(), False
-        self.trigger = trigger_of(clip, limits)
-        if limits is not None and math.isfinite(norm):
-            rows = () if limits.norms is None else row_norms(table)
-            self.ruling = limits.apply(norm, rows, positions)
+def shrink(
+    clip: ClipPolicy | None,
+    groups: list[list[torch.Tensor]],
+    names: Sequence[str],
+    norm: float,
+    table: bytearray,
+    positions: Sequence[int] | None,
+    inverse: float = 1.0,
+) -> Ruling | None:
+    """Has a policy of elements or units clip the gradients of a step that is taken; None for other policies."""
+    if not isinstance(clip, CheckedPolicy) or clip.scope not in SHRINKS:
+        return None
+    if clip.scope == "unit" and not math.isfinite(norm):
+        return None
+    params, places = _with_gradients(groups, positions)
+    over, norms = shrink_each(clip, [names[i] for i in places], params, table, 1.0 / inverse)
+    if not over or not math.isfinite(norm):
+        return Ruling()
+    left = math.sqrt(sum((size / norm) ** 2 for size in norms)) if norm else 1.0
+    return Ruling(min(1.0, left), over=tuple(places[i] for i in over))
 
-    def inform_policy(self, loss: float | None) -> None:
-        """Has the policy observe the step."""
-        if self._clip is not None:
-            self._clip.observe_step(self._norm, loss)
 
-    def shrink(self, groups: list[list[torch.Tensor]], names: Sequence[str], inverse: float) -> Ruling | None:
-        """Has a policy of elements or units clip the gradients of a step that is taken; None for other policies."""
-        clip, norm = self._clip, self._norm
-        if clip is None or clip.scope not in SHRINKS or (clip.scope == "unit" and not math.isfinite(norm)):
-            return None
-        params, places = _with_gradients(groups, self._positions)
-        gradients = [p.grad for p in params]
-        words = memoryview(self._table).cast("d")
-        num_infs = words[INDEX["num_infs"] :: len(COLUMNS)].tolist()
-        abs_max = words[INDEX["abs_max"] :: len(COLUMNS)].tolist()
-        largest = [math.inf if count else highest for count, highest in zip(num_infs, abs_max)]
-        rows = list(zip(row_norms(self._table), largest, strict=True))
-        over, norms = clip.given.shrink([names[i] for i in places], params, gradients, rows, 1.0 / inverse, None)
-        self.has_shrunk = True
-        if not over or not math.isfinite(norm):
-            return Ruling()
-        kernels.tell_autograd([gradients[i] for i in over])
-        left = math.sqrt(sum((size / norm) ** 2 for size in norms)) if norm else 1.0
-        return Ruling(min(1.0, left), over=tuple(places[i] for i in over))
+def shrink_each(
+    clip: CheckedPolicy, names: Sequence[str], params: Sequence[torch.Tensor], table: bytearray, scale: float
+) -> tuple[list[int], list[float]]:
+    """Has the policy clip gradients whose rows are `table`: indices of those that it clipped, and the norms of all."""
+    words = memoryview(table).cast("d")
+    num_infs = words[INDEX["num_infs"] :: len(COLUMNS)].tolist()
+    abs_max = words[INDEX["abs_max"] :: len(COLUMNS)].tolist()
+    largest = [math.inf if count else highest for count, highest in zip(num_infs, abs_max)]
+    rows = list(zip(row_norms(table), largest, strict=True))
+    gradients = [p.grad for p in params]
+    over, norms = clip.given.shrink(names, params, gradients, rows, scale, None)
+    kernels.tell_autograd([gradients[i] for i in over])
+    return over, norms
 
 
 def _with_gradients(
@@ -151,7 +150,7 @@ class DeviceClipping:
         decision.may_skip = decision.may_skip or 0.0 in targets
 
     def _shrink(self, groups: list[list[torch.Tensor]], handed: Handed) -> None:
-        """`HostClipping.shrink` on the device."""
+        """`shrink` on the device."""
         decision, slot, clip = self._decision, self._decision.slot, self._clip
         params, places = _with_gradients(groups, decision.positions)
         if clip is None or not params:

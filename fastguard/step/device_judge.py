@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..clip import CheckedPolicy
 from ..clip.limits import row_norms
 from ..errors import UnsupportedTensorError
 from ..kernels.slots import StepOptions, make_slots
+from ..kernels.triton import Plan
 from ..observers.observer import held_weakly
 from ..records.slot import HEADER_WORDS, NORM
 from . import engines
@@ -28,8 +28,6 @@ from .run import Member, Run
 from .scalars import is_loss, rate_of
 from .scaler import Handed
 from .skip import Skip, Undo, UndoPair
-
-_NUM_CHECKED = 16  # lists of gradients whose strides are known
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -59,7 +57,6 @@ class DeviceJudge:
         self._key: Any = None  # of the newest gradients: another where these belong to other parameters
         self._momentum = Momentum()
         self._newest = self._newest_complete = -1
-        self._checked: OrderedDict[int, tuple[Any, bool]] = OrderedDict()
         self._flags: list[torch.Tensor] = []  # of optimizers that follow another's decision
 
     @property
@@ -131,7 +128,7 @@ class DeviceJudge:
             raise NoEngineError(str(error)) from error
         contiguous = {}
         fused = list(map(takes_flags, optimizers))
-        if True in fused and self._needs_contiguous(engine, plan, optimizers, fused):
+        if True in fused and self._needs_contiguous(plan, optimizers, fused):
             contiguous = {i: ContiguousGrads(optimizers[i]) for i, takes in enumerate(fused) if takes}
             gradients, positions, _ = kernels.collect_gradients(groups)
             plan = engine.plan(gradients)
@@ -164,17 +161,12 @@ class DeviceJudge:
         engine.measure(decision.plan, slot, options)
         decision.pending.keep = (handed.grad_scale, handed.found_inf)
 
-    def _needs_contiguous(
-        self, engine: Engine, plan: Any, optimizers: Sequence[torch.optim.Optimizer], fused: Sequence[bool]
-    ) -> bool:
-        known = self._checked.get(id(plan))
-        if known is not None:
-            return known[1]
-        needed = any(ContiguousGrads.is_needed(o) for o, takes in zip(optimizers, fused) if takes)
-        if engine.remembers_plans and plan.is_plain:
-            self._checked[id(plan)] = (plan, needed)  # held, so that no other plan gets this id
-            if len(self._checked) > _NUM_CHECKED:
-                self._checked.popitem(last=False)
+    def _needs_contiguous(self, plan: Any, optimizers: Sequence[torch.optim.Optimizer], fused: Sequence[bool]) -> bool:
+        needed = plan.needs_copies if isinstance(plan, Plan) else None
+        if needed is None:
+            needed = any(ContiguousGrads.is_needed(o) for o, takes in zip(optimizers, fused) if takes)
+            if isinstance(plan, Plan):
+                plan.needs_copies = needed  # the same plan comes back with the same gradients
         return needed
 
     def act(

@@ -55,10 +55,7 @@ class TorchEngine:
     Attributes:
         device: with its index.
         dtype: of the words of a slot.
-        remembers_plans: whether a plan is the same object when the same tensors come back.
     """
-
-    remembers_plans = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

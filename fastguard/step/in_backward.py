@@ -19,7 +19,8 @@ from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
 from ..clip.limits import SHRINKS, factor_of, row_norms
 from ..observers.activations import ActivationMonitor
 from ..records import TrainingHistory
-from ..records.columns import COLUMNS, INDEX, ROW_BYTES, norm_of, norm_parts
+from ..records.columns import ROW_BYTES, norm_of, norm_parts
+from .clipping import shrink_each
 from .guard import Guard
 from .ring import JudgedStep
 from .run import Member, Run
@@ -183,11 +184,8 @@ class InBackward:
         if clip is None:
             return True
         if clip.scope in SHRINKS:
-            abs_max = memoryview(table).cast("d")[INDEX["abs_max"] :: len(COLUMNS)].tolist()
-            rows = list(zip(norms, abs_max, strict=True))
             names = [run.known_names[place] for place in places]
-            over, left = clip.given.shrink(names, params, gradients, rows, 1.0, None)  # type: ignore[attr-defined]
-            kernels.tell_autograd([gradients[i] for i in over])
+            over, left = shrink_each(cast(CheckedPolicy, clip), names, params, table, 1.0)
             for i in over:
                 current.factors[places[i]] = left[i] / norms[i] if norms[i] else 1.0
                 current.over.add(places[i])

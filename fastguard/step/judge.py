@@ -15,13 +15,13 @@ import torch
 
 from .. import kernels
 from .._device import is_capturing
-from ..clip import CheckedPolicy
+from ..clip import CheckedPolicy, limits_of, trigger_of
 from ..clip.limits import Ruling
 from ..errors import UnsupportedTensorError
 from ..ranks import Ranks, Shared, locals_of, with_bad_step
 from ..records.columns import norm_of, norm_parts
 from . import engines
-from .clipping import HostClipping, HostDecision
+from .clipping import HostDecision, ruling_of, shrink
 from .device import DeviceDecision
 from .device_judge import DeviceJudge, gradients_of
 from .engines import NoEngineError
@@ -209,22 +209,24 @@ class Judge:
         groups = [group["params"] for one in optimizers for group in one.param_groups]
         judged, scaling = self._measure(groups, handed.read(), first)
         judged.lr, judged.loss = learning_rate(optimizers[0]), scalar("loss", loss) if is_loss(loss) else None
-        clipping = HostClipping(run.clip, judged.norm, judged.table, judged.positions)
-        if first and not run.is_vetoed:
-            clipping.inform_policy(judged.loss if judged.loss is not None else ring.loss)
+        clip, limits, measured = run.clip, limits_of(run.clip), (judged.norm, judged.table, judged.positions)
+        if not run.is_vetoed:  # the policy has no part in a vetoed step
+            judged.trigger = trigger_of(clip, limits)
+        ruling, shrunk = ruling_of(limits, *measured), None
+        if first and not run.is_vetoed and isinstance(clip, CheckedPolicy):
+            clip.observe_step(judged.norm, judged.loss if judged.loss is not None else ring.loss)
         is_bad = run.skip_nonfinite and not math.isfinite(judged.norm)
-        ruling = clipping.ruling
         if member.can_skip and (run.is_vetoed or is_bad or scaling.found_inf):
             judged.skipped, ruling = True, Ruling()
         elif member.can_skip and ruling.is_dropped:
             judged.skipped, ruling = True, Ruling(over=ruling.over)
         else:
-            ruling = clipping.shrink(groups, judged.names, scaling.inverse) or ruling
+            shrunk = shrink(clip, groups, judged.names, *measured, scaling.inverse)
+            ruling = shrunk or ruling
         judged.clip_coef, judged.over = ruling.coefficient, ruling.over
-        judged.trigger = None if run.is_vetoed else clipping.trigger  # the policy has no part in a vetoed step
         self.enter(judged, again=not first and ring.is_held)
         self._ledger.raise_due()
-        coefficient = 1.0 if clipping.has_shrunk else ruling.coefficient
+        coefficient = ruling.coefficient if shrunk is None else 1.0
         positions = judged.positions if judged.total is None or ruling.factors is not None else judged.present
         return HostDecision(positions, coefficient, judged.skipped, ruling.factors, scaling.grad_scale)
 

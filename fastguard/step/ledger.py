@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from .._text import count, listed
-from ..diagnosis import Finding
 from ..diagnosis.checkup import Checkup, glance_stride
 from ..errors import NonFiniteGradientsError, PolicySkipsError
 from ..kernels import cpu
@@ -30,38 +29,23 @@ _time = time.time
 
 
 class Ledger(LedgerState):
-    """Delivers what the ring holds, in the order of the steps. Knows neither the guard nor the optimizers.
-
-    Attributes:
-        ring: where steps arrive.
-        sinks: each in a `SafeSink`.
-        writes_lines: whether some of them take a clean step as a line, before it is delivered.
-        is_writing: whether a sink is at work on a record; it may ask for anything but another record then.
-        when_idle: called once when no sink is.
-        skips: the run of skipped steps; the caller raises the error that is due.
-        checkup: asked at intervals, when the steps before are in the history.
-        fetch: attaches arrived samples to the ring.
-        seen: called when a step has arrived in the ring; or None.
-        where_among_ranks: says which ranks hold NaN or Inf; "" if there is one rank.
-        level: of warnings about steps; lower if another process logs the same.
-    """
+    """Delivers what the ring holds, in the order of the steps. Knows neither the guard nor the optimizers."""
 
     def __init__(self, ring: Ring, failures: Failures, sinks: Iterable[Any], max_consecutive_skips: int) -> None:
         self.ring = ring
         self.failures = failures
-        self.level = logging.WARNING
+        self.level = logging.WARNING  # of warnings about steps; lower if another process logs the same
         self._left: list[SafeSink] = []  # to the process that forked this one
         self._history = TrainingHistory()
         self._take_sinks([SafeSink(sink) for sink in sinks])
-        self.is_writing = False
-        self.when_idle: Callable[[], None] | None = None
+        self.is_writing = False  # a sink is at work on a record; it may ask for anything but another record then
+        self.when_idle: Callable[[], None] | None = None  # called once when no sink is at work
         self._is_delivering = False  # stays True where an interrupt came
         self.skips = ConsecutiveSkips(max_consecutive_skips)
-        self.checkup: Checkup | None = None
-        self.fetch: Callable[[], None] | None = None
-        self.seen: Callable[[], None] | None = None
-        self.where_among_ranks: Callable[[], str] = str
-        self._first = self._batch_end = 0  # steps that the open slots begin and end with
+        self.checkup: Checkup | None = None  # asked at intervals, when the steps before are in the history
+        self.fetch: Callable[[], None] | None = None  # attaches arrived samples to the ring
+        self.seen: Callable[[], None] | None = None  # called when a step of a device has arrived in the ring
+        self.where_among_ranks: Callable[[], str] = str  # says which ranks hold NaN or Inf
         self._whole_step = -1  # the newest step of which a line does not say all
 
     def _take_sinks(self, sinks: list[SafeSink]) -> None:
@@ -118,16 +102,6 @@ class Ledger(LedgerState):
             int(ring.words[at + FLAGS]) & SKIPPED or not math.isfinite(ring.words[at + NORM])
         )
 
-    def _complete(self) -> None:
-        """Attaches to the newest slot what was sampled, and has the sinks take it."""
-        if self.fetch is not None:
-            try:
-                self.fetch()
-            except ReferenceError:
-                self.fetch = None  # the guard is gone, and hands over its last record
-        if self.sinks:
-            self.write()
-
     def deliver(self, *, but_held: bool = False) -> None:
         """Hands open slots to history and sinks; all, or all but the newest, to which more may be added.
 
@@ -138,7 +112,13 @@ class Ledger(LedgerState):
         if ring.num_open <= but_held:
             return
         if not but_held:
-            self._complete()
+            if self.fetch is not None:
+                try:
+                    self.fetch()
+                except ReferenceError:
+                    self.fetch = None  # the guard is gone, and hands over its last record
+            if self.sinks:
+                self.write()
             if not ring.num_open:
                 return  # a sink has closed the guard
         record = None if but_held else ring.latest()
@@ -165,18 +145,21 @@ class Ledger(LedgerState):
             history.last = replace(history.last, tensors=without_rows(history.last.tensors))
 
     def _end_delivery(self) -> None:
+        """What happens now and then, between steps."""
         self._is_delivering = False
-        self._follow(self._history.newest_step)
+        if self.checkup is not None:
+            for finding in self.checkup.look(self._history.newest_step):
+                for sink in self.sinks:
+                    sink.tell(finding.to_dict())
+        self._begin_batch()
 
     def deliver_without_table(self) -> None:
         """As `deliver`, where the newest table was written over. Nobody wants it: what does is delivered before."""
         ring = self.ring
         if ring.num_open:
             self._extend(ring.num_open, None)
-            ring.forget()
-            self._end_delivery()
-        else:
-            ring.forget()
+        ring.forget()
+        self._end_delivery()
 
     def write(self) -> None:
         """Hands the newest slot to the sinks that have not had it: as a line of JSON if the sink takes lines and the
@@ -223,32 +206,16 @@ class Ledger(LedgerState):
             finally:
                 del error  # whose traceback holds this frame
 
-    def _follow(self, last: int) -> None:
-        """What happens now and then, between steps."""
-        if self.checkup is not None:
-            self._tell(self.checkup.look(last))
-        self._begin_batch()
-
-    def _tell(self, found: Iterable[Finding]) -> None:
-        for finding in found:
-            for sink in self.sinks:
-                sink.tell(finding.to_dict())
-
     def _begin_batch(self) -> None:
-        """What comes next follows on what the history has: finds the step at which that is to be delivered."""
-        self._first = first = self._history.newest_step + 1
-        self._batch_end = min(batch_end(first), self._history.tensors.due_at(first))
-        if self.checkup is not None:
-            self._batch_end = max(first, min(self._batch_end, self.checkup.check_at))
-        self._set_limit()
-
-    def _set_limit(self) -> None:
         """Sets how many slots may be open: up to the end of the batch, and to where the checkup wants a step."""
-        ring, first = self.ring, self._first
-        limit = end = self._batch_end - first + 1
-        if self.checkup is not None and self.checkup.glance_at < self._batch_end:
-            limit = max(first, self.checkup.glance_at) - first + 1
-            ring.calm, ring.stride = self.checkup.calm_below, glance_stride(first)
+        ring, checkup, first = self.ring, self.checkup, self._history.newest_step + 1
+        last = min(batch_end(first), self._history.tensors.due_at(first))
+        if checkup is not None:
+            last = max(first, min(last, checkup.check_at))
+        limit = end = last - first + 1
+        if checkup is not None and checkup.glance_at < last:
+            limit = max(first, checkup.glance_at) - first + 1
+            ring.calm, ring.stride = checkup.calm_below, glance_stride(first)
         is_alone = self._is_bad or (bool(self.sinks) and not self.writes_lines)
         ring.limit, ring.end = (1, 0) if is_alone else (min(limit, NUM_SLOTS), min(end, NUM_SLOTS))
 
@@ -329,23 +296,13 @@ class Ledger(LedgerState):
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """What a run that is resumed at `step` needs of this."""
-        return {
-            "step": step,
-            **self.skips.state(),
-            "history": self.history_with_held().state_dict(),
-        }
+        return {"step": step, **self.skips.state(), "history": self.history_with_held().state_dict()}
 
-    def go_on(
-        self,
-        history: TrainingHistory,
-        skipped_run: list[int],
-        skipped_tensors: list[str],
-        skipped_by_policy: Sequence[int] = (),
-    ) -> None:
-        """Goes on from what was saved. Cannot fail."""
+    def go_on(self, history: TrainingHistory, *skips: Any) -> None:
+        """Goes on from what was saved; `skips` as for `ConsecutiveSkips.go_on`. Cannot fail."""
         self.history.become(history)
         self._noted, self._num_noted = {}, -1
-        self.skips.go_on(skipped_run, skipped_tensors, skipped_by_policy)
+        self.skips.go_on(*skips)
         self.ring.told[0] = None  # steps may have the numbers of earlier ones
         for sink in self.sinks:
             sink.newest = -1
@@ -369,24 +326,15 @@ class Ledger(LedgerState):
 
 
 class ConsecutiveSkips:
-    """The steps skipped in a row so far.
-
-    Attributes:
-        limit: number of steps from which an error is due.
-        steps: their numbers.
-        by_policy: the numbers of those that the clip policy skipped.
-        tensors: names of the tensors that were not finite; an ordered set.
-        due: the error to raise.
-        instead: called with the error instead of raising it.
-    """
+    """The steps skipped in a row so far."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit = limit  # number of steps from which an error is due
         self.steps: list[int] = []
-        self.by_policy: list[int] = []
-        self.tensors: dict[str, None] = {}
+        self.by_policy: list[int] = []  # those that the clip policy skipped
+        self.tensors: dict[str, None] = {}  # names of those that were not finite; an ordered set
         self.due: NonFiniteGradientsError | None = None
-        self.instead: Callable[[NonFiniteGradientsError], None] | None = None
+        self.instead: Callable[[NonFiniteGradientsError], None] | None = None  # called instead of raising `due`
 
     def clear(self) -> None:
         """Starts again at none."""

@@ -176,11 +176,9 @@ class Workspace:
         device: with its index.
         tables: the cache behind `plan`.
         dtype: of the words of a slot.
-        remembers_plans: the plan for the same tensors is the same object.
     """
 
     dtype = torch.float64
-    remembers_plans = True
 
     def __init__(self, device: torch.device, side: Device | None = None) -> None:
         self._side = Device(device) if side is None else side

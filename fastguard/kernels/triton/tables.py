@@ -109,9 +109,10 @@ class Plan:
         layout: of the sizes.
         addresses: on the device.
         is_plain: every tensor is read where it is; the same plan then serves for scaling.
+        needs_copies: whether a fused optimizer needs copies of the gradients; None if not known.
     """
 
-    __slots__ = ("_keep", "_table", "addresses", "is_plain", "layout", "write_back")
+    __slots__ = ("_keep", "_table", "addresses", "is_plain", "layout", "needs_copies", "write_back")
 
     def __init__(
         self, layout: Layout, table: torch.Tensor, keep: Sequence[torch.Tensor] = (), write_back: _Copies | None = None
@@ -119,6 +120,7 @@ class Plan:
         self.layout, self._table, self._keep = layout, table, keep
         self.addresses = table.data_ptr()
         self.is_plain, self.write_back = write_back is None, write_back or []
+        self.needs_copies: bool | None = None
 
     def of_copies(self, keep: Sequence[torch.Tensor], write_back: _Copies) -> Plan:
         """The same for one call in which some tensors are read from copies, which go back where they are from."""
