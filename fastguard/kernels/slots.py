@@ -18,16 +18,10 @@ class Slot:
     """Views of one slot, made once, so that a step makes none. Addresses stay valid as long as this object lives.
 
     Attributes:
-        words: the whole of it.
-        address, factor_address: of the first word, and of `factor`.
-        rows: [num_rows, len(COLUMNS)].
-        total: sum of squares of the unscaled elements.
+        words: the whole of it; for `total`, `factor`, `step` and `notes` see `fastguard.records.slot`.
         decided: the words that follow from the decision.
-        factor: what gradients are to be multiplied by.
-        step: the number of the step.
         skip_flag: 0-dim float32, exactly 0.0 or 1.0: `optimizer.found_inf`.
         divisor: 0-dim float32, loss scale / clip coefficient: `optimizer.grad_scale`, to clip without a pass.
-        notes: 0-dim, by name: what the host may leave here to travel along.
         scale, found_inf: 0-dim float32, for copies of values on another device.
     """
 

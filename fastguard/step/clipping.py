@@ -19,21 +19,14 @@ from .scaler import Handed
 
 @dataclass
 class HostDecision:
-    """A decision that the host knows.
+    """A decision that the host knows."""
 
-    Attributes:
-        positions: indices of the parameters that had a gradient when this was decided; None for all.
-        clip_coef: the factor for all gradients, without the loss scale; `factors`: one for each gradient instead.
-        scale: the loss scale, which all optimizers' gradients must carry.
-        taken: indices of the members that have taken their step.
-    """
-
-    positions: Sequence[int] | None
-    clip_coef: float
+    positions: Sequence[int] | None  # of the parameters that had a gradient when this was decided; None for all
+    clip_coef: float  # the factor for all gradients, without the loss scale
     skipped: bool
-    factors: list[float] | None
-    scale: float | None
-    taken: set[int] = field(default_factory=set)
+    factors: list[float] | None  # one for each gradient instead
+    scale: float | None  # the loss scale, which all optimizers' gradients must carry
+    taken: set[int] = field(default_factory=set)  # indices of the members that have taken their step
 
 
 def ruling_of(limits: Limits | None, norm: float, table: bytearray, positions: Sequence[int] | None) -> Ruling:

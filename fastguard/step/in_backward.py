@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -49,14 +50,10 @@ def _norm(table: bytearray) -> float:
 
 class _Estimate:
     """The norm of gradients of which some are still to come: that of those that have come, or that of the step before
-    if it is larger.
-
-    Attributes:
-        last: the newest finite norm of a whole step.
-    """
+    if it is larger."""
 
     def __init__(self) -> None:
-        self.last = self._running = 0.0
+        self.last = self._running = 0.0  # `last`: the newest finite norm of a whole step
 
     def add(self, norm: float) -> float:
         """Adds a gradient and returns the estimate."""
@@ -69,27 +66,17 @@ class _Estimate:
 
 
 class _Pass:
-    """What has been stepped in one backward pass.
-
-    Attributes:
-        places: indices of all parameters, by id.
-        rows: statistics of the gradients that have come, by place; `judged`: these gradients, by id of the parameter.
-        factors, skipped, over: what was clipped and left out, by place, and the groups above their triggers.
-        limits: those of this step.
-        loss: the newest one when the pass began.
-        seconds: spent on judging.
-    """
+    """What has been stepped in one backward pass. A place is the index of a parameter."""
 
     def __init__(self, run: Run) -> None:
-        params = [p for one in run.optimizers() for group in one.param_groups for p in group["params"]]
-        self.places = {id(p): i for i, p in enumerate(params)}
+        self.places = {id(p): i for i, p in enumerate(run.params())}
         run.names(hash(tuple(self.places)))  # before the policy is asked: it may group other parameters
-        self.rows: dict[int, bytes] = {}
-        self.judged: dict[int, weakref.ref[torch.Tensor]] = {}
-        self.factors: dict[int, float] = {}
-        self.skipped: set[int] = set()
-        self.over: set[int] = set()
-        self.loss, self.seconds = run.ring.loss, 0.0
+        self.rows: dict[int, bytes] = {}  # statistics of the gradients that have come, by place
+        self.judged: dict[int, weakref.ref[torch.Tensor]] = {}  # these gradients, by id of the parameter
+        self.factors: dict[int, float] = {}  # of those that were clipped, by place
+        self.skipped: set[int] = set()  # places
+        self.over: set[int] = set()  # groups above their triggers
+        self.loss, self.seconds = run.ring.loss, 0.0  # the newest when the pass began; spent on judging
         self.limits = limits_of(run.clip)
 
     def coefficient(self, places: Sequence[int], table: bytearray, norm: float) -> float:
@@ -127,6 +114,15 @@ class InBackward:
         """Whether the gradient that `p` has now was judged."""
         known = None if self._pass is None else self._pass.judged.get(id(p))
         return known is not None and known() is p.grad
+
+    def step(self, optimizer: Any, by_parameter: bool, p: torch.Tensor) -> None:
+        """Has a gradient stepped as soon as it is there, and lets go of it, unless another hook has."""
+        if p.grad is not None and not self.is_judged(p):
+            if by_parameter:  # an optimizer of several parameters
+                optimizer.step(param=p)
+            else:
+                optimizer.step()
+            p.grad = None
 
     def judge(self, params: Sequence[torch.Tensor]) -> bool:
         """Measures and clips the gradients of `params`, which are about to be stepped. Returns whether to skip the step
@@ -312,26 +308,6 @@ class StepHooks:
             self._skip_strategy.closure_backup.end()
 
 
-class GradientHook:
-    """Steps a parameter as soon as its gradient is there, and lets go of that. Nothing is done where another hook has.
-
-    Args:
-        optimizer: of the parameter alone, or one that takes `step(param=...)`.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, together: InBackward, *, by_parameter: bool) -> None:
-        self._optimizer, self._together, self._by_parameter = optimizer, together, by_parameter
-
-    def __call__(self, p: torch.Tensor) -> None:
-        if p.grad is not None and not self._together.is_judged(p):
-            if self._by_parameter:
-                step: Any = self._optimizer.step
-                step(param=p)
-            else:
-                self._optimizer.step()
-            p.grad = None
-
-
 class BackwardGuard(Guard):
     """The guard that `fastguard.wrap_backward` makes: each tensor is judged and stepped within the backward pass."""
 
@@ -343,7 +319,7 @@ class BackwardGuard(Guard):
     def step_from(self, pairs: Sequence[tuple[torch.Tensor, torch.optim.Optimizer]], *, by_parameter: bool) -> None:
         """Has each parameter stepped by its optimizer as its gradient comes; `detach` ends that."""
         for p, optimizer in pairs:
-            hook = GradientHook(optimizer, self._together, by_parameter=by_parameter)
+            hook = partial(self._together.step, optimizer, by_parameter)
             self._made.callback(p.register_post_accumulate_grad_hook(hook).remove)
 
     def _settle(self) -> None:

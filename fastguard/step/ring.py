@@ -21,31 +21,23 @@ _NUM_LATELY = 100  # steps
 
 @dataclass
 class JudgedStep:
-    """One step that was measured, and what was decided on it.
-
-    Attributes:
-        table, positions: rows of the gradients, and indices of their parameters; None for all.
-        names: of all parameters.
-        trigger, over: the clip policy's trigger, if it has one, and the groups or tensors above theirs.
-        total, present: the fold of all gradients and where they are, if `table` does not have them all.
-        from_scaler: whether a scaler is at work.
-    """
+    """One step that was measured, and what was decided on it."""
 
     step: int
-    table: bytearray
-    positions: Sequence[int] | None
-    names: tuple[str, ...]
+    table: bytearray  # rows of the gradients
+    positions: Sequence[int] | None  # indices of their parameters; None for all
+    names: tuple[str, ...]  # of all parameters
     norm: float
     clip_coef: float = 1.0
     skipped: bool = False
     loss_scale: float | None = None
     lr: float | None = None
     loss: float | None = None
-    trigger: float | None = None
-    over: Sequence[int] = ()
-    total: tuple[float, ...] | None = None
-    present: Sequence[int] | None = None
-    from_scaler: bool = False
+    trigger: float | None = None  # the clip policy's, if it has one
+    over: Sequence[int] = ()  # the groups or tensors above theirs
+    total: tuple[float, ...] | None = None  # the fold of all gradients, if `table` does not have them all
+    present: Sequence[int] | None = None  # where these are
+    from_scaler: bool = False  # a scaler is at work
 
 
 class Ring(RingState):
