@@ -7,12 +7,12 @@ from .exchange import norm_over_ranks as norm_over_ranks
 from .exchange import tensors_over_ranks as tensors_over_ranks
 from .local import LocalGradients as LocalGradients
 from .local import local_gradients as local_gradients
-from .local import with_bad_step as with_bad_step
 from .parity import AlikeSettings as AlikeSettings
 from .parity import Parity as Parity
 from .parity import alike_settings as alike_settings
 from .ranks import Ranks as Ranks
 from .ranks import Shared as Shared
+from .ranks import with_bad_step as with_bad_step
 from .shards import compares_ranks as compares_ranks
 from .shards import copies_of as copies_of
 from .shards import flat_shards as flat_shards

@@ -18,7 +18,7 @@ from .._device import is_capturing
 from ..clip import CheckedPolicy, limits_of, trigger_of
 from ..clip.limits import Ruling
 from ..errors import UnsupportedTensorError
-from ..ranks import Ranks, Shared, locals_of, with_bad_step
+from ..ranks import Ranks, Shared, locals_of
 from ..records.columns import norm_of, norm_parts
 from . import engines
 from .clipping import HostDecision, ruling_of, shrink
@@ -51,7 +51,6 @@ class Judge:
         self._was_on_cpu: bool | None = None  # the first parameter, when `waits` was chosen
         self._is_forced = False
         self._has_warned = False
-        self._unnamed: tuple[int, Any] = -2, ()  # step whose NaN came from a rank unknown, `bad_ranks` before it
 
     @property
     def lag(self) -> int:
@@ -269,7 +268,7 @@ class Judge:
         names = run.names(fingerprint)
         norm = norm_of(*norm_parts(kernels.fold_rows(table) if fold is None else fold))
         if ranks is not None and not math.isfinite(norm):
-            self._find_trouble(ranks, shared, names, step, first)
+            ranks.find_trouble(step, shared, names, self._ledger.history if first else None)
         judged = JudgedStep(step, table, positions, names, norm, total=total, present=present)
         judged.loss_scale, judged.from_scaler = scaling.grad_scale, scaling.from_scaler
         return judged, scaling
@@ -284,22 +283,10 @@ class Judge:
         shared = ranks.measure(groups, run.backend, scaling.inverse, step, loss=loss, found_inf=scaling.found_inf)
         if shared.loss is not None and ring.newest >= 0:
             ring.note("loss", shared.loss)
-        if shared.bad_loss is not None and first and self._unnamed[0] == step - 1 and ranks.trouble:
-            rank, history = shared.bad_loss, self._ledger.history
-            held = next((one for one in ranks.trouble if one[0] == rank), ranks.trouble[0])
-            told = [(rank, *held[1:])]
-            history.note_model(bad_ranks=with_bad_step(self._unnamed[1], step - 1, ranks.num_ranks, told))
-            _log.log(self._ledger.level, "step %d: rank %d alone had a loss that is not finite", step - 1, rank)
+        bad = shared.bad_loss if first else None
+        if bad is not None and ranks.note_bad_loss(step - 1, bad, self._ledger.history):
+            _log.log(self._ledger.level, "step %d: rank %d alone had a loss that is not finite", step - 1, bad)
         return shared
-
-    def _find_trouble(self, ranks: Ranks, shared: Shared, names: Sequence[str], step: int, first: bool) -> None:
-        """Asks which ranks have the non-finite gradients, and notes them in the history."""
-        is_noted = ranks.find_trouble(step, shared.own, names, shared.present)
-        if first and not is_noted and not ranks.is_alone:
-            history = self._ledger.history
-            self._unnamed = step, history.model.bad_ranks
-            bad = with_bad_step(history.model.bad_ranks, step, ranks.num_ranks, ranks.trouble)
-            history.note_model(bad_ranks=bad)
 
     def _must_not_follow(
         self, member: Member, optimizer: torch.optim.Optimizer, decision: HostDecision | DeviceDecision
