@@ -70,11 +70,8 @@ class Backup:
     """A backup of what `optimizer` may change: parameters, state, groups and attributes, also those of optimizers and
     other objects of its own package that it holds. Modules are not searched: a closure changes their buffers.
 
-    Args:
-        labels: the tensors to copy at once: `_PARAMETERS`, or the keys that hold them; None for all.
-        more: further tensors and containers.
-
-    Cost: a copy of the tensors; without, 1 us an entry.
+    `labels` are of the tensors to copy at once: `_PARAMETERS`, or the keys that hold them; None for all. Without the
+    copies it costs 1 us an entry.
     """
 
     def __init__(
@@ -120,14 +117,9 @@ class Backup:
                 now.update(then)
                 for key in [key for key in now if key not in then]:
                     del now[key]
-            elif isinstance(now, list):
-                now[:] = then
-            elif isinstance(now, set):
-                now |= then
-                now &= then
             else:
                 now.clear()
-                now.extend(then)
+                (now.update if isinstance(now, set) else now.extend)(then)
         with torch.no_grad():
             for kept in self._tensors:
                 kept.restore()
@@ -173,9 +165,6 @@ class ClosureBackup:
     """A backup for steps with a closure, which may change parameters before the closure returns, as schedule-free and
     sharpness-aware optimizers do. The first three steps show what to copy ahead, or that nothing changes that early. Up
     to 1 GiB is copied to learn that; later steps look at the version of one parameter.
-
-    Attributes:
-        is_late: this step changed something before it was copied.
     """
 
     def __init__(self) -> None:
@@ -183,7 +172,7 @@ class ClosureBackup:
         self._labels: set[str] = set()
         self._backup: Backup | None = None
         self._probe: tuple[torch.Tensor, int] | None = None
-        self.is_late = False
+        self.is_late = False  # this step changed something before it was copied
 
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
         """Call it ahead of a step with a closure."""

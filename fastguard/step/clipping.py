@@ -85,9 +85,6 @@ def _with_gradients(
 class DeviceClipping:
     """Clips one step on a device: limits travel there, and nothing comes back before the record.
 
-    Attributes:
-        shrinks: the policy writes to the gradients itself.
-
     Cost: limits of all gradients are arguments of a launch. Those of groups or tensors are an upload and some twenty
     small launches, and a launch a tensor to scale, which writes all of them. No sync.
     """

@@ -40,10 +40,6 @@ class DeviceJudge:
 
     Cost: two launches, one more to scale; no sync and no allocation for fused optimizers. Others wait for the skip flag
     of a step that may be skipped.
-
-    Attributes:
-        pending: steps on their way.
-        engine: of the device that gradients were on last; None before the first step.
     """
 
     def __init__(self, run: Run, ledger: Ledger, clip_through: str) -> None:
@@ -51,7 +47,7 @@ class DeviceJudge:
         self._clips_through_scale = clip_through == "scale"
         self.pending = PendingSteps(held_weakly(self._complete))
         self._courier_for = Courier
-        self.engine: Engine | None = None
+        self.engine: Engine | None = None  # of the device that gradients were on last
         self._device: torch.device | None = None
         self._num_rows = -1  # of the slots
         self._key: Any = None  # of the newest gradients: another where these belong to other parameters
@@ -172,11 +168,7 @@ class DeviceJudge:
     def act(
         self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, decision: DeviceDecision, follows: bool
     ) -> Undo | Skip | None:
-        """Enqueues what a decision means for one optimizer.
-
-        Args:
-            follows: the decision was made when another optimizer stepped.
-        """
+        """Enqueues what a decision means for one optimizer, which `follows` if it was made when another one stepped."""
         repairs: Undo | None = decision.contiguous.get(member.index)
         slot = decision.slot
         fused = decision.fused[member.index] and slot.words.device.type != "mps"  # whose kernels take no flags

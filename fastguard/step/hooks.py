@@ -229,17 +229,14 @@ class Hooks(HooksState):
                     return
                 if self._slowed is not None:  # `_end_attended`, without its frames
                     self._speed_up()
-                if self._undo is not None:
-                    self._undo.give_back()
-                    self._undo = None
                 if self._closure_backup is not None:
                     self._closure_backup.end()
                 self._loss = None
-                if self._scaler.holds or self._scaler.is_skipped:
-                    self._scaler.give_back(optimizer)
-            elif self._undo is not None:
+            if self._undo is not None:
                 self._undo.give_back()
                 self._undo = None
+            if self._scaler.holds or self._scaler.is_skipped:
+                self._scaler.give_back(optimizer)
             run = self._run
             is_due = run.has_more_to_do or run.marks_ends or run.step > run.ends_at
             if is_due and not self._silent and not self._member.is_paused:

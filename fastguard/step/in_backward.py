@@ -93,9 +93,6 @@ class InBackward:
 
     It begins with the first gradient and ends with the backward pass. If the optimizers step outside of one, or the
     last of them in a reentrant checkpoint's own, it ends when the guard is used or a gradient comes again.
-
-    Args:
-        guard: whose run, judge, ledger and observers these are.
     """
 
     def __init__(self, guard: Guard) -> None:
@@ -212,11 +209,7 @@ class InBackward:
         return math.prod(factor_of(*each) for each in applied)
 
     def end(self) -> None:
-        """Ends the step and records it.
-
-        Raises:
-            NonFiniteGradientsError: too many steps in a row had something left out.
-        """
+        """Ends the step and records it. Raises NonFiniteGradientsError after too many steps with skips in a row."""
         with self._lock:
             current, self._pass, self._task = self._pass, None, -1
             if current is None:

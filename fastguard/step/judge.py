@@ -73,16 +73,8 @@ class Judge:
         return self._decision is None
 
     def record_loss(self, loss: Any = None, val_loss: Any = None) -> None:
-        """Puts losses into the slot of the step just taken: in the ring, or on the device while it is there.
-
-        Every observed loss goes through here, except those that C++ puts there itself (`put_loss`).
-
-        Args:
-            loss, val_loss: a number, or a tensor of one that may stay on its device.
-
-        Raises:
-            RuntimeError: the record of that step was delivered.
-        """
+        """Puts losses, numbers or tensors of one element, into the slot of the step just taken: in the ring, or on the
+        device while it is there. C++ puts plain ones into the ring itself (`put_loss`)."""
         pending, ring = self.on_device.pending.current, self._run.ring
         if pending is None and not ring.is_held:
             raise RuntimeError(
@@ -123,7 +115,6 @@ class Judge:
         undone after it.
 
         Args:
-            handed: what a GradScaler handed over.
             first: whether this is the first evaluation of the step; a closure may ask for more.
             loss: what the closure returned.
         """
@@ -163,13 +154,10 @@ class Judge:
             run.step = max(run.step, run.ring.step + 1)
 
     def choose(self, *, waits: bool = False) -> None:
-        """Chooses between host and devices for the parameters as they are now. Pending steps arrive on a change.
-
-        Args:
-            waits: choose the host, which reads tensors wherever they are.
-        """
+        """Chooses between host and devices for the parameters as they are now, or, if it `waits`, the host, which reads
+        tensors wherever they are. Pending steps arrive on a change."""
         run = self._run
-        params = [p for o in run.optimizers() for group in o.param_groups for p in group["params"]]
+        params = run.params()
         self._was_on_cpu = params[0].is_cpu if params else None
         # A step that evaluates its closure several times and cannot be skipped waits for its losses anyway.
         waits = waits or run.ranks is not None or not params or not all(member.can_skip for member in run.members)
@@ -230,11 +218,7 @@ class Judge:
         return HostDecision(positions, coefficient, judged.skipped, ruling.factors, scaling.grad_scale)
 
     def enter(self, judged: JudgedStep, *, again: bool = False) -> None:
-        """Puts a step into the ring. Of several evaluations of one step it keeps the first bad one.
-
-        Args:
-            again: this is another evaluation of the newest step.
-        """
+        """Puts a step into the ring, or another evaluation of the newest one: of several it keeps the first bad one."""
         run, ring, step = self._run, self._run.ring, judged.step
         finite = math.isfinite(judged.norm)
         is_news = not again or (not finite and ring.is_finite)

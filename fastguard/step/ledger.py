@@ -84,10 +84,7 @@ class Ledger(LedgerState):
         return self._history
 
     def open(self) -> None:
-        """Another step begins, over the newest one's table: makes room for it, if there is none.
-
-        Cost: 30 us as a batch ends.
-        """
+        """Another step begins, over the newest one's table: makes room for it. Cost: 30 us as a batch ends."""
         if self.ring.num_open >= self.ring.limit:
             self.deliver()
         elif self.writes_lines:
@@ -251,10 +248,7 @@ class Ledger(LedgerState):
             raise due
 
     def history_with_held(self) -> TrainingHistory:
-        """The history as it would be with the step that is held, which stays held.
-
-        Cost: a copy of the history's window if a step is held.
-        """
+        """The history with the step that is held, which stays held. Cost: a copy of the window if one is held."""
         history, ring = self.history, self.ring
         if not ring.is_held:
             return history

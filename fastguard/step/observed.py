@@ -36,12 +36,7 @@ class Observed:
         self._val_loss: Any = None  # from before the first step
 
     def observe(self, loss: Any, val_loss: Any) -> None:
-        """Takes losses.
-
-        Raises:
-            ValueError: of what is no number.
-            RuntimeError: the record of their step was handed over.
-        """
+        """Takes losses; raises ValueError for anything but numbers, RuntimeError if their step was delivered."""
         run, newest = self._run, self._run.step - 1
         number = None if loss is None else self._number("loss", loss)
         if val_loss is not None:
@@ -67,11 +62,7 @@ class Observed:
         self._put()
 
     def _number(self, name: str, value: Any) -> Any:
-        """`value` as a float; a tensor stays one where the host must not wait for it.
-
-        Raises:
-            ValueError: it is neither a number nor a tensor of one.
-        """
+        """`value` as a float, or a tensor where the host must not wait for it; raises ValueError for anything else."""
         if isinstance(value, torch.Tensor) and not (value.is_cpu and self._run.waits):
             check_scalar(name, value)
             return value.detach()

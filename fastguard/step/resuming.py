@@ -45,11 +45,7 @@ class ResumedState:
 def read(
     state: Any, history: TrainingHistory, check_checkup: Callable[[Any], Any], clip: ClipPolicy | None
 ) -> ResumedState:
-    """Checks all parts of `state`, and loads that of the clip policy.
-
-    Raises:
-        ValueError: as `Guard.load_state_dict`; nothing is changed.
-    """
+    """Checks all parts of `state`, and loads that of the clip policy; raises as `Guard.load_state_dict`."""
     missing = _NEEDED - values.mapping(state).keys()
     if missing or state["version"] != VERSION or isinstance(state["version"], bool):
         problem = f"one without {sorted(missing)}" if missing else f"one of version {state['version']!r}"

@@ -191,10 +191,8 @@ class Ring(RingState):
         return read_header(self.headers, HEADER_BYTES * index)
 
     def attach(self, step: int, **fields: Any) -> None:
-        """Adds what was sampled at a step (`activations`, `weights`) to its record, which may still be on its way.
-
-        For a step whose record was delivered already, it goes to the next one.
-        """
+        """Adds what was sampled at a step (`activations`, `weights`) to its record, which may still be on its way, or the
+        next one if it was delivered."""
         if self.newest >= 0 and self.step >= step:
             step = self.step + (not self.num_open)
         self.samples.setdefault(step, {}).update(fields)
@@ -245,11 +243,8 @@ class Ring(RingState):
 class SeenParameters:
     """Which parameters ever had a gradient, and which had none for a while.
 
-    Args:
-        found: of the ring; its `place` holds the marks since the newest look, a byte a parameter, which C++ sets too.
-            None while every step had all gradients.
-
-    Cost: nothing while all are there; else a byte a parameter and step, in C++ 1 ns, elsewhere 30.
+    `found[place]` of the ring holds the marks since the newest look, a byte a parameter, which C++ sets too; None while
+    every step had all gradients. Cost: nothing then; else a byte a parameter and step, in C++ 1 ns, elsewhere 30.
     """
 
     def __init__(self, found: list[Any], place: int) -> None:

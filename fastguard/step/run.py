@@ -134,11 +134,7 @@ class Run(RunState):
         return self._namer.names(self.optimizers())
 
     def clip_by(self, clip: ClipPolicy | None) -> None:
-        """Takes another clip policy.
-
-        Raises:
-            ValueError: of the policy, which has no use for these parameters.
-        """
+        """Takes another clip policy; raises its ValueError if it has no use for these parameters."""
         apart = frozenset(m.index for m in self.members if m.ignores_scale)
         if len(apart) == len(self.members):  # there is nobody else whose norm they would fill
             apart = frozenset()

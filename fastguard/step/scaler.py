@@ -21,21 +21,13 @@ _FLAG = "_step_supports_amp_scaling"
 
 
 class Handed(NamedTuple):
-    """What a scaler handed over, as it is: nobody has waited for it.
+    """What a scaler handed over, as it is: nobody has waited for it."""
 
-    Attributes:
-        grad_scale: what the gradients have to be divided by: tensor or number; None if they are not scaled.
-        found_inf: not 0 if the scaler saw a non-finite gradient; a sum over devices, so it may be 2.
-        fused: the optimizer divides by `grad_scale` itself.
-        from_scaler: a scaler is at work, also where it has unscaled already.
-        inverse: what they are multiplied by instead of dividing, rounded as `GradScaler.unscale_` rounds it; by `read`.
-    """
-
-    grad_scale: Any = None
-    found_inf: Any = None
-    fused: bool = False
-    from_scaler: bool = False
-    inverse: float = 1.0
+    grad_scale: Any = None  # what the gradients have to be divided by: tensor or number; None if they are not scaled
+    found_inf: Any = None  # not 0 if the scaler saw a non-finite gradient; a sum over devices, so it may be 2
+    fused: bool = False  # the optimizer divides by `grad_scale` itself
+    from_scaler: bool = False  # a scaler is at work, also where it has unscaled already
+    inverse: float = 1.0  # what to multiply by instead, rounded as `GradScaler.unscale_` rounds it; set by `read`
 
     def read(self) -> Handed:
         """The same as numbers, and a truth value; synchronises if a tensor is on an accelerator."""
@@ -52,18 +44,13 @@ _NOTHING, _READ_NOTHING = Handed(), Handed(found_inf=False)
 
 
 class ScalerContract:
-    """Takes part in the contract for one optimizer.
-
-    Attributes:
-        is_skipped: whether the step under way, which a scaler asked for, is left out.
-        holds: whether something that the scaler set has to be there again after the step.
-    """
+    """Takes part in the contract for one optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, proxies: Sequence[weakref.ref[Any]] = ()) -> None:
         self._proxies = proxies
-        self.is_skipped = False
         self._had_flag = optimizer.__dict__.get(_FLAG)
-        self.holds = False
+        self.is_skipped = False  # the step under way, which a scaler asked for, is left out
+        self.holds = False  # what the scaler set has to be there again after the step
         self._native = bool(getattr(optimizer, _FLAG, False))
         # A step with this argument gets the scaler itself and unscales by rules of its own.
         self._takes_scaler = "grad_scaler" in inspect.signature(optimizer.step).parameters
@@ -126,12 +113,8 @@ class ScalerContract:
         return Handed(grad_scale, found_inf, fused, True)
 
     def _from_proxies(self) -> tuple[Any, Any]:
-        """What a scaler set on a wrapper of the optimizer.
-
-        A wrapper that passes unknown attributes on shows the optimizer's flag as its own, and so gets to hold what the
-        optimizer should have. It is the guard then that unscales, and the scaler finds its attributes where it left
-        them.
-        """
+        """What a scaler set on a wrapper of the optimizer, which shows the optimizer's flag as its own. The guard then
+        unscales, and the scaler finds its attributes where it left them."""
         for proxy in self._proxies:
             held = getattr(proxy(), "__dict__", {})
             if held.get("grad_scale") is not None or held.get("found_inf") is not None:

@@ -32,33 +32,23 @@ _LOCK_TIMEOUT_S = 0.01
 
 
 class Skip:
-    """The judge's answer for a step that is to be skipped.
-
-    Attributes:
-        repairs: what has to be undone after the step all the same.
-    """
+    """The judge's answer for a step that is to be skipped; `repairs` have to be undone after the step all the same."""
 
     def __init__(self, repairs: Undo | None = None) -> None:
         self.repairs = repairs
 
 
 class SkipStrategy:
-    """Skips the steps of one optimizer.
-
-    Attributes:
-        closure_backup: for steps with a closure that may have to be undone; None if that is never needed.
-    """
+    """Skips the steps of one optimizer."""
 
     def __init__(self, optimizer: optim.Optimizer, can_skip: bool) -> None:
         self._is_noop = is_noop_without_grads(optimizer)
+        # For steps with a closure that may have to be undone; None if that is never needed.
         self.closure_backup = None if self._is_noop or not can_skip else ClosureBackup()
         self._warned: set[str] = set()
 
     def interceptor(self, optimizer: optim.Optimizer) -> StepInterceptor | None:
-        """The interceptor; None if the step has to be called.
-
-        A step that communicates has to be: the other processes would wait for it for ever.
-        """
+        """The interceptor; None for a step that communicates: the other processes would wait for it for ever."""
         return interceptor_of(optimizer) if self._is_noop or not has_other_ranks() else None
 
     def neutralize(self, optimizer: optim.Optimizer, repairs: Undo | None) -> Undo:
@@ -157,10 +147,7 @@ _interceptors: weakref.WeakKeyDictionary[types.FunctionType, StepInterceptor] = 
 
 
 def interceptor_of(optimizer: optim.Optimizer) -> StepInterceptor | None:
-    """The interceptor of the step that runs this hook; None if torch's wrapper is not its caller, as in compiled steps.
-
-    Cost: 3 us.
-    """
+    """The interceptor of the step that runs this hook; None in compiled steps, where torch's wrapper is gone."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
         frame = frame.f_back

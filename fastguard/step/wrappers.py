@@ -52,12 +52,9 @@ def _is_proxy(optimizer: Any) -> bool:
 def innermost(optimizer: Any, *, in_backward: bool = False) -> torch.optim.Optimizer:
     """The optimizer that takes the steps, inside the proxies that stand around it.
 
-    Args:
-        in_backward: it may step within the backward pass.
-
     Raises:
         TypeError: it is not a torch.optim.Optimizer, or one of DeepSpeed's; its step cannot be hooked; it steps within
-            the backward pass.
+            the backward pass, and not `in_backward`.
     """
     for module in {c.__module__ for c in type(optimizer).__mro__}:
         if module.split(".")[0] == "deepspeed":
@@ -146,9 +143,8 @@ def may_nest(cls: type) -> bool:
 def is_nested(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step that runs this hook is part of another step of the same optimizer.
 
-    A subclass's `step` that calls `super().step()` runs all hooks again once torch has wrapped the parent's `step`,
-    which it does when the first optimizer of the parent's class is made. A counter would miss the end of a step that
-    raised.
+    A subclass's `step` that calls `super().step()` runs all hooks again once torch has wrapped the parent's `step`. A
+    counter would miss the end of a step that raised.
     """
     count = 0
     frame: types.FrameType | None = sys._getframe()

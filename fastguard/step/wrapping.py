@@ -52,11 +52,7 @@ class _GuardAttribute:
 
 
 def sinks_of_rank(sinks: Any, ranks: str) -> tuple[list[Any], bool]:
-    """The sinks that this process writes to, and whether another process logs the warnings.
-
-    Raises:
-        TypeError: `sinks` is a single sink, or a path.
-    """
+    """The sinks that this process writes to, and whether another process logs the warnings."""
     if isinstance(sinks, (str, bytes)) or not isinstance(sinks, Iterable):
         raise TypeError(f"`sinks` must be a list of sinks, got {sinks!r}. Pass [sink] for one, [] for none.")
     sinks = list(sinks)
@@ -86,13 +82,8 @@ def has_equal_guard(
     settings: GuardSettings,
     sinks: Sequence[Any],
 ) -> bool:
-    """Whether the optimizers already have the guard that is asked for, which then writes to `sinks`.
-
-    With `on_guarded="replace"` their guards are detached instead.
-
-    Raises:
-        AlreadyGuardedError: they have another guard, or `on_guarded` is "raise".
-    """
+    """Whether the optimizers already have the guard that is asked for, which then writes to `sinks`. Detaches other
+    guards with `on_guarded="replace"`, and raises AlreadyGuardedError without."""
     guarded = [o for o in given if any(GUARD in getattr(layer, "__dict__", {}) for layer in inwards(o))]
     if not guarded:
         return False
@@ -171,12 +162,7 @@ def _over_ranks(
     model: torch.nn.Module | None,
     settings: GuardSettings,
 ) -> Ranks | None:
-    """The ranks that hold the parameters; None if this process holds all of them, and none is a DTensor.
-
-    Raises:
-        TypeError: flat parameters come without their model, or sharded ones with an option that needs whole tensors;
-            the process group is none, as `new_group` returns to processes outside of it.
-    """
+    """The ranks that hold the parameters; None if this process holds all of them, and none is a DTensor."""
     process_group, recovery = settings.process_group, settings.recovery
     if process_group is not None and not hasattr(process_group, "size"):
         raise TypeError(f"`process_group` must be a process group that this process is in, got {process_group!r}")
