@@ -118,11 +118,8 @@ def run_stats(tensors: Sequence[Any], backend: str, unscale: float = 1.0) -> tup
 def plain_stats(
     tensors: Sequence[Any], backend: str, unscale: float = 1.0
 ) -> tuple[bytearray, tuple[float, ...], frozenset[torch.dtype]] | None:
-    """As `run_stats`, and the dtypes; None if a tensor is not plain dense or strided CPU memory, or the CPU kernels are
-    not chosen.
-
-    Complex tensors count under their real dtype. This is the quickest way in: no Python code runs for any tensor.
-    """
+    """As `run_stats`, and the dtypes, complex tensors under their real one; None if one is not plain CPU memory, or the
+    CPU kernels are not chosen. This is the quickest way in: no Python code runs for any tensor."""
     if not tensors or not _may_be_plain(tensors[0], backend):
         return None
     found = cpu.extension.tensor_stats(tensors, torch.get_num_threads(), unscale, True)
@@ -177,10 +174,8 @@ def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:
 
 
 def run_copy(to: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
-    """`torch._foreach_copy_(to, source)` for tensors of the same shapes, unnoticed by autograd where that
-    is possible.
-
-    Cost: on the CPU, one call that bypasses the caches where both have the same strides. On a GPU it is queued."""
+    """`torch._foreach_copy_(to, source)` for tensors of the same shapes, unnoticed by autograd where that is possible:
+    on the CPU one call that bypasses the caches where both have the same strides, queued on a GPU."""
     others: Sequence[int] = range(len(to))
     if "cpu" in CPU_NAMES:
         others = cpu.extension.copy(to, source, torch.get_num_threads())

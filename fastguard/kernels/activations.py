@@ -52,11 +52,8 @@ def real(x: Any, where: str) -> torch.Tensor:
 
 
 def run_activation(x: torch.Tensor, limits: Limits, dim: int | None, backend: str) -> tuple[Row, bytes | None]:
-    """The row of `x` and, with a `dim`, the table of its channels: as `channel_stats`, with the least around it.
-
-    The arguments have been through `real`, `thresholds` and `resolve_backend`; `dim` is within the dimensions of `x`.
-    For training loops: plain torch replaces a backend without this operation.
-    """
+    """The row of `x` and, with a `dim`, the table of its channels, for training loops: the arguments have been through
+    `real`, `thresholds` and `resolve_backend`; plain torch replaces a backend without this operation."""
     is_quick = x.is_cpu and backend in CPU_NAMES
     chosen = BACKENDS["cpu"] if is_quick else choose_or_fall_back(x.device, backend, "activation")
     return chosen.activation(x, dim, limits)

@@ -41,36 +41,22 @@ class LogReader:
     """The records of a log file, one after the other, in bounded memory. Iterate over it once.
 
     The records are as in the file: NaN and Inf are strings. A line that is not JSON, or longer than 64 MiB, is left out
-    and counted. If orjson is installed, it parses the lines, and Python's json those that it refuses. The records are
-    the same either way.
-
-    Facts with another run id begin another run; in a log without ids, as version 0.2 wrote it, step 0 after other steps
-    does.
+    and counted. If orjson is installed, it parses the lines, and Python's json those that it refuses: 2 us a line, or 5
+    without. Facts with another run id begin another run; in a log without ids, as version 0.2 wrote it, step 0 after
+    other steps does. Iterating opens `path`, and raises as `read_jsonl` does.
 
     Args:
-        path: the file. Iterating opens it.
         lines: an object to read lines from instead, by `readline(limit)`; b"" means that there is no line yet.
             Iterating again continues from there.
-
-    Attributes:
-        skipped_lines, num_skipped, model: as in `JsonlLog`, so far; `model` is another dict after each line of facts.
-        run_id: id of the run of the newest record; "" if the log has none.
-        num_runs: runs so far, including that of the newest record; `fill` reads the last one.
-        line, text: number, from 1, of the newest line, and the line itself.
-
-    Raises:
-        OSError, ValueError: as `read_jsonl`; when iterated.
-
-    Cost: 2 us a line with orjson, 5 us without.
     """
 
     def __init__(self, path: str | os.PathLike[str], lines: Any = None) -> None:
         self.path = path
-        self.skipped_lines: list[int] = []
-        self.num_skipped = self.line = 0
-        self.text = b""
-        self.model: dict[str, Any] = {}
-        self.run_id, self.num_runs = "", 1
+        self.skipped_lines: list[int] = []  # as in `JsonlLog`, so far; so are the others
+        self.num_skipped = 0
+        self.line, self.text = 0, b""  # number, from 1, of the newest line, and the line itself
+        self.model: dict[str, Any] = {}  # another dict after each line of facts
+        self.run_id, self.num_runs = "", 1  # of the newest record; runs so far
         self._lines = lines
         self._parse = _parser()
         self._has_steps = False

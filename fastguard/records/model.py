@@ -308,11 +308,9 @@ FACTS = codec.readers_of(ModelNotes)
 def as_in_gpt2(stds: Mapping[str, float], module_kinds: Iterable[str]) -> set[str]:
     """The weights that are initialised as in GPT-2, by the standard deviations of all weights.
 
-    GPT-2 draws all weights from a normal distribution with a standard deviation of 0.02, whatever their fan-in, and
-    divides those at the end of residual branches by the root of the number of branches. A model counts if a third of
-    its matrices has 0.02, and if it has normalisation layers, which rescale the signals.
-
-    Source: Radford et al. 2019, section 2.3; BERT and transformers' `initializer_range` without the division.
+    GPT-2 draws all weights with a standard deviation of 0.02, whatever their fan-in, and divides those at the end of
+    residual branches by the root of the number of branches. A model counts if a third of its matrices has 0.02, and if
+    it has normalisation layers, which rescale the signals. Source: Radford et al. 2019, section 2.3; also BERT.
     """
     std, tolerance = 0.02, 0.1
     usual = sum(abs(one - std) <= tolerance * std for one in stds.values())

@@ -167,16 +167,10 @@ def is_bias(name: str) -> bool:
 
 @dataclass(repr=False)
 class UpdateRatios(Part):
-    """The first sample, the largest from twenty steps after it on, and the newest 64.
-
-    Attributes:
-        count: samples so far; 0 while no update was measured.
-        first, peak: the two samples; None while there is none.
-        recent: the newest, oldest first, including `first` as long as there is room.
-    """
+    """Median update ratios of sampled steps: the first, the largest from twenty steps later on, and the newest 64."""
 
     count: Count = 0
-    first: UpdateRatio | None = None
+    first: UpdateRatio | None = None  # in `recent`, too, as long as there is room
     peak: UpdateRatio | None = None
     recent: deque[UpdateRatio] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
 

@@ -244,11 +244,7 @@ class ModuleActivity(Plain):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ModuleActivity:
-        """The inverse of `to_dict`, also after JSON; unknown keys are ignored.
-
-        Raises:
-            MisfitError: a key is missing, or its value does not fit.
-        """
+        """The inverse of `to_dict`, also after JSON; unknown keys are ignored. Raises MisfitError if one is wrong."""
         return cls(**read_fields(cls, plain, stats=ActivationStats(**read_fields(ActivationStats, plain))))
 
 

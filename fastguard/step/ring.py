@@ -191,8 +191,8 @@ class Ring(RingState):
         return read_header(self.headers, HEADER_BYTES * index)
 
     def attach(self, step: int, **fields: Any) -> None:
-        """Adds what was sampled at a step (`activations`, `weights`) to its record, which may still be on its way, or the
-        next one if it was delivered."""
+        """Adds what was sampled at a step (`activations`, `weights`) to its record, which may still be on its way, or
+        to the next one if it was delivered."""
         if self.newest >= 0 and self.step >= step:
             step = self.step + (not self.num_open)
         self.samples.setdefault(step, {}).update(fields)
