@@ -398,7 +398,7 @@ class Hooks(HooksState):
     def _is_of_skip(self, error: Exception) -> bool:
         """Whether an error comes of what a step was given instead of its gradients: it is undone anyway, and the error
         is nobody's."""
-        if self._is_evaluating or not isinstance(self._undo, DryRunStep):
+        if self._is_evaluating or not isinstance(self._undo, DryRunStep) or self._undo.backup is None:
             return False
         said = "a skipped step raised without its gradients, and was undone: %r"
         self._skip_strategy.warn_once(self._member.optimizer, said, error)

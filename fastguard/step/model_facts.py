@@ -89,8 +89,7 @@ class ModelFactRecorder:
         return None if self._ledger.history.model.num_ranks is None else 1
 
     def _guarded(self) -> set[int]:
-        groups = [group for optimizer in self._run.living_optimizers() for group in optimizer.param_groups]
-        return {id(p) for group in groups for p in group["params"]}
+        return set(map(id, self._run.params()))
 
     def _note_adversary(self, foreign: set[int]) -> None:
         """Records how many parameters are in the loss of another guard's model, as in a GAN."""

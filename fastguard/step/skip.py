@@ -4,8 +4,8 @@ There are two simple ways and a fallback:
 
 * The step is not called: a `StepInterceptor` stands between torch's step hooks and the step.
 * Adam, AdamW, SGD and Adagrad with `fused=True` read `found_inf` on the device: the host need not wait (`FusedFlags`).
-* A step that has begun, because its closure has been called, runs without gradients (`WithoutGrads`), and torch's own
-  optimizers then change nothing. Any other optimizer gets zeros, and whatever it does is undone (`DryRunStep`).
+* A step that has begun, because its closure has been called, runs without gradients (`DryRunStep`), and torch's own
+  optimizers then change nothing. Any other optimizer gets zeros, and whatever it does is undone from a backup.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class SkipStrategy:
 
     def neutralize(self, optimizer: optim.Optimizer, repairs: Undo | None) -> Undo:
         """What to apply to a step that is called all the same, so that nothing of it lasts."""
-        change: Undo | None = None
-        backup = self.closure_backup
+        change, backup = DryRunStep(optimizer), self.closure_backup
         if backup is not None:
             try:
                 change = DryRunStep(optimizer, backup.complete(optimizer))
@@ -62,8 +61,6 @@ class SkipStrategy:
                 self.warn_once(optimizer, "a skipped step could not be undone for want of a copy (%s)", error)
             if backup.is_late:
                 self.warn_once(optimizer, "a skipped step had moved parameters or state before its closure was done")
-        if change is None:
-            change = WithoutGrads(optimizer)
         return change if repairs is None else UndoPair(repairs, change)
 
     def warn_once(self, optimizer: optim.Optimizer, text: str, *values: Any) -> None:
@@ -209,23 +206,28 @@ class UndoPair(Undo):
         self._earlier.forget()
 
 
-class WithoutGrads(Undo):
-    """Removes the gradients for one step. Entries of the groups are kept, too: some steps count in them anyway."""
+class DryRunStep(Undo):
+    """Removes the gradients for one step, and then restores entries of the groups, in which some steps count all the
+    same. With a backup, replaces the gradients by zeros, and then restores all that changed."""
 
-    def __init__(self, optimizer: optim.Optimizer) -> None:
-        self._params = [p for group in optimizer.param_groups for p in group["params"]]
-        self._groups = [(group, dict(group)) for group in optimizer.param_groups]
-        self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
+    def __init__(self, optimizer: optim.Optimizer, backup: Backup | None = None) -> None:
+        self.backup = backup
+        self._params = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        self._groups = [(group, dict(group)) for group in optimizer.param_groups if backup is None]
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
 
     def apply(self) -> None:
-        for p in self._params:
+        for p in self._params.values():
             if p.grad is not None:
-                self._gradients.append((p, p.grad))
-                p.grad = None
+                instead = None if self.backup is None else torch.zeros_like(p.grad.detach())
+                self._gradients.append((p, p.grad, instead))
+                p.grad = instead
 
     def give_back(self) -> None:
-        for p, gradient in self._gradients:
-            if p.grad is None:
+        if self.backup is not None:
+            self.backup.restore()
+        for p, gradient, instead in self._gradients:
+            if self.backup is not None or p.grad is instead:
                 p.grad = gradient
         for group, kept in self._groups:
             group.update(kept)
@@ -233,41 +235,10 @@ class WithoutGrads(Undo):
                 del group[key]
 
     def give_back_late(self) -> None:
-        if all(p.grad is None for p, _ in self._gradients):  # otherwise there was a backward pass since
-            for p, gradient in self._gradients:
+        if all(p.grad is instead for p, _, instead in self._gradients):  # else there was a backward pass since
+            for p, gradient, _ in self._gradients:
                 p.grad = gradient
 
     def forget(self) -> None:
         self._gradients.clear()
-
-
-class DryRunStep(Undo):
-    """Replaces the gradients by zeros for one step, and restores all that it changes from a backup."""
-
-    def __init__(self, optimizer: optim.Optimizer, backup: Backup) -> None:
-        self._params = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-        self._backup: Backup | None = backup
-        self._gradients: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-
-    def apply(self) -> None:
-        for p in self._params.values():
-            if p.grad is not None:
-                zeros = torch.zeros_like(p.grad.detach())
-                self._gradients.append((p, p.grad, zeros))
-                p.grad = zeros
-
-    def give_back(self) -> None:
-        if self._backup is not None:
-            self._backup.restore()
-        for p, gradient, _ in self._gradients:
-            if p.grad is not gradient:
-                p.grad = gradient
-
-    def give_back_late(self) -> None:
-        for p, gradient, zeros in self._gradients:
-            if p.grad is zeros:
-                p.grad = gradient
-
-    def forget(self) -> None:
-        self._gradients.clear()
-        self._backup = None
+        self.backup = None
