@@ -238,6 +238,33 @@ class Ranks:
         return bytes_of(rows[there]), there
 
 
+def ranks_over(groups: Sequence[Sequence[torch.Tensor]], model: torch.nn.Module | None, settings: Any) -> Ranks | None:
+    """The ranks that hold the parameters; None if this process holds all of them, and none is a DTensor. Raises
+    TypeError for `settings` that need whole tensors, and for parameters that cannot be measured over ranks."""
+    process_group, recovery = settings.process_group, settings.recovery
+    if process_group is not None and not hasattr(process_group, "size"):
+        raise TypeError(f"`process_group` must be a process group that this process is in, got {process_group!r}")
+    params = [p for group in groups for p in group]
+    flat = shards.flat_shards(model, params)
+    if flat is None:
+        shards.refuse_sharding_model(model)
+    has_shards = flat is not None or any(map(shards.is_sharded, params))
+    if process_group is None and not has_shards:
+        return None
+    over = Ranks(params, process_group, flat, shards.copies_of(params, model, process_group))
+    if over.is_alone and not has_shards:
+        return None
+    scope = getattr(settings.clip.value, "scope", "model")
+    for argument, is_given, reason in (
+        ("recovery", recovery is not None and flat is not None, "FSDP1 keeps its parameters in storage of its own"),
+        ("weights", settings.weights is not None, "rows of a weight lie on several ranks"),
+        ("clip", scope in ("unit", "element"), f"{scope}s of a tensor lie on several ranks; clip the norm of tensors"),
+    ):
+        if is_given:
+            raise TypeError(f"`{argument}` must be left out where parameters are sharded: {reason}.")
+    return over
+
+
 def describe(trouble: Sequence[tuple[int, str, int, int]], num_ranks: int) -> str:
     """Ranks, tensors, NaNs and Infs in words; empty if all ranks have some, or none."""
     ranks = sorted({rank for rank, *_ in trouble})

@@ -19,6 +19,7 @@ from ..errors import NotGuardedError
 from ..names import Namer
 from ..observers.activations import ActivationMonitor, ActivationWatch, Replay, replay
 from ..observers.facts import ModelFacts
+from ..observers.model_facts import ModelFactRecorder
 from ..observers.observer import Observer, held_weakly
 from ..observers.owner import Observers
 from ..observers.weights import WeightWatch
@@ -31,11 +32,10 @@ from .endings import flush_at_end, forget
 from .hooks import Hooks
 from .judge import Judge
 from .ledger import Ledger
-from .model_facts import ModelFactRecorder
 from .observed import Observed
 from .resuming import StatefulGuard, dump, restore
 from .run import Run
-from .settings import GuardSettings, users_policy
+from .settings import GuardSettings
 from .state import GuardState, observing
 from .wrappers import inwards
 
@@ -164,7 +164,7 @@ class Guard(GuardState):
     @property
     def clip(self) -> Any:
         """The clip policy, or None. Assign the same on all ranks, at the same step."""
-        return users_policy(self._run.clip)
+        return self._run.policy
 
     @clip.setter
     def clip(self, clip: Any) -> None:

@@ -19,6 +19,7 @@ from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
 from ..clip.limits import SHRINKS, factor_of, row_norms
 from ..observers.activations import ActivationMonitor
+from ..ranks import refuse_sharding_model, refuse_shards
 from ..records import TrainingHistory
 from ..records.columns import ROW_BYTES, norm_of, norm_parts
 from .clipping import shrink_each
@@ -28,7 +29,7 @@ from .run import Member, Run
 from .scalars import learning_rate
 from .settings import GuardSettings
 from .skip import SkippedCall, SkipStrategy, Undo
-from .wrappers import innermost, refuse_sharding_model, refuse_shards
+from .wrappers import innermost
 from .wrapping import build, has_equal_guard, show, sinks_of_rank
 
 _NESTING = torch.autograd.function.BackwardCFunction.apply.__code__

@@ -15,12 +15,11 @@ from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Place
 from ..names import Namer
 from ..observers.buffers import Buffers
-from ..ranks import AlikeSettings, Ranks
+from ..ranks import AlikeSettings, Ranks, refuse_shards
 from ..records.failures import Failures
 from .ring import Ring
 from .settings import GuardSettings, texts, users_policy
 from .state import RunState
-from .wrappers import refuse_shards
 
 # Their updates are orthogonalised, or signs. By name: they come from many packages.
 _IGNORES_SCALE = frozenset(
@@ -147,9 +146,14 @@ class Run(RunState):
         self.ring.tell_of_parts = clip.record_fields if isinstance(clip, CheckedPolicy) else None
         self.ring.made = None
 
+    @property
+    def policy(self) -> Any:
+        """The user's clip policy."""
+        return users_policy(self.clip)
+
     def compare_changes(self) -> None:
         """Has the ranks compare what the user assigned to `guard.clip` and `guard.skip_nonfinite`."""
-        changed = texts({"clip (max_norm)": users_policy(self.clip), "skip_nonfinite": self.skip_nonfinite})
+        changed = texts({"clip (max_norm)": self.policy, "skip_nonfinite": self.skip_nonfinite})
         if self.ranks is not None:
             self.ranks.changes = float(zlib.crc32(repr(changed).encode()))
         elif self.alike is not None:

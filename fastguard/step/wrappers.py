@@ -1,11 +1,11 @@
-"""What is around an optimizer or a model: wrappers, shards, and calls of `step` that are not steps of their own."""
+"""What is around an optimizer or a model: wrappers, and calls of `step` that are not steps of their own."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,11 +13,6 @@ import torch
 from .. import kernels
 from ..records import TensorStats
 
-_REMEDY = (
-    "FSDP1 keeps its shards in flat parameters that do not say whose they are, so a norm taken here would be one "
-    "rank's own. Shard with fully_shard (FSDP2), whose parameters can be guarded; or clip with FSDP1's own "
-    "model.clip_grad_norm_."
-)
 # The code of the function that torch wraps around every `step`, and that calls the hooks.
 HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
 _HOOKS = "_optimizer_step_pre_hooks"
@@ -79,33 +74,6 @@ def innermost(optimizer: Any, *, in_backward: bool = False) -> torch.optim.Optim
             "together. Leave gradient_release out, or call fastguard.wrap_backward(model, optimizer)."
         )
     return inner
-
-
-def refuse_shards(groups: Iterable[Iterable[torch.Tensor]]) -> None:
-    """Raises TypeError if a parameter has become a DTensor (FSDP2, tensor parallelism), or as `refuse_flat`."""
-    for params in groups:
-        for p in params:
-            if type(p) is not torch.nn.Parameter and hasattr(p, "to_local"):
-                raise TypeError(
-                    "`optimizer` must hold whole parameters as it did when it was wrapped, got a DTensor. Shard the "
-                    "model first, then make the optimizer, then wrap it. (wrap_backward takes no shards.)"
-                )
-        refuse_flat(params)
-
-
-def refuse_flat(params: Iterable[torch.Tensor]) -> None:
-    """Raises TypeError if a parameter is a flat one of FSDP1 or a view of it, which looks like a plain one."""
-    if any(getattr(p, "_fsdp_flattened", False) for p in params):
-        raise TypeError(
-            f"`optimizer` must hold whole parameters, got one of a FullyShardedDataParallel module. {_REMEDY}"
-        )
-
-
-def refuse_sharding_model(model: torch.nn.Module | None) -> None:
-    """Raises TypeError if a module of `model` is FSDP1, whose flat local shards look like plain parameters."""
-    for module in () if model is None else model.modules():
-        if any(c.__name__ == "FullyShardedDataParallel" for c in type(module).__mro__):
-            raise TypeError(f"`model` must not be sharded, got a FullyShardedDataParallel module. {_REMEDY}")
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:

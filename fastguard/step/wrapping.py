@@ -17,23 +17,12 @@ from ..clip import ClipPolicy
 from ..errors import AlreadyGuardedError, explained
 from ..names import check_models, parameters_of
 from ..observers.activations import ActivationMonitor, monitor_for
-from ..ranks import (
-    Parity,
-    Ranks,
-    alike_settings,
-    compares_ranks,
-    copies_of,
-    flat_shards,
-    has_other_ranks,
-    is_sharded,
-    local_gradients,
-    num_averaged,
-)
+from ..ranks import Parity, alike_settings, compares_ranks, has_other_ranks, local_gradients, num_averaged, ranks_over
 from ..recovery import Recovery
 from .guard import GUARD, Guard
 from .settings import GuardSettings
 from .state import guard_attribute
-from .wrappers import innermost, inwards, refuse_sharding_model, unwrapped
+from .wrappers import innermost, inwards, unwrapped
 
 AnyOptimizer = TypeVar("AnyOptimizer")
 _Guard = TypeVar("_Guard", bound=Guard)
@@ -157,36 +146,6 @@ def show(guard: Guard, proxies: Iterable[Any] = ()) -> None:
             proxy.guard = guard
 
 
-def _over_ranks(
-    groups: Sequence[Sequence[torch.Tensor]],
-    model: torch.nn.Module | None,
-    settings: GuardSettings,
-) -> Ranks | None:
-    """The ranks that hold the parameters; None if this process holds all of them, and none is a DTensor."""
-    process_group, recovery = settings.process_group, settings.recovery
-    if process_group is not None and not hasattr(process_group, "size"):
-        raise TypeError(f"`process_group` must be a process group that this process is in, got {process_group!r}")
-    params = [p for group in groups for p in group]
-    flat = flat_shards(model, params)
-    if flat is None:
-        refuse_sharding_model(model)
-    has_shards = flat is not None or any(map(is_sharded, params))
-    if process_group is None and not has_shards:
-        return None
-    over = Ranks(params, process_group, flat, copies_of(params, model, process_group))
-    if over.is_alone and not has_shards:
-        return None
-    scope = getattr(settings.clip.value, "scope", "model")
-    for argument, is_given, reason in (
-        ("recovery", recovery is not None and flat is not None, "FSDP1 keeps its parameters in storage of its own"),
-        ("weights", settings.weights is not None, "rows of a weight lie on several ranks"),
-        ("clip", scope in ("unit", "element"), f"{scope}s of a tensor lie on several ranks; clip the norm of tensors"),
-    ):
-        if is_given:
-            raise TypeError(f"`{argument}` must be left out where parameters are sharded: {reason}.")
-    return over
-
-
 @explained
 def wrap(
     optimizer: AnyOptimizer,
@@ -304,7 +263,7 @@ def wrap(
         return optimizer
     groups = [group["params"] for o in inner for group in o.param_groups]
     _check_disjoint(inner)
-    over = _over_ranks(groups, model, settings)
+    over = ranks_over(groups, model, settings)
     kernels.require_devices(backend, groups)
     compares = compares_ranks("parity", parity)
     proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]

@@ -16,13 +16,14 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from .. import kernels
 from ..clip import limits_of
 from ..observers.tensors import leaves
+from ..ranks import refuse_sharding_model
 from ..records.columns import norm_of, norm_parts
 from ..recovery.snapshots import load_random_state, random_state
 from ..step import Guard
 from ..step.backup import Backup
 from ..step.clipping import ruling_of, shrink
 from ..step.guard import GUARD
-from ..step.wrappers import innermost, refuse_sharding_model
+from ..step.wrappers import innermost
 
 _WHOLE_NAMES = ("model", "net", "network", "module", "self_model")
 

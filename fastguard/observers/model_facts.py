@@ -7,15 +7,11 @@ from typing import Any
 
 from .. import _env
 from ..names import Namer
-from ..observers.facts import ModelFacts
-from ..observers.loss_gradient import facts_of_loss, parameters_of_loss
-from ..observers.owner import Observers
-from ..observers.resources import ResourceUse
-from ..observers.sketches import guarded_parameters
-from ..ranks import LocalGradients
-from .ledger import Ledger
-from .run import Run
-from .settings import users_policy
+from .facts import ModelFacts
+from .loss_gradient import facts_of_loss, parameters_of_loss
+from .owner import Observers
+from .resources import ResourceUse
+from .sketches import guarded_parameters
 
 _ALIVE: weakref.WeakSet[ModelFactRecorder] = weakref.WeakSet()
 
@@ -25,13 +21,13 @@ class ModelFactRecorder:
 
     def __init__(
         self,
-        run: Run,
-        ledger: Ledger,
+        run: Any,
+        ledger: Any,
         observers: Observers,
         facts: ModelFacts,
         namer: Namer,
         objective: str | None,
-        local: LocalGradients | None = None,
+        local: Any = None,
     ) -> None:
         self._run, self._ledger, self._observers, self.facts = run, ledger, observers, facts
         self._namer = namer
@@ -65,7 +61,7 @@ class ModelFactRecorder:
     def _of_run(self) -> dict[str, Any]:
         run = self._run
         limit = None if run.clip is None else run.clip.limit
-        policy = users_policy(run.clip)
+        policy = run.policy
         return {
             **self._observers.facts(),
             "resources": self._resources.facts(run.step) or None,
