@@ -12,16 +12,11 @@ from typing import Any
 
 from .._text import shown
 from . import strict_json
+from .slot import extension
 
-LineCounts: Any = object
-LogState: Any = object
-try:  # base classes whose attributes lie in C structs: see csrc/state.h
-    from .. import _C
-except ImportError:
-    pass
-else:
-    LineCounts, LogState = _C.LineCounts, _C.LogState  # type: ignore[attr-defined]
-
+# Base classes whose attributes lie in C structs: see csrc/state.h.
+LineCounts: Any = getattr(extension, "LineCounts", object)
+LogState: Any = getattr(extension, "LogState", object)
 _log = logging.getLogger("fastguard")
 MAX_LINE_BYTES = 64 << 20  # a table of half a million tensors
 _Parse = Callable[[bytes], dict[str, Any] | None]

@@ -79,34 +79,30 @@ class Backup:
     ) -> None:
         self._containers: list[tuple[Any, Any]] = []
         self._setters: list[tuple[Callable[[Any], Any], Any]] = []
-        self._tensors: list[_KeptTensor] = []
+        self.tensors: list[_KeptTensor] = []
         self._seen: dict[int, Any] = {}
         self._package = _package(optimizer)
         self._keep([p for group in optimizer.param_groups for p in group["params"]], _PARAMETERS)
         for root in (optimizer.param_groups, optimizer.state, optimizer, *more):
             self._keep(root, "")
-        for kept in self._tensors:
+        for kept in self.tensors:
             if labels is None or kept.label in labels:
                 kept.copy()
 
     @property
     def num_bytes(self) -> int:
         """Of all tensors, copied or not."""
-        return sum(kept.memory.numel() * kept.memory.element_size() for kept in self._tensors)
+        return sum(kept.memory.numel() * kept.memory.element_size() for kept in self.tensors)
 
     def complete(self) -> None:
         """Copies the tensors that have not been copied yet."""
-        for kept in self._tensors:
+        for kept in self.tensors:
             kept.copy()
 
     def moved(self) -> set[str]:
         """Labels of what has changed. Compares the tensors that were copied; of others only autograd's counter."""
-        labels = {kept.label for kept in self._tensors if kept.has_moved()}
+        labels = {kept.label for kept in self.tensors if kept.has_moved()}
         return labels if all(_is_same(now, then) for now, then in self._containers) else {*labels, _STRUCTURE}
-
-    def lacks(self, labels: Collection[str]) -> bool:
-        """Whether a tensor under one of `labels` was not copied."""
-        return any(kept.values is None for kept in self._tensors if kept.label in labels)
 
     def restore(self) -> None:
         """Restores everything in place. May be called again, also after it was interrupted."""
@@ -121,7 +117,7 @@ class Backup:
                 now.clear()
                 (now.update if isinstance(now, set) else now.extend)(then)
         with torch.no_grad():
-            for kept in self._tensors:
+            for kept in self.tensors:
                 kept.restore()
         for set_state, state in self._setters:
             set_state(state)
@@ -134,7 +130,7 @@ class Backup:
                 continue
             self._seen[id(thing)] = thing
             if isinstance(thing, torch.Tensor):
-                self._tensors.append(_KeptTensor(thing, label))
+                self.tensors.append(_KeptTensor(thing, label))
                 waiting.append((getattr(thing, "__dict__", None), label))
             elif isinstance(thing, dict):
                 self._containers.append((thing, dict(thing)))
@@ -191,7 +187,8 @@ class ClosureBackup:
         if self._backup is not None:
             moved = self._backup.moved()
             if moved - self._labels:
-                self.is_late = self.is_late or self._backup.lacks(moved)
+                is_copied = all(kept.values is not None for kept in self._backup.tensors if kept.label in moved)
+                self.is_late = self.is_late or not is_copied
                 self._labels |= moved
         elif self._probe is not None and self._probe[0]._version != self._probe[1]:
             self._num_left, self.is_late = _NUM_LEARNING_STEPS, True

@@ -82,82 +82,85 @@ def _with_gradients(
     return [params[i] for i in places], places
 
 
-class DeviceClipping:
-    """Clips one step on a device: limits travel there, and nothing comes back before the record.
+def limit_on_device(clip: ClipPolicy | None, decision: DeviceDecision) -> None:
+    """Has the limits of a step travel to the device, ahead of measuring."""
+    limits = limits_of(clip)
+    decision.pending.limits, decision.pending.trigger = limits, trigger_of(clip, limits)
+    if limits is not None and limits.trigger < math.inf:
+        decision.trigger, decision.max_norm = limits.trigger, limits.target
+        decision.may_skip = decision.may_skip or decision.max_norm == 0.0
+
+
+def clip_on_device(
+    clip: ClipPolicy | None, decision: DeviceDecision, groups: list[list[torch.Tensor]], handed: Handed
+) -> None:
+    """Enqueues what follows measuring; nothing comes back before the record.
 
     Cost: limits of all gradients are arguments of a launch. Those of groups or tensors are an upload and some twenty
     small launches, and a launch a tensor to scale, which writes all of them. No sync.
     """
+    limits = decision.pending.limits
+    if isinstance(clip, CheckedPolicy) and clip.scope in SHRINKS:
+        with torch.no_grad():
+            _shrink_on_device(clip, decision, groups, handed)
+    elif limits is not None and limits.triggers is not None:
+        with torch.no_grad():
+            _apply_on_device(limits, decision)
 
-    def __init__(self, clip: ClipPolicy | None, decision: DeviceDecision) -> None:
-        self._clip = clip if isinstance(clip, CheckedPolicy) else None
-        self._decision = decision
-        self._limits = limits = limits_of(clip)
-        decision.pending.limits, decision.pending.trigger = limits, trigger_of(clip, limits)
-        self.shrinks = clip is not None and clip.scope in SHRINKS
-        if limits is not None and limits.trigger < math.inf:
-            decision.trigger, decision.max_norm = limits.trigger, limits.target
-            decision.may_skip = decision.may_skip or decision.max_norm == 0.0
 
-    def follow(self, groups: list[list[torch.Tensor]], handed: Handed) -> None:
-        """Enqueues what follows measuring."""
-        if self.shrinks:
-            with torch.no_grad():
-                self._shrink(groups, handed)
-        elif self._limits is not None and self._limits.triggers is not None:
-            with torch.no_grad():
-                self._apply(self._limits)
+def _apply_on_device(limits: Limits, decision: DeviceDecision) -> None:
+    """`Limits.apply` on the device."""
+    slot, triggers, targets = decision.slot, limits.triggers, limits.targets
+    assert triggers is not None and targets is not None
+    count, size = decision.pending.num_rows, len(triggers)
+    device, dtype = slot.words.device, slot.words.dtype
+    places = range(count) if decision.positions is None else decision.positions
+    groups = list(places) if limits.groups is None else [limits.groups[place] for place in places]
+    is_pinned = device.type == "cuda"
+    both = torch.tensor([triggers.tolist(), targets.tolist()], dtype=dtype, device="cpu", pin_memory=is_pinned)
+    trigger, target = both.to(device, non_blocking=True)
+    index = torch.tensor(groups, device="cpu", pin_memory=is_pinned).to(device, non_blocking=True)
+    rows = slot.rows[:count, INDEX["finite_norm"]]
+    norm = slot.decided[0]
+    shares = (rows / torch.where(norm == 0.0, 1.0, norm)).nan_to_num(0.0)
+    if limits.groups is None:
+        norms = torch.zeros(size, dtype=dtype, device=device).index_copy_(0, index, rows)
+    else:  # a product with ones and zeros adds in a fixed order, as index_add_ does not
+        is_member = (index == torch.arange(size, device=device).unsqueeze(1)).to(dtype)
+        norms = norm * (is_member @ shares.square()).sqrt()
+    is_skipped = slot.skip_flag != 0.0
+    over = (norms > trigger) & norm.isfinite() & ~is_skipped
+    is_skipped = is_skipped | (over & (target == 0.0)).any()
+    slot.skip_flag.copy_(is_skipped)
+    factor = torch.where(over & ~is_skipped, factors_of(norms, trigger, target), 1.0)
+    factors = torch.cat([factor, torch.ones(1, dtype=dtype, device=device)])[index]  # -1 is the last one
+    left = (shares * factors).square().sum().sqrt().clamp(max=1.0)
+    slot.words[CLIP_COEF].copy_(torch.where((factors != 1.0).any(), left, 1.0))
+    decision.factors = factors
+    decision.may_skip = decision.may_skip or 0.0 in targets
 
-    def _apply(self, limits: Limits) -> None:
-        """`Limits.apply` on the device."""
-        decision, slot, triggers, targets = self._decision, self._decision.slot, limits.triggers, limits.targets
-        assert triggers is not None and targets is not None
-        count, size = decision.pending.num_rows, len(triggers)
-        device, dtype = slot.words.device, slot.words.dtype
-        places = range(count) if decision.positions is None else decision.positions
-        groups = list(places) if limits.groups is None else [limits.groups[place] for place in places]
-        is_pinned = device.type == "cuda"
-        both = torch.tensor([triggers.tolist(), targets.tolist()], dtype=dtype, device="cpu", pin_memory=is_pinned)
-        trigger, target = both.to(device, non_blocking=True)
-        index = torch.tensor(groups, device="cpu", pin_memory=is_pinned).to(device, non_blocking=True)
-        rows = slot.rows[:count, INDEX["finite_norm"]]
-        norm = slot.decided[0]
-        shares = (rows / torch.where(norm == 0.0, 1.0, norm)).nan_to_num(0.0)
-        if limits.groups is None:
-            norms = torch.zeros(size, dtype=dtype, device=device).index_copy_(0, index, rows)
-        else:  # a product with ones and zeros adds in a fixed order, as index_add_ does not
-            is_member = (index == torch.arange(size, device=device).unsqueeze(1)).to(dtype)
-            norms = norm * (is_member @ shares.square()).sqrt()
-        is_skipped = slot.skip_flag != 0.0
-        over = (norms > trigger) & norm.isfinite() & ~is_skipped
-        is_skipped = is_skipped | (over & (target == 0.0)).any()
-        slot.skip_flag.copy_(is_skipped)
-        factor = torch.where(over & ~is_skipped, factors_of(norms, trigger, target), 1.0)
-        factors = torch.cat([factor, torch.ones(1, dtype=dtype, device=device)])[index]  # -1 is the last one
-        left = (shares * factors).square().sum().sqrt().clamp(max=1.0)
-        slot.words[CLIP_COEF].copy_(torch.where((factors != 1.0).any(), left, 1.0))
-        decision.factors = factors
-        decision.may_skip = decision.may_skip or 0.0 in targets
 
-    def _shrink(self, groups: list[list[torch.Tensor]], handed: Handed) -> None:
-        """`shrink` on the device."""
-        decision, slot, clip = self._decision, self._decision.slot, self._clip
-        params, places = _with_gradients(groups, decision.positions)
-        if clip is None or not params:
-            return
-        scale = brought(handed.grad_scale, slot.scale)
-        scale = torch.ones((), device=slot.words.device) if scale is None else scale
-        gradients = [p.grad for p in params]
-        norm = slot.decided[0]
-        is_off = slot.skip_flag != 0.0
-        if clip.scope == "unit":
-            is_off = is_off | ~norm.isfinite()
-        names = [decision.pending.names[place] for place in places]
-        _, norms = clip.given.shrink(names, params, gradients, None, scale, is_off)
-        kernels.tell_autograd(gradients)
-        left = torch.linalg.vector_norm(torch.stack(norms).to(norm.dtype)) / torch.where(norm == 0.0, 1.0, norm)
-        is_unclipped = is_off | ~norm.isfinite() | (norm == 0.0) | (left > 1.0 - 1e-6)  # but for rounding
-        slot.words[CLIP_COEF].copy_(torch.where(is_unclipped, 1.0, left))
+def _shrink_on_device(
+    clip: CheckedPolicy, decision: DeviceDecision, groups: list[list[torch.Tensor]], handed: Handed
+) -> None:
+    """`shrink` on the device."""
+    slot = decision.slot
+    params, places = _with_gradients(groups, decision.positions)
+    if not params:
+        return
+    scale = brought(handed.grad_scale, slot.scale)
+    scale = torch.ones((), device=slot.words.device) if scale is None else scale
+    gradients = [p.grad for p in params]
+    norm = slot.decided[0]
+    is_off = slot.skip_flag != 0.0
+    if clip.scope == "unit":
+        is_off = is_off | ~norm.isfinite()
+    names = [decision.pending.names[place] for place in places]
+    _, norms = clip.given.shrink(names, params, gradients, None, scale, is_off)
+    kernels.tell_autograd(gradients)
+    left = torch.linalg.vector_norm(torch.stack(norms).to(norm.dtype)) / torch.where(norm == 0.0, 1.0, norm)
+    is_unclipped = is_off | ~norm.isfinite() | (norm == 0.0) | (left > 1.0 - 1e-6)  # but for rounding
+    slot.words[CLIP_COEF].copy_(torch.where(is_unclipped, 1.0, left))
 
 
 def scale_each_on_device(start: int, optimizer: torch.optim.Optimizer, decision: DeviceDecision) -> None:

@@ -18,7 +18,7 @@ from ..kernels.triton import Plan
 from ..observers.observer import held_weakly
 from ..records.slot import HEADER_WORDS, NORM
 from . import engines
-from .clipping import DeviceClipping, scale_each_on_device
+from .clipping import clip_on_device, limit_on_device, scale_each_on_device
 from .device import NUM_PENDING, DeviceDecision, PendingStep, PendingSteps, brought
 from .engines import Engine, NoEngineError
 from .fused import ContiguousGrads, FusedFlags, Momentum, takes_flags
@@ -91,9 +91,9 @@ class DeviceJudge:
         decision = self._enqueue(engine, optimizers, groups, handed)
         pending = decision.pending
         try:
-            clipping = DeviceClipping(run.clip, decision)
+            limit_on_device(run.clip, decision)
             self._measure(engine, decision, handed)
-            clipping.follow(groups, handed)
+            clip_on_device(run.clip, decision, groups, handed)
             pending.note("lr", rate_of(optimizers[0]))
             if loss is not None and is_loss(loss):
                 pending.note("loss", loss)

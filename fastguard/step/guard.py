@@ -18,6 +18,7 @@ from ..diagnosis.checkup import Checkup
 from ..errors import NotGuardedError
 from ..names import Namer
 from ..observers.activations import ActivationMonitor, ActivationWatch, Replay, replay
+from ..observers.buffers import Buffers
 from ..observers.facts import ModelFacts
 from ..observers.model_facts import ModelFactRecorder
 from ..observers.observer import Observer, held_weakly
@@ -76,9 +77,10 @@ class Guard(GuardState):
         self._asked, self._made = settings, made
         self._run = Run(optimizers, proxies, namer, settings)
         self._run.ranks = over
-        self._run.watch_buffers(model)
-        if self._run.buffers is not None:
-            made.callback(self._run.buffers.close)
+        buffers = None if model is None else Buffers(model, self._run.failures)
+        if buffers is not None and not buffers.is_empty:
+            self._run.buffers, self._run.buffers_at = buffers, 0
+            made.callback(buffers.close)
         self._ledger = Ledger(self._run.ring, self._run.failures, sinks, settings.max_consecutive_skips)
         self._local = local
         if local is not None:

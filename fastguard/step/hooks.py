@@ -386,8 +386,11 @@ class Hooks(HooksState):
         if not self._handles:
             return None  # a sink has detached the guard
         self._evaluations += 1
-        if self._may_be_short and self._run.waits and not self._run.is_vetoed:
-            self._look_ahead()
+        run = self._run
+        if self._may_be_short and run.waits and not run.is_vetoed:
+            if self._met_odd:
+                self._met_odd, self._odd = False, run.fingerprint
+            run.is_short = run.ranks is None and run.is_alike and run.fingerprint not in (None, self._odd)
         return undo
 
     def _is_kept(self, error: BaseException) -> bool:
@@ -413,13 +416,6 @@ class Hooks(HooksState):
         if self._closure_backup is not None:
             self._closure_backup.end()
         self._loss = None
-
-    def _look_ahead(self) -> None:
-        """Whether the next step may go the short way."""
-        run = self._run
-        if self._met_odd:
-            self._met_odd, self._odd = False, run.fingerprint
-        run.is_short = run.ranks is None and run.is_alike and run.fingerprint not in (None, self._odd)
 
     def _give_back_late(self) -> None:
         """What a step that raised has left."""

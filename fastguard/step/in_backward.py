@@ -108,14 +108,10 @@ class InBackward:
         """Whether a gradient of `p` has been judged in this step."""
         return self._pass is not None and self._pass.places.get(id(p)) in self._pass.rows
 
-    def is_judged(self, p: torch.Tensor) -> bool:
-        """Whether the gradient that `p` has now was judged."""
-        known = None if self._pass is None else self._pass.judged.get(id(p))
-        return known is not None and known() is p.grad
-
     def step(self, optimizer: Any, by_parameter: bool, p: torch.Tensor) -> None:
         """Has a gradient stepped as soon as it is there, and lets go of it, unless another hook has."""
-        if p.grad is not None and not self.is_judged(p):
+        judged = None if self._pass is None else self._pass.judged.get(id(p))
+        if p.grad is not None and (judged is None or judged() is not p.grad):
             if by_parameter:  # an optimizer of several parameters
                 optimizer.step(param=p)
             else:
@@ -130,7 +126,10 @@ class InBackward:
             if any(self.has_come(p) for p in params):
                 self.end()
             current = self._pass or self._begin()
-            self._await_end()
+            task = torch._C._current_graph_task_id()
+            if task not in (-1, self._task):
+                self._task = task
+                torch.autograd.Variable._execution_engine.queue_callback(self._backward_has_ended)
             places = [current.places[id(p)] for p in params]
             gradients: list[Any] = [p.grad for p in params]
             table, _ = kernels.run_stats(gradients, self._run.backend)
@@ -154,12 +153,6 @@ class InBackward:
         for estimate in (self._all, *self._groups.values()):
             estimate.begin()
         return current
-
-    def _await_end(self) -> None:
-        task = torch._C._current_graph_task_id()
-        if task not in (-1, self._task):
-            self._task = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_has_ended)
 
     def _backward_has_ended(self) -> None:
         if not _is_nested():

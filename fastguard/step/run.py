@@ -88,12 +88,6 @@ class Run(RunState):
         self.fingerprint: int | None = None  # of the parameters that these are the names of
         self.clip_by(settings.clip.value)
 
-    def watch_buffers(self, model: torch.nn.Module | None) -> None:
-        """Has those of `model` followed, if it has any."""
-        buffers = None if model is None else Buffers(model, self.failures)
-        if buffers is not None and not buffers.is_empty:
-            self.buffers, self.buffers_at = buffers, 0
-
     def follow_buffers(self, step: int, skipped: bool | torch.Tensor) -> None:
         """A step was judged, whose forward passes are over."""
         if self.buffers is not None and (skipped is not False or step >= self.buffers_at):

@@ -42,7 +42,9 @@ class SkipStrategy:
     """Skips the steps of one optimizer."""
 
     def __init__(self, optimizer: optim.Optimizer, can_skip: bool) -> None:
-        self._is_noop = is_noop_without_grads(optimizer)
+        # Without gradients a step of torch's optimizers changes nothing but entries of the groups. Others may require
+        # gradients, or take missing ones for zeros.
+        self._is_noop = getattr(inspect.unwrap(type(optimizer).step), "__module__", "").startswith("torch.")
         # For steps with a closure that may have to be undone; None if that is never needed.
         self.closure_backup = None if self._is_noop or not can_skip else ClosureBackup()
         self._warned: set[str] = set()
@@ -68,14 +70,6 @@ class SkipStrategy:
         if text not in self._warned:
             self._warned.add(text)
             _log.warning("%s: " + text, type(optimizer).__name__, *values)
-
-
-def is_noop_without_grads(optimizer: optim.Optimizer) -> bool:
-    """Whether a step without gradients changes nothing but entries of the groups, as in all of torch's optimizers.
-
-    Others may require gradients, or take missing ones for zeros.
-    """
-    return getattr(inspect.unwrap(type(optimizer).step), "__module__", "").startswith("torch.")
 
 
 class SkippedCall:

@@ -19,12 +19,8 @@ import torch
 from ... import _env
 from ..._device import Device
 from ...errors import UnsupportedTensorError
+from ..cpu import extension
 from ..tensors import DTYPES, OVERLAP, lacks_memory, may_overlap, plain
-
-try:
-    from ... import _C
-except ImportError:  # Python calls do the same, five times as slowly
-    _C = None  # type: ignore[assignment]
 
 CHUNK = 32768  # elements a program of the statistics; the finest part of a sum that another tensor cannot change
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
@@ -192,9 +188,9 @@ def locate(
 
     Cost: about 50 ns a tensor through the exchange API, 1 us without; a copy of each tensor that is not dense.
     """
-    if _C is not None:
+    if extension is not None:  # else Python calls do the same, five times as slowly
         # The device of the first speaks for all: this returns None if they are on several.
-        found = _C.locate_tensors(tensors)
+        found = extension.locate_tensors(tensors)
         if found is not None and (not tensors or tensors[0].device == device):
             return *found, [], None
     words = struct.Struct(f"={len(tensors)}q")
