@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -58,23 +59,16 @@ class LogReader:
         self._news: dict[str, Any] = {}  # facts since the newest step
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._lines is not None:
-            yield from self._records(self._lines)
-            return
-        with open(self.path, "rb") as file:
-            yield from self._records(file)
-
-    def _records(self, lines: Any) -> Iterator[dict[str, Any]]:
-        read = lines.readline
-        for line in iter(functools.partial(read, MAX_LINE_BYTES), b""):
-            self.line += 1
-            self.text = line
-            record = self._parse(line) if line[-2:] == b"}\n" and line[:8] == b'{"step":' else None
-            if record is None:
-                record = self._record(line, self.line, read)
-            if record is not None:
-                self._see(record)
-                yield record
+        with contextlib.nullcontext(self._lines) if self._lines is not None else open(self.path, "rb") as lines:
+            for line in iter(functools.partial(lines.readline, MAX_LINE_BYTES), b""):
+                self.line += 1
+                self.text = line
+                record = self._parse(line) if line[-2:] == b"}\n" and line[:8] == b'{"step":' else None
+                if record is None:
+                    record = self._record(line, self.line, lines.readline)
+                if record is not None:
+                    self._see(record)
+                    yield record
 
     def _skip(self, line: int) -> None:
         self.num_skipped += 1

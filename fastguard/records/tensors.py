@@ -102,9 +102,6 @@ class TensorTracks(Part):
     Only a few steps are sampled: the first, second, third, sixth and eleventh, then some that end a batch of steps
     (`batch_end`). With n tensors, at least n / 5 steps are between two samples, so that the mean cost is about 3 us a
     step for any n. If a step is skipped, the next clean one takes its place.
-
-    Attributes:
-        num_samples, last_step: how many steps were sampled, and the newest of them.
     """
 
     _next: int = 0

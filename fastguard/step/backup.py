@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 _STRUCTURE = "entries of groups, state and attributes"
@@ -74,9 +75,7 @@ class Backup:
     copies it costs 1 us an entry.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, labels: Collection[str] | None = None, more: Iterable[Any] = ()
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, labels: Collection[str] | None = None, more: Iterable[Any] = ()) -> None:
         self._containers: list[tuple[Any, Any]] = []
         self._setters: list[tuple[Callable[[Any], Any], Any]] = []
         self.tensors: list[_KeptTensor] = []
@@ -150,7 +149,7 @@ class Backup:
                 waiting.append((vars(thing), label))
 
     def _is_part(self, thing: Any) -> bool:
-        if isinstance(thing, torch.optim.Optimizer):
+        if isinstance(thing, Optimizer):
             return True
         if isinstance(thing, (type, torch.nn.Module)) or not hasattr(thing, "__dict__") or callable(thing):
             return False
@@ -170,7 +169,7 @@ class ClosureBackup:
         self._probe: tuple[torch.Tensor, int] | None = None
         self.is_late = False  # this step changed something before it was copied
 
-    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+    def begin(self, optimizer: Optimizer) -> None:
         """Call it ahead of a step with a closure."""
         self._backup, self.is_late = None, False
         if self._num_left or self._labels:
@@ -193,7 +192,7 @@ class ClosureBackup:
         elif self._probe is not None and self._probe[0]._version != self._probe[1]:
             self._num_left, self.is_late = _NUM_LEARNING_STEPS, True
 
-    def complete(self, optimizer: torch.optim.Optimizer) -> Backup:
+    def complete(self, optimizer: Optimizer) -> Backup:
         """All of `optimizer` as it was before the step."""
         if self._backup is None:
             self._backup = Backup(optimizer)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
@@ -163,7 +164,7 @@ def _shrink_on_device(
     slot.words[CLIP_COEF].copy_(torch.where(is_unclipped, 1.0, left))
 
 
-def scale_each_on_device(start: int, optimizer: torch.optim.Optimizer, decision: DeviceDecision) -> None:
+def scale_each_on_device(start: int, optimizer: Optimizer, decision: DeviceDecision) -> None:
     """Enqueues the scaling of each gradient by its own factor; `start` is the index of the first parameter."""
     assert decision.factors is not None
     params = [p for group in optimizer.param_groups for p in group["params"]]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from .._device import Courier, is_capturing
@@ -30,7 +31,7 @@ from .scaler import Handed
 from .skip import Skip, Undo, UndoPair
 
 
-def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def gradients_of(optimizer: Optimizer) -> list[torch.Tensor]:
     """The gradients of one optimizer, flat, without missing ones."""
     return kernels.collect_gradients([group["params"] for group in optimizer.param_groups])[0]
 
@@ -53,14 +54,13 @@ class DeviceJudge:
         self._key: Any = None  # of the newest gradients: another where these belong to other parameters
         self._momentum = Momentum()
         self._newest = self._newest_complete = -1
-        self._flags: list[torch.Tensor] = []  # of optimizers that follow another's decision
 
     @property
     def lag(self) -> int:
         """Steps taken since the newest complete one."""
         return self._newest - self._newest_complete
 
-    def decide(self, optimizer: torch.optim.Optimizer, handed: Handed, loss: Any) -> DeviceDecision:
+    def decide(self, optimizer: Optimizer, handed: Handed, loss: Any) -> DeviceDecision:
         """Enqueues measuring and deciding. Waits for the oldest pending step if all slots are in use."""
         run = self._run
         optimizers = [optimizer] if len(run.members) == 1 else run.optimizers()
@@ -107,11 +107,7 @@ class DeviceJudge:
         return decision
 
     def _enqueue(
-        self,
-        engine: Engine,
-        optimizers: Sequence[torch.optim.Optimizer],
-        groups: list[list[torch.Tensor]],
-        handed: Handed,
+        self, engine: Engine, optimizers: Sequence[Optimizer], groups: list[list[torch.Tensor]], handed: Handed
     ) -> DeviceDecision:
         """A pending step, and a plan for the gradients of `groups`."""
         run = self._run
@@ -124,7 +120,12 @@ class DeviceJudge:
             raise NoEngineError(str(error)) from error
         contiguous = {}
         fused = list(map(takes_flags, optimizers))
-        if True in fused and self._needs_contiguous(plan, optimizers, fused):
+        needs_copies = plan.needs_copies if isinstance(plan, Plan) else None
+        if True in fused and needs_copies is None:
+            needs_copies = any(ContiguousGrads.is_needed(o) for o, takes in zip(optimizers, fused) if takes)
+            if isinstance(plan, Plan):
+                plan.needs_copies = needs_copies  # the same plan comes back with the same gradients
+        if True in fused and needs_copies:
             contiguous = {i: ContiguousGrads(optimizers[i]) for i, takes in enumerate(fused) if takes}
             gradients, positions, _ = kernels.collect_gradients(groups)
             plan = engine.plan(gradients)
@@ -157,16 +158,8 @@ class DeviceJudge:
         engine.measure(decision.plan, slot, options)
         decision.pending.keep = (handed.grad_scale, handed.found_inf)
 
-    def _needs_contiguous(self, plan: Any, optimizers: Sequence[torch.optim.Optimizer], fused: Sequence[bool]) -> bool:
-        needed = plan.needs_copies if isinstance(plan, Plan) else None
-        if needed is None:
-            needed = any(ContiguousGrads.is_needed(o) for o, takes in zip(optimizers, fused) if takes)
-            if isinstance(plan, Plan):
-                plan.needs_copies = needed  # the same plan comes back with the same gradients
-        return needed
-
     def act(
-        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, decision: DeviceDecision, follows: bool
+        self, member: Member, optimizer: Optimizer, handed: Handed, decision: DeviceDecision, follows: bool
     ) -> Undo | Skip | None:
         """Enqueues what a decision means for one optimizer, which `follows` if it was made when another one stepped."""
         repairs: Undo | None = decision.contiguous.get(member.index)
@@ -176,7 +169,10 @@ class DeviceJudge:
         if decision.may_skip or handed.found_inf is not None:
             own_flag = handed.found_inf if follows else None
             if fused and (not isinstance(optimizer, torch.optim.SGD) or self._momentum.is_safe(optimizer, self._key)):
-                flag = slot.skip_flag if own_flag is None else self._merged_flag(member, slot.skip_flag, own_flag)
+                flag = slot.skip_flag
+                if own_flag is not None:
+                    own = own_flag if isinstance(own_flag, torch.Tensor) else torch.tensor(own_flag, device="cpu")
+                    flag = torch.logical_or(flag, own.to(flag.device, non_blocking=True)).to(flag.dtype)
                 attributes["found_inf"] = flag
             elif decision.skips() or (own_flag is not None and bool(own_flag)):
                 return Skip(repairs)
@@ -193,15 +189,7 @@ class DeviceJudge:
         flags = FusedFlags(optimizer, attributes)
         return flags if repairs is None else UndoPair(repairs, flags)
 
-    def _merged_flag(self, member: Member, skip_flag: torch.Tensor, own_flag: Any) -> torch.Tensor:
-        """The skip flag of an optimizer that follows a decision and has a flag of its scaler."""
-        index, device = member.index, skip_flag.device
-        while len(self._flags) <= index or self._flags[index].device != device:
-            self._flags[index:] = [torch.zeros((), dtype=torch.float32, device=device)]
-        own = own_flag if isinstance(own_flag, torch.Tensor) else torch.full((), float(own_flag), device="cpu")
-        return torch.logical_or(skip_flag, own.to(device, non_blocking=True), out=self._flags[index])
-
-    def _scale(self, optimizer: torch.optim.Optimizer, decision: DeviceDecision) -> None:
+    def _scale(self, optimizer: Optimizer, decision: DeviceDecision) -> None:
         """Enqueues the scaling of the gradients of one optimizer by the factor in the slot."""
         engine: Any = self.engine
         plan, gradients = decision.plan, decision.gradients

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from .. import _env
 from .._text import listed
@@ -56,7 +57,7 @@ class Guard(GuardState):
 
     def __init__(
         self,
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizers: Sequence[Optimizer],
         model: torch.nn.Module | None,
         settings: GuardSettings,
         *,
@@ -189,7 +190,7 @@ class Guard(GuardState):
         return self._namer.model
 
     @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
+    def optimizers(self) -> list[Optimizer]:
         """The guarded optimizers, without wrappers."""
         return self._run.optimizers()
 

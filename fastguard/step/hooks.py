@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from ..clip import Limits
@@ -37,7 +38,6 @@ from .wrappers import is_nested, is_state_initialisation, left_to_python, may_ne
 
 _perf_counter = time.perf_counter
 _get_num_threads = torch.get_num_threads
-_Optimizer: TypeAlias = torch.optim.Optimizer
 _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
 _Arguments: TypeAlias = tuple[_Args, _Kwargs]  # of a step, as a pre-hook returns them
@@ -51,7 +51,7 @@ _ODD, _OTHER_PARAMETERS, _NOT_FINITE, _SCALED, _ODD_LR, _DROPPED, _OVER, _UNSUIT
 class _Attended(SkippedCall):
     """A step with a closure, or a slower one: what is done within it is undone as it ends, also where it raises."""
 
-    def __init__(self, optimizer: _Optimizer, hooks: Hooks) -> None:
+    def __init__(self, optimizer: Optimizer, hooks: Hooks) -> None:
         super().__init__(optimizer)
         self._hooks = hooks
 
@@ -116,7 +116,7 @@ class Hooks(HooksState):
         if self._member.is_alive:
             self._scaler.leave(self._member.optimizer)
 
-    def _before(self, optimizer: _Optimizer, args: _Args, kwargs: _Kwargs) -> _Arguments | None:
+    def _before(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs) -> _Arguments | None:
         try:
             run, attributes = self._run, optimizer.__dict__
             if (
@@ -170,7 +170,7 @@ class Hooks(HooksState):
             self._scaler.abandon(optimizer)
             raise
 
-    def _finish(self, optimizer: _Optimizer, args: Any, kwargs: Any, outcome: int, elapsed: float) -> Any:
+    def _finish(self, optimizer: Optimizer, args: Any, kwargs: Any, outcome: int, elapsed: float) -> Any:
         """Counts a step that was measured in `elapsed` seconds as taken, and does what `outcome` asks for.
 
         C++ calls this too, unless the step was clean.
@@ -189,7 +189,7 @@ class Hooks(HooksState):
         ring.words[HEADER_WORDS * slot + OVERHEAD_S] = _perf_counter() - started
         return given
 
-    def _follow(self, optimizer: _Optimizer, outcome: int, args: _Args, kwargs: _Kwargs) -> _Arguments | None:
+    def _follow(self, optimizer: Optimizer, outcome: int, args: _Args, kwargs: _Kwargs) -> _Arguments | None:
         """Does what is left to do for a step that was measured but is not clean."""
         run, ring = self._run, self._run.ring
         if outcome & _SCALED and not self._scales and not outcome & _OVER:
@@ -221,7 +221,7 @@ class Hooks(HooksState):
             self._ledger.enter(is_bad=False, from_scaler=False, is_lone=True)
         return None
 
-    def _after(self, optimizer: _Optimizer, args: _Args, kwargs: _Kwargs) -> None:
+    def _after(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs) -> None:
         try:
             if self._depth:
                 self._depth -= 1
@@ -250,9 +250,7 @@ class Hooks(HooksState):
             self._scaler.abandon(optimizer)
             raise
 
-    def _leave_out(
-        self, optimizer: _Optimizer, args: _Args, kwargs: _Kwargs, repairs: Undo | None
-    ) -> _Arguments | None:
+    def _leave_out(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs, repairs: Undo | None) -> _Arguments | None:
         """Has the step not be taken; where that can't be, has it do nothing that lasts."""
         interceptor = self._skip_strategy.interceptor(optimizer)
         if interceptor is None:
@@ -262,11 +260,11 @@ class Hooks(HooksState):
         self._scaler.withhold(optimizer)
         return interceptor.intercept(SkippedCall(optimizer), args), kwargs
 
-    def _do_without(self, optimizer: _Optimizer, repairs: Undo | None) -> None:
+    def _do_without(self, optimizer: Optimizer, repairs: Undo | None) -> None:
         self._undo = change = self._skip_strategy.neutralize(optimizer, repairs)
         change.apply()
 
-    def _go_the_long_way(self, optimizer: _Optimizer, args: _Args, kwargs: _Kwargs) -> _Arguments | None:
+    def _go_the_long_way(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs) -> _Arguments | None:
         started = _perf_counter()
         if self._depth and is_nested(optimizer):
             self._depth += 1
@@ -295,7 +293,7 @@ class Hooks(HooksState):
         if self._rescue is not None and self._judge.is_between_steps:
             self._rescue.begin_step(self._run.step, callable(closure))
         if callable(closure):
-            return self._attend(closure, optimizer, handed, args, kwargs)
+            return self._attend(optimizer, handed, args, kwargs)
         undo = self._judge_gradients(optimizer, handed)
         given = None
         if isinstance(undo, Skip):
@@ -309,26 +307,18 @@ class Hooks(HooksState):
         self._judge.add_overhead(_perf_counter() - started)
         return given
 
-    def _attend(
-        self,
-        closure: Callable[[], Any],
-        optimizer: _Optimizer,
-        handed: Handed,
-        args: _Args,
-        kwargs: _Kwargs,
-    ) -> _Arguments:
+    def _attend(self, optimizer: Optimizer, handed: Handed, args: _Args, kwargs: _Kwargs) -> _Arguments:
         """Has the closure judged: the gradients of this step do not exist before it has run."""
         self._is_evaluating, self._loss = False, None
         if self._closure_backup is not None:
             self._closure_backup.begin(optimizer)
-        judged = self._judging(closure, optimizer, handed)
         if len(args) > 1:
-            args = (args[0], judged, *args[2:])
+            args = (args[0], self._judging(args[1], optimizer, handed), *args[2:])
         else:
-            kwargs = {**kwargs, "closure": judged}
+            kwargs = {**kwargs, "closure": self._judging(kwargs["closure"], optimizer, handed)}
         return self._attended(optimizer, args, kwargs)
 
-    def _attended(self, optimizer: _Optimizer, args: _Args, kwargs: _Kwargs) -> _Arguments:
+    def _attended(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs) -> _Arguments:
         """Has the step attended to."""
         interceptor = interceptor_of(optimizer)
         if interceptor is not None:
@@ -348,7 +338,7 @@ class Hooks(HooksState):
             self._slowed.give_back()
             self._slowed = None
 
-    def _judging(self, closure: Callable[[], Any], optimizer: _Optimizer, handed: Handed) -> Callable[[], Any]:
+    def _judging(self, closure: Callable[[], Any], optimizer: Optimizer, handed: Handed) -> Callable[[], Any]:
         @functools.wraps(closure)
         def judged() -> Any:
             self._is_evaluating = True
@@ -371,7 +361,7 @@ class Hooks(HooksState):
 
         return judged
 
-    def _judge_gradients(self, optimizer: _Optimizer, handed: Handed, loss: Any = None) -> Undo | Skip | None:
+    def _judge_gradients(self, optimizer: Optimizer, handed: Handed, loss: Any = None) -> Undo | Skip | None:
         try:
             undo = self._judge.judge(self._member, optimizer, handed, self._evaluations == 0, loss)
         except (

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
@@ -263,7 +264,7 @@ class StepHooks:
         self._give_back()
 
     def _before(
-        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._give_back()  # of a step that raised
         if self._member.is_paused:
@@ -284,7 +285,7 @@ class StepHooks:
         self._undo.apply()
         return None
 
-    def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._give_back()
 
     def _give_back(self) -> None:
@@ -303,7 +304,7 @@ class BackwardGuard(Guard):
         self._kept = self._run.optimizers()  # nobody else has that of a parameter that is frozen
         return (StepHooks(member, self._together) for member in self._run.members)
 
-    def step_from(self, pairs: Sequence[tuple[torch.Tensor, torch.optim.Optimizer]], *, by_parameter: bool) -> None:
+    def step_from(self, pairs: Sequence[tuple[torch.Tensor, Optimizer]], *, by_parameter: bool) -> None:
         """Has each parameter stepped by its optimizer as its gradient comes; `detach` ends that."""
         for p, optimizer in pairs:
             hook = partial(self._together.step, optimizer, by_parameter)
@@ -326,7 +327,7 @@ class BackwardGuard(Guard):
 
 def wrap_backward(
     model: torch.nn.Module,
-    optimizers: Mapping[Any, Any] | torch.optim.Optimizer,
+    optimizers: Mapping[Any, Any] | Optimizer,
     *,
     hooks: bool = True,
     max_norm: float | None = None,
@@ -403,7 +404,7 @@ def wrap_backward(
     return guard
 
 
-def _pairs(model: torch.nn.Module, optimizers: Any, hooks: bool) -> list[tuple[torch.Tensor, torch.optim.Optimizer]]:
+def _pairs(model: torch.nn.Module, optimizers: Any, hooks: bool) -> list[tuple[torch.Tensor, Optimizer]]:
     """Each parameter with its optimizer, in the model's order."""
     named = dict(model.named_parameters())
     if not isinstance(optimizers, Mapping):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from .._device import is_capturing
@@ -108,9 +109,7 @@ class Judge:
         finally:
             self._ledger.deliver()
 
-    def judge(
-        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
-    ) -> Undo | Skip | None:
+    def judge(self, member: Member, optimizer: Optimizer, handed: Handed, first: bool, loss: Any) -> Undo | Skip | None:
         """Judges the step that `member` is about to take and clips it. Returns what has to be done for the step and
         undone after it.
 
@@ -169,7 +168,7 @@ class Judge:
         run.may_wait = waits
 
     def _decision_for(
-        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
+        self, member: Member, optimizer: Optimizer, handed: Handed, first: bool, loss: Any
     ) -> tuple[HostDecision | DeviceDecision, bool]:
         """The decision on a step, and whether it was made when another optimizer stepped."""
         decision = self._decision
@@ -187,9 +186,7 @@ class Judge:
             )
         return decision, True
 
-    def _decide(
-        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
-    ) -> HostDecision:
+    def _decide(self, member: Member, optimizer: Optimizer, handed: Handed, first: bool, loss: Any) -> HostDecision:
         """Measures and decides here. Synchronises with the gradients' devices."""
         run, ring = self._run, self._run.ring
         optimizers = [optimizer] if len(run.members) == 1 else run.optimizers()
@@ -272,9 +269,7 @@ class Judge:
             _log.log(self._ledger.level, "step %d: rank %d alone had a loss that is not finite", step - 1, bad)
         return shared
 
-    def _must_not_follow(
-        self, member: Member, optimizer: torch.optim.Optimizer, decision: HostDecision | DeviceDecision
-    ) -> bool:
+    def _must_not_follow(self, member: Member, optimizer: Optimizer, decision: HostDecision | DeviceDecision) -> bool:
         """Whether gradients of `member` that came after the decision are not finite. Warns about any that came late."""
         run, ring = self._run, self._run.ring
         params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -302,9 +297,7 @@ class Judge:
         self._ledger.raise_due()
         return True
 
-    def _act(
-        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, decision: HostDecision
-    ) -> Undo | Skip | None:
+    def _act(self, member: Member, optimizer: Optimizer, handed: Handed, decision: HostDecision) -> Undo | Skip | None:
         """Does what a decision means for one optimizer."""
         scaling = handed.read()
         if (decision.skipped and member.can_skip) or scaling.found_inf:
@@ -316,9 +309,7 @@ class Judge:
         factor = decision.clip_coef * inverse
         return None if factor == 1.0 else self.scale(optimizer, factor, from_scaler=handed.from_scaler)
 
-    def _scale_each(
-        self, member: Member, optimizer: torch.optim.Optimizer, decision: HostDecision, inverse: float
-    ) -> None:
+    def _scale_each(self, member: Member, optimizer: Optimizer, decision: HostDecision, inverse: float) -> None:
         """Multiplies each gradient of one optimizer by its factor, unless that is 1."""
         factors = decision.factors or []
         places = range(len(factors)) if decision.positions is None else decision.positions
@@ -332,7 +323,7 @@ class Judge:
         for factor, gradients in by_factor.items():
             kernels.run_scale(self._local(gradients), factor, self._run.backend)
 
-    def scale(self, optimizer: torch.optim.Optimizer, factor: float, *, from_scaler: bool = False) -> Undo | None:
+    def scale(self, optimizer: Optimizer, factor: float, *, from_scaler: bool = False) -> Undo | None:
         """Multiplies the gradients of one optimizer, or returns how it will do so in its own pass."""
         if self._run.ranks is None and not from_scaler and self.divides(optimizer):
             divisor = torch.tensor(1.0 / factor if factor else math.inf, dtype=torch.float32, device="cpu")
@@ -356,7 +347,7 @@ class Judge:
         """The part of `gradients` that this rank writes to."""
         return gradients if self._run.ranks is None else locals_of(gradients)
 
-    def divides(self, optimizer: torch.optim.Optimizer) -> bool:
+    def divides(self, optimizer: Optimizer) -> bool:
         """Whether `optimizer` multiplies its own gradients, all of them on the CPU, when they are clipped."""
         if self.clip_through == "scale" or not takes_flags(optimizer):
             return False

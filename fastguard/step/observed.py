@@ -73,7 +73,14 @@ class Observed:
         run, recorded = self._run, num_operations()
         node = loss.grad_fn if isinstance(loss, torch.Tensor) else None
         if node is not None:
-            return not _began_before(node, run.mark)
+            for _ in range(_LAST_OPERATIONS):  # a loss may be divided or moved after the pass that led to it
+                if node._sequence_nr() < run.mark:
+                    return False
+                before = [one for one, _ in node.next_functions if one is not None and one.next_functions]
+                if not before:
+                    break
+                node = min(before, key=lambda one: one._sequence_nr())
+            return True
         if recorded > run.mark and (run.marks_ends or self._step == newest):
             return True
         run.mark = recorded
@@ -108,15 +115,3 @@ class Observed:
         """The run goes on from another place."""
         self._step = self._run.marked = -1
         self._val_loss = None
-
-
-def _began_before(node: Any, mark: int) -> bool:
-    """Whether the pass that led to `node` was recorded before `mark`: a loss may be divided or moved afterwards."""
-    for _ in range(_LAST_OPERATIONS):
-        if node._sequence_nr() < mark:
-            return True
-        before = [one for one, _ in node.next_functions if one is not None and one.next_functions]
-        if not before:
-            return False
-        node = min(before, key=lambda one: one._sequence_nr())
-    return False

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Place
@@ -30,7 +31,7 @@ _IGNORES_SCALE = frozenset(
 class Member:
     """One optimizer under a guard. Refers to it weakly: the optimizer owns its hooks, which hold this."""
 
-    def __init__(self, index: int, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, index: int, optimizer: Optimizer) -> None:
         self._ref = weakref.ref(optimizer)
         self.index = index
         # LBFGS evaluates its closure several times a step and has no step without gradients.
@@ -40,7 +41,7 @@ class Member:
         self.is_paused = False  # its steps are not part of the run
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
+    def optimizer(self) -> Optimizer:
         optimizer = self._ref()
         if optimizer is None:
             raise ReferenceError("the guarded optimizer no longer exists")
@@ -56,7 +57,7 @@ class Run(RunState):
     """The state of one guard."""
 
     def __init__(
-        self, optimizers: Sequence[torch.optim.Optimizer], proxies: Sequence[Any], namer: Namer, settings: GuardSettings
+        self, optimizers: Sequence[Optimizer], proxies: Sequence[Any], namer: Namer, settings: GuardSettings
     ) -> None:
         self.members = [Member(i, optimizer) for i, optimizer in enumerate(optimizers)]
         self.proxies = [weakref.ref(proxy) for proxy in proxies]  # they own the optimizer, which owns the guard
@@ -93,11 +94,11 @@ class Run(RunState):
         if self.buffers is not None and (skipped is not False or step >= self.buffers_at):
             self.buffers_at = self.buffers.follow(step, skipped)
 
-    def optimizers(self) -> list[torch.optim.Optimizer]:
+    def optimizers(self) -> list[Optimizer]:
         """All of them, which must exist."""
         return [member.optimizer for member in self.members]
 
-    def living_optimizers(self) -> list[torch.optim.Optimizer]:
+    def living_optimizers(self) -> list[Optimizer]:
         """Those that still exist."""
         return [member.optimizer for member in self.members if member.is_alive]
 

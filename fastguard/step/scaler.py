@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim import Optimizer
 
 _log = logging.getLogger("fastguard")
 _FLAG = "_step_supports_amp_scaling"
@@ -46,7 +47,7 @@ _NOTHING, _READ_NOTHING = Handed(), Handed(found_inf=False)
 class ScalerContract:
     """Takes part in the contract for one optimizer."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, proxies: Sequence[weakref.ref[Any]] = ()) -> None:
+    def __init__(self, optimizer: Optimizer, proxies: Sequence[weakref.ref[Any]] = ()) -> None:
         self._proxies = proxies
         self._had_flag = optimizer.__dict__.get(_FLAG)
         self.is_skipped = False  # the step under way, which a scaler asked for, is left out
@@ -63,14 +64,14 @@ class ScalerContract:
                 type(optimizer).__name__,
             )
 
-    def leave(self, optimizer: torch.optim.Optimizer) -> None:
+    def leave(self, optimizer: Optimizer) -> None:
         """Puts the flag back as it was."""
         if self._had_flag is None:
             optimizer.__dict__.pop(_FLAG, None)
         else:
             optimizer.__dict__[_FLAG] = self._had_flag
 
-    def give_back(self, optimizer: torch.optim.Optimizer) -> None:
+    def give_back(self, optimizer: Optimizer) -> None:
         """Before control returns to the scaler, which deletes what it set: so that there is something to delete."""
         if self.holds:
             self.holds = False
@@ -79,7 +80,7 @@ class ScalerContract:
             self.is_skipped = False
             _tell_accelerate(optimizer)
 
-    def withhold(self, optimizer: torch.optim.Optimizer) -> None:
+    def withhold(self, optimizer: Optimizer) -> None:
         """What was handed over to an optimizer that unscales by itself is for a step that is not called."""
         given = optimizer.__dict__
         if "grad_scale" in given or "found_inf" in given:
@@ -87,13 +88,13 @@ class ScalerContract:
             given.pop("grad_scale", None)
             given.pop("found_inf", None)
 
-    def abandon(self, optimizer: torch.optim.Optimizer) -> None:
+    def abandon(self, optimizer: Optimizer) -> None:
         """The step ends in an error: the scaler will not clean up, and would take leftovers into its next step."""
         self.holds = False
         for name in ("grad_scale", "found_inf"):
             optimizer.__dict__.pop(name, None)
 
-    def receive(self, optimizer: torch.optim.Optimizer, kwargs: dict[str, object]) -> Handed | None:
+    def receive(self, optimizer: Optimizer, kwargs: dict[str, object]) -> Handed | None:
         """What the scaler handed over for the step that is about to be taken; None if that is itself, and nobody but
         the optimizer knows how its gradients are scaled. Does not synchronise."""
         self.holds = self.is_skipped = False  # a step that raised left it set
@@ -122,7 +123,7 @@ class ScalerContract:
         return None, None
 
 
-def _tell_accelerate(optimizer: torch.optim.Optimizer) -> None:
+def _tell_accelerate(optimizer: Optimizer) -> None:
     """accelerate knows a skipped step by `step` not being called, which the scaler leaves to us, and has its schedulers
     wait for one. It puts a function in the place of `step` to see that, in whose closure it stands itself."""
     for cell in getattr(optimizer.__dict__.get("step"), "__closure__", None) or ():

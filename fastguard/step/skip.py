@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import optim
+from torch.optim import Optimizer
 
 from ..ranks import has_other_ranks
 from .backup import Backup, ClosureBackup
@@ -41,7 +41,7 @@ class Skip:
 class SkipStrategy:
     """Skips the steps of one optimizer."""
 
-    def __init__(self, optimizer: optim.Optimizer, can_skip: bool) -> None:
+    def __init__(self, optimizer: Optimizer, can_skip: bool) -> None:
         # Without gradients a step of torch's optimizers changes nothing but entries of the groups. Others may require
         # gradients, or take missing ones for zeros.
         self._is_noop = getattr(inspect.unwrap(type(optimizer).step), "__module__", "").startswith("torch.")
@@ -49,11 +49,11 @@ class SkipStrategy:
         self.closure_backup = None if self._is_noop or not can_skip else ClosureBackup()
         self._warned: set[str] = set()
 
-    def interceptor(self, optimizer: optim.Optimizer) -> StepInterceptor | None:
+    def interceptor(self, optimizer: Optimizer) -> StepInterceptor | None:
         """The interceptor; None for a step that communicates: the other processes would wait for it for ever."""
         return interceptor_of(optimizer) if self._is_noop or not has_other_ranks() else None
 
-    def neutralize(self, optimizer: optim.Optimizer, repairs: Undo | None) -> Undo:
+    def neutralize(self, optimizer: Optimizer, repairs: Undo | None) -> Undo:
         """What to apply to a step that is called all the same, so that nothing of it lasts."""
         change, backup = DryRunStep(optimizer), self.closure_backup
         if backup is not None:
@@ -65,7 +65,7 @@ class SkipStrategy:
                 self.warn_once(optimizer, "a skipped step had moved parameters or state before its closure was done")
         return change if repairs is None else UndoPair(repairs, change)
 
-    def warn_once(self, optimizer: optim.Optimizer, text: str, *values: Any) -> None:
+    def warn_once(self, optimizer: Optimizer, text: str, *values: Any) -> None:
         """Logs a warning the first time."""
         if text not in self._warned:
             self._warned.add(text)
@@ -75,7 +75,7 @@ class SkipStrategy:
 class SkippedCall:
     """Takes the optimizer's place among the arguments of one call of its `step`, which is then skipped."""
 
-    def __init__(self, optimizer: optim.Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
 
     def take(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -137,7 +137,7 @@ class StepInterceptor:
 _interceptors: weakref.WeakKeyDictionary[types.FunctionType, StepInterceptor] = weakref.WeakKeyDictionary()
 
 
-def interceptor_of(optimizer: optim.Optimizer) -> StepInterceptor | None:
+def interceptor_of(optimizer: Optimizer) -> StepInterceptor | None:
     """The interceptor of the step that runs this hook; None in compiled steps, where torch's wrapper is gone."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
@@ -204,7 +204,7 @@ class DryRunStep(Undo):
     """Removes the gradients for one step, and then restores entries of the groups, in which some steps count all the
     same. With a backup, replaces the gradients by zeros, and then restores all that changed."""
 
-    def __init__(self, optimizer: optim.Optimizer, backup: Backup | None = None) -> None:
+    def __init__(self, optimizer: Optimizer, backup: Backup | None = None) -> None:
         self.backup = backup
         self._params = {id(p): p for group in optimizer.param_groups for p in group["params"]}
         self._groups = [(group, dict(group)) for group in optimizer.param_groups if backup is None]

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from ..records import TensorStats
 
 # The code of the function that torch wraps around every `step`, and that calls the hooks.
-HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
+HOOKED_STEP = Optimizer.profile_hook_step(lambda self: None).__code__
 _HOOKS = "_optimizer_step_pre_hooks"
 _PROXIES = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")  # packages that only wrap others
 
@@ -39,12 +40,10 @@ def _is_proxy(optimizer: Any) -> bool:
     if any(c.__module__.partition(".")[0] in _PROXIES for c in type(optimizer).__mro__):
         return True
     own = getattr(optimizer, "__dict__", {})
-    return not isinstance(optimizer, torch.optim.Optimizer) or not (
-        _HOOKS in own or "param_groups" in own or "state" in own
-    )
+    return not isinstance(optimizer, Optimizer) or not (_HOOKS in own or "param_groups" in own or "state" in own)
 
 
-def innermost(optimizer: Any, *, in_backward: bool = False) -> torch.optim.Optimizer:
+def innermost(optimizer: Any, *, in_backward: bool = False) -> Optimizer:
     """The optimizer that takes the steps, inside the proxies that stand around it.
 
     Raises:
@@ -58,7 +57,7 @@ def innermost(optimizer: Any, *, in_backward: bool = False) -> torch.optim.Optim
                 f"{type(optimizer).__name__}, which steps group by group on partitioned gradients. Run without ZeRO."
             )
     inner = next((layer for layer in inwards(optimizer) if not _is_proxy(layer)), [optimizer, *inwards(optimizer)][-1])
-    if not isinstance(inner, torch.optim.Optimizer):
+    if not isinstance(inner, Optimizer):
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(inner).__name__}")
     if _HOOKS not in inner.__dict__ or not getattr(type(inner).step, "hooked", False):
         raise TypeError(
@@ -87,7 +86,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
             return model
 
 
-def is_state_initialisation(optimizer: torch.optim.Optimizer, kwargs: dict[str, Any]) -> bool:
+def is_state_initialisation(optimizer: Optimizer, kwargs: dict[str, Any]) -> bool:
     """Whether this is the step by which torch.distributed.checkpoint makes an optimizer create its state.
 
     It calls `step(closure=None)` on an optimizer without state, with every learning rate and every gradient zero.
@@ -105,10 +104,10 @@ def is_state_initialisation(optimizer: torch.optim.Optimizer, kwargs: dict[str, 
 def may_nest(cls: type) -> bool:
     """Whether the `step` of an optimizer class may call that of a parent class, which would run all hooks twice."""
     steps = {inspect.unwrap(c.__dict__["step"]) for c in cls.__mro__ if "step" in c.__dict__}
-    return len(steps - {torch.optim.Optimizer.step}) > 1
+    return len(steps - {Optimizer.step}) > 1
 
 
-def is_nested(optimizer: torch.optim.Optimizer) -> bool:
+def is_nested(optimizer: Optimizer) -> bool:
     """Whether the step that runs this hook is part of another step of the same optimizer.
 
     A subclass's `step` that calls `super().step()` runs all hooks again once torch has wrapped the parent's `step`. A

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from .. import kernels
 from .._text import listed
@@ -52,7 +53,7 @@ def sinks_of_rank(sinks: Any, ranks: str) -> tuple[list[Any], bool]:
     return [], True
 
 
-def _check_disjoint(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def _check_disjoint(optimizers: Sequence[Optimizer]) -> None:
     """Raises ValueError if optimizers share a parameter."""
     if len(optimizers) < 2:
         return  # saves 0.1 KB a parameter
@@ -66,7 +67,7 @@ def _check_disjoint(optimizers: Sequence[torch.optim.Optimizer]) -> None:
 
 def has_equal_guard(
     given: Sequence[Any],
-    inner: Sequence[torch.optim.Optimizer],
+    inner: Sequence[Optimizer],
     model: torch.nn.Module | None,
     settings: GuardSettings,
     sinks: Sequence[Any],
@@ -100,7 +101,7 @@ def has_equal_guard(
 
 def build(
     kind: type[_Guard],
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[Optimizer],
     model: torch.nn.Module | None,
     settings: GuardSettings,
     local: Any = None,
@@ -136,9 +137,9 @@ def _warn_of_shared(guard: Guard) -> None:
 def show(guard: Guard, proxies: Iterable[Any] = ()) -> None:
     """Makes the guard the `guard` attribute of its optimizers and of their wrappers."""
     _warn_of_shared(guard)
-    if "guard" not in torch.optim.Optimizer.__dict__:
+    if "guard" not in Optimizer.__dict__:
         shown = _GuardAttribute() if guard_attribute is None else guard_attribute(Guard.of)
-        torch.optim.Optimizer.guard = shown  # type: ignore[attr-defined]
+        Optimizer.guard = shown  # type: ignore[attr-defined]
     for o in guard.optimizers:
         o.__dict__[GUARD] = guard
     for proxy in proxies:

@@ -259,6 +259,6 @@ class Workspace:
         stream = self._side.stream()
         if self._stream is not None:
             stream.wait_stream(self._stream)
-            for tensor in [self._partials, *self.tables.live()]:
+            for tensor in (self._partials, *self.tables.live()):
                 tensor.record_stream(stream)
         self._stream_id, self._stream = stream_id, stream
