@@ -335,9 +335,6 @@ class TrainingHistory(Series):
             self.equal_run, low, high = 1, norm, norm
         self._equal_low, self._equal_high = low, high
 
-    def _another(self) -> TrainingHistory:
-        return TrainingHistory(self.window)
-
     def __repr__(self) -> str:
         return f"TrainingHistory({self.num_steps} steps, window={self.window})"
 

@@ -120,7 +120,7 @@ class Series:
 
     def _another(self) -> Any:
         """An empty history with the same window."""
-        raise NotImplementedError
+        return type(self)(self.window)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but `last`, as plain dicts, lists, strings and numbers that strict JSON can hold.

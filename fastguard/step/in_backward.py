@@ -50,23 +50,6 @@ def _norm(table: bytearray) -> float:
     return norm_of(*norm_parts(kernels.fold_rows(table)))
 
 
-class _Estimate:
-    """The norm of gradients of which some are still to come: that of those that have come, or that of the step before
-    if it is larger."""
-
-    def __init__(self) -> None:
-        self.last = self._running = 0.0  # `last`: the newest finite norm of a whole step
-
-    def add(self, norm: float) -> float:
-        """Adds a gradient and returns the estimate."""
-        self._running = math.hypot(self._running, norm)
-        return max(self.last, self._running)
-
-    def begin(self) -> None:
-        """Another step begins."""
-        self._running = 0.0
-
-
 class _Pass:
     """What has been stepped in one backward pass. A place is the index of a parameter."""
 
@@ -78,6 +61,7 @@ class _Pass:
         self.factors: dict[int, float] = {}  # of those that were clipped, by place
         self.skipped: set[int] = set()  # places
         self.over: set[int] = set()  # groups above their triggers
+        self.norms: defaultdict[str | None, float] = defaultdict(float)  # so far, of all, under None, and of groups
         self.loss, self.seconds = run.ring.loss, 0.0  # the newest when the pass began; spent on judging
         self.limits = limits_of(run.clip)
 
@@ -102,8 +86,7 @@ class InBackward:
         self._lock = threading.RLock()  # devices have threads of their own in a backward pass
         self._task = -1
         self._pass: _Pass | None = None
-        self._all = _Estimate()
-        self._groups: defaultdict[str, _Estimate] = defaultdict(_Estimate)  # by name
+        self._last: defaultdict[str | None, float] = defaultdict(float)  # norms of the step before
 
     def has_come(self, p: torch.Tensor) -> bool:
         """Whether a gradient of `p` has been judged in this step."""
@@ -151,8 +134,6 @@ class InBackward:
         if run.step >= run.wakes_at:
             self._observed.observers.begin_step(run.step)
         self._pass = current = _Pass(run)
-        for estimate in (self._all, *self._groups.values()):
-            estimate.begin()
         return current
 
     def _backward_has_ended(self) -> None:
@@ -190,11 +171,11 @@ class InBackward:
 
     def _factor(self, current: _Pass, limits: Limits, place: int, norm: float) -> float:
         """The factor for one gradient; 0.0 skips its step."""
-        estimate, clip = self._all.add(norm), cast(ClipPolicy, self._run.clip)
+        estimate, clip = self._estimate(current, None, norm), cast(ClipPolicy, self._run.clip)
         applied = [(estimate, limits.trigger, limits.target)]
         group = -1 if limits.norms is None else place if limits.groups is None else limits.groups[place]
         if group >= 0:
-            estimate = norm if limits.groups is None else self._groups[clip.names[group]].add(norm)
+            estimate = norm if limits.groups is None else self._estimate(current, clip.names[group], norm)
             if limits.triggers is not None and limits.targets is not None:
                 applied.append((estimate, limits.triggers[group], limits.targets[group]))
                 if factor_of(*applied[-1]) != 1.0:
@@ -202,6 +183,12 @@ class InBackward:
         if any(size > trigger and target == 0.0 for size, trigger, target in applied):
             return 0.0
         return math.prod(factor_of(*each) for each in applied)
+
+    def _estimate(self, current: _Pass, group: str | None, norm: float) -> float:
+        """The norm of gradients of which some are still to come: that of those that have come, or that of the step
+        before if it is larger."""
+        current.norms[group] = so_far = math.hypot(current.norms[group], norm)
+        return max(self._last[group], so_far)
 
     def end(self) -> None:
         """Ends the step and records it. Raises NonFiniteGradientsError after too many steps with skips in a row."""
@@ -230,21 +217,21 @@ class InBackward:
         """Keeps the norms of the step for the next one, and has the policy observe it."""
         limits, clip = current.limits, self._run.clip
         if math.isfinite(judged.norm):
-            self._all.last = judged.norm
+            self._last[None] = judged.norm
             if limits is not None:
                 limits.apply(judged.norm, row_norms(judged.table), judged.positions)  # writes the norms of groups
                 if limits.groups is not None and limits.norms is not None:
                     for name, size in zip(cast(ClipPolicy, clip).names, limits.norms, strict=True):
                         if size >= 0.0:
-                            self._groups[name].last = size
+                            self._last[name] = size
         if isinstance(clip, CheckedPolicy):
             clip.observe_step(judged.norm, current.loss)
 
     def go_on(self, history: TrainingHistory) -> None:
         """Resumes from the norm of the newest step; those of groups are not known."""
         finite = (entry.norm for entry in reversed(history.recent) if math.isfinite(entry.norm))
-        self._all.last = next(finite, 0.0)
-        self._groups.clear()
+        self._last.clear()
+        self._last[None] = next(finite, 0.0)
 
 
 class StepHooks:

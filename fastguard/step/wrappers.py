@@ -75,17 +75,6 @@ def innermost(optimizer: Any, *, in_backward: bool = False) -> Optimizer:
     return inner
 
 
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside `torch.compile`, DataParallel and DistributedDataParallel."""
-    while True:
-        if type(model).__name__ == "OptimizedModule":
-            model = model._orig_mod  # type: ignore[assignment]
-        elif isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
-            model = model.module
-        else:
-            return model
-
-
 def is_state_initialisation(optimizer: Optimizer, kwargs: dict[str, Any]) -> bool:
     """Whether this is the step by which torch.distributed.checkpoint makes an optimizer create its state.
 

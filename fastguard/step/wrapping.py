@@ -18,12 +18,13 @@ from ..clip import ClipPolicy
 from ..errors import AlreadyGuardedError, explained
 from ..names import check_models, parameters_of
 from ..observers.activations import ActivationMonitor, monitor_for
+from ..observers.observer import unwrapped
 from ..ranks import Parity, alike_settings, compares_ranks, has_other_ranks, local_gradients, num_averaged, ranks_over
 from ..recovery import Recovery
 from .guard import GUARD, Guard
 from .settings import GuardSettings
 from .state import guard_attribute
-from .wrappers import innermost, inwards, unwrapped
+from .wrappers import innermost, inwards
 
 AnyOptimizer = TypeVar("AnyOptimizer")
 _Guard = TypeVar("_Guard", bound=Guard)
