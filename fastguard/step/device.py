@@ -32,8 +32,8 @@ def brought(value: Any, word: torch.Tensor) -> torch.Tensor | None:
 class PendingStep:
     """A slot on the device, and what the host knows about the step in it."""
 
-    def __init__(self, slot: Slot, courier: Courier, generation: int) -> None:
-        self.slot, self.courier, self.generation = slot, courier, generation
+    def __init__(self, slot: Slot, courier: Courier) -> None:
+        self.slot, self.courier = slot, courier
         self.parcel = courier.parcel(slot.words)  # carries the slot to the host
         self.start(0, from_scaler=False, is_scaled=False)
 
@@ -71,13 +71,12 @@ class PendingSteps:
         self._complete = complete
         self._free: list[PendingStep] = []
         self._submitted: deque[PendingStep] = deque()
-        self._generation = 0
         self.current: PendingStep | None = None  # the step just taken, which may still be added to
 
     def rebuild(self, slots: Sequence[Slot], courier: Courier) -> None:
-        """Goes on with other slots. Submitted steps still complete; none may be current."""
-        self._generation += 1
-        self._free = [PendingStep(slot, courier, self._generation) for slot in slots]
+        """Goes on with other slots once the submitted steps are complete; none may be current. Waits."""
+        self.complete_all()
+        self._free = [PendingStep(slot, courier) for slot in slots]
 
     @property
     def is_idle(self) -> bool:
@@ -123,8 +122,7 @@ class PendingSteps:
     def _pop(self) -> None:
         pending = self._submitted.popleft()
         self._complete(pending)
-        if pending.generation == self._generation:
-            self._free.append(pending)
+        self._free.append(pending)
 
 
 @dataclass
