@@ -20,8 +20,6 @@ from .registry import BackendStatus as BackendStatus
 from .registry import backends as backends
 from .registry import require_devices as require_devices
 from .registry import resolve_backend as resolve_backend
-from .registry import takes_cpu as takes_cpu
-from .registry import takes_triton as takes_triton
 from .tensors import as_list as as_list
 from .tensors import as_tensor as as_tensor
 from .tensors import lacks_memory as lacks_memory

@@ -20,8 +20,7 @@ LineCounts: Any = getattr(extension, "LineCounts", object)
 LogState: Any = getattr(extension, "LogState", object)
 _log = logging.getLogger("fastguard")
 MAX_LINE_BYTES = 64 << 20  # a table of half a million tensors
-_Parse = Callable[[bytes], dict[str, Any] | None]
-_ReadLine = Callable[[int], bytes]
+_raw_decode = json.JSONDecoder().raw_decode
 MAX_LISTED = 1000  # lines that could not be read, by number
 _NESTED = 100  # lists and dicts
 _OTHER_FILES = {
@@ -54,7 +53,10 @@ class LogReader:
         self.model: dict[str, Any] = {}  # another dict after each line of facts
         self.run_id, self.num_runs = "", 1  # of the newest record; runs so far
         self._lines = lines
-        self._parse = _parser()
+        try:
+            self._quick: Callable[[bytes], Any] | None = importlib.import_module("orjson").loads
+        except ImportError:
+            self._quick = None
         self._has_steps = False
         self._news: dict[str, Any] = {}  # facts since the newest step
 
@@ -75,7 +77,7 @@ class LogReader:
         if self.num_skipped <= MAX_LISTED:
             self.skipped_lines.append(line)
 
-    def _record(self, line: bytes, number: int, readline: _ReadLine) -> dict[str, Any] | None:
+    def _record(self, line: bytes, number: int, readline: Callable[[int], bytes]) -> dict[str, Any] | None:
         """The record of a line, unless it is one of facts, empty or cut off."""
         is_whole = len(line) < MAX_LINE_BYTES + line.endswith(b"\n")
         text = line.removeprefix(_UTF8_MARK if number == 1 else b"").strip()
@@ -102,6 +104,20 @@ class LogReader:
             self._begin_run()
             self.run_id = run_id
         self.model, self._news = {**self.model, **facts}, {**self._news, **facts}
+
+    def _parse(self, line: bytes) -> Any:
+        """What a line that starts with a brace holds; None if it is not JSON."""
+        if self._quick is not None:
+            try:
+                return self._quick(line)
+            except (ValueError, RecursionError, MemoryError):
+                pass  # cut off; or a bare NaN, half a surrogate or 1e999, which Python's json accepts
+        try:
+            text = line.decode()
+            record, end = _raw_decode(text)
+        except (ValueError, RecursionError, MemoryError):  # ValueError also if not UTF-8, or for too many digits
+            return None
+        return record if end == len(text) else None
 
     def _see(self, record: dict[str, Any]) -> None:
         """Takes a step, which may begin another run."""
@@ -194,32 +210,3 @@ def _refusal(line: bytes, path: str | os.PathLike[str], number: int) -> str:
     what = next((what for start, what in _OTHER_FILES.items() if number == 1 and line.startswith(start)), None)
     what = what or f"'{shown(line[:40].decode(errors='backslashreplace'))}'"
     return f"a log must have one JSON object per line, got {what} - at {shown(path)}, line {number}"
-
-
-def _parser() -> _Parse:
-    """A function that parses a line that starts with a brace; it returns None if the line is not JSON."""
-    try:
-        quick = importlib.import_module("orjson").loads
-    except ImportError:
-        return _parse
-
-    def parse(line: bytes) -> dict[str, Any] | None:
-        try:
-            record: dict[str, Any] = quick(line)
-        except (ValueError, RecursionError, MemoryError):
-            return _parse(line)  # cut off; or a bare NaN, half a surrogate or 1e999, which Python's json accepts
-        return record
-
-    return parse
-
-
-_raw_decode = json.JSONDecoder().raw_decode
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        text = line.decode()
-        record, end = _raw_decode(text)
-    except (ValueError, RecursionError, MemoryError):  # ValueError also if not UTF-8, or for too many digits
-        return None
-    return record if end == len(text) else None

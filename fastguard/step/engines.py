@@ -32,7 +32,8 @@ def engine_for(device: torch.device, backend: str) -> type[Engine] | None:
         return triton.Workspace if backend == "triton" else None
     if device.type not in _GPUS or backend == "cpu":
         return None
-    return triton.Workspace if kernels.takes_triton(device, backend) else TorchEngine
+    chosen = kernels.registry.choose(device, backend)
+    return triton.Workspace if chosen.name == "triton" and chosen.accepts(device) else TorchEngine
 
 
 class TorchPlan(NamedTuple):

@@ -364,9 +364,7 @@ class Hooks(HooksState):
     def _judge_gradients(self, optimizer: Optimizer, handed: Handed, loss: Any = None) -> Undo | Skip | None:
         try:
             undo = self._judge.judge(self._member, optimizer, handed, self._evaluations == 0, loss)
-        except (
-            BaseException
-        ) as error:  # a verdict that raises, Ctrl-C: half a step is let go of, and the error passed on
+        except BaseException as error:  # a verdict that raises, Ctrl-C: half a step is let go of
             self._judge.abandon(self._member)
             if self._is_kept(error):
                 return None
