@@ -138,13 +138,8 @@ def activation_launcher(
     dtype: torch.dtype, columns: int, by_column: bool, table: bool, device: torch.device
 ) -> Launcher:
     """Reads tiles of `columns`, and as many rows as make a whole tile."""
-    constants = {
-        "DTYPE": _dtype(dtype),
-        "ROWS": activation_tile(dtype) // columns,
-        "COLS": columns,
-        "BY_COLUMN": by_column,
-        "TABLE": table,
-    }
+    constants = {"DTYPE": _dtype(dtype), "ROWS": activation_tile(dtype) // columns, "COLS": columns}
+    constants |= {"BY_COLUMN": by_column, "TABLE": table}
     return _launcher("activations.activation_kernel", constants, device, fp_fusion=True)
 
 
