@@ -53,8 +53,6 @@ class Guard(GuardState):
     tables of 80 bytes a tensor, and 0.4 KB for each of the newest 512 steps.
     """
 
-    _asked = GuardSettings()
-
     def __init__(
         self,
         optimizers: Sequence[Optimizer],
