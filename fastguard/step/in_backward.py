@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 import threading
 import time
 import weakref
@@ -30,20 +29,10 @@ from .run import Member, Run
 from .scalars import learning_rate
 from .settings import GuardSettings
 from .skip import SkippedCall, SkipStrategy, Undo
-from .wrappers import innermost
+from .wrappers import callers, innermost
 from .wrapping import build, has_equal_guard, show, sinks_of_rank
 
 _NESTING = torch.autograd.function.BackwardCFunction.apply.__code__
-
-
-def _is_nested() -> bool:
-    """Whether the backward pass that ends is part of another, as where a reentrant checkpoint runs one of its own."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _NESTING:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def _norm(table: bytearray) -> float:
@@ -137,7 +126,8 @@ class InBackward:
         return current
 
     def _backward_has_ended(self) -> None:
-        if not _is_nested():
+        # Unless it is part of another pass, as where a reentrant checkpoint runs one of its own.
+        if not any(frame.f_code is _NESTING for frame in callers()):
             self.end()
 
     def _clip(

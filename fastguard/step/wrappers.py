@@ -102,13 +102,16 @@ def is_nested(optimizer: Optimizer) -> bool:
     A subclass's `step` that calls `super().step()` runs all hooks again once torch has wrapped the parent's `step`. A
     counter would miss the end of a step that raised.
     """
-    count = 0
-    frame: types.FrameType | None = sys._getframe()
+    steps = (frame for frame in callers() if frame.f_code is HOOKED_STEP and frame.f_locals.get("self") is optimizer)
+    return next(steps, None) is not None and next(steps, None) is not None
+
+
+def callers() -> Iterator[types.FrameType]:
+    """The frames of all calls under way, innermost first."""
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is HOOKED_STEP and frame.f_locals.get("self") is optimizer:
-            count += 1
+        yield frame
         frame = frame.f_back
-    return count > 1
 
 
 def left_to_python(hook: Callable[..., Any]) -> Callable[..., Any]:
