@@ -36,7 +36,7 @@ struct RunState {
   char is_short, has_more_to_do, marks_ends, waits, asks_clip;
 };
 
-// fastguard.step.long_way.LongWay
+// fastguard.step.hooks.Hooks
 struct HooksState {
   static constexpr int kNumObjects = 6;
   PyObject_HEAD

@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "step": {*OBSERVERS, *READERS, "clip", "observers", "ranks", "recovery"},
     "experiments": {*ABOVE_KERNELS, "clip", "diagnosis", "observers", "recovery", "step"},
     "integrations": {*VOCABULARY, "clip", "step"},
-    "tools": {*OBSERVERS, *READERS, "experiments", "observers", "ranks", "recovery", "step"},
+    "tools": {*OBSERVERS, *READERS, "clip", "experiments", "observers", "ranks", "recovery", "step"},
     "commands": {*OBSERVERS, *READERS, "_C", "experiments", "page", "step", "tools", "visualization", "__init__"},
     "__main__": {"commands"},
 }

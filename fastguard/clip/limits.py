@@ -45,47 +45,26 @@ def row_norms(table: bytearray) -> list[float]:
 
 
 class Ruling(NamedTuple):
-    """What happens to the gradients of one step.
+    """What happens to the gradients of one step."""
 
-    Attributes:
-        coefficient: the factor for all gradients. With `factors`, how much smaller the total norm becomes.
-        is_dropped: whether the step is skipped.
-        factors: one for each gradient, where they differ.
-        over: indices of the groups above their triggers.
-    """
-
-    coefficient: float = 1.0
-    is_dropped: bool = False
-    factors: list[float] | None = None
-    over: tuple[int, ...] = ()
+    coefficient: float = 1.0  # the factor for all gradients; with `factors`, that of the total norm
+    is_dropped: bool = False  # the step is skipped
+    factors: list[float] | None = None  # one for each gradient, where they differ
+    over: tuple[int, ...] = ()  # indices of the groups above their triggers
 
 
 class Limits(NamedTuple):
-    """The limits of one step. csrc/clip.cpp reads these fields by position.
+    """The limits of one step. csrc/clip.cpp reads these fields by position."""
 
-    Attributes:
-        trigger, target: gradients whose total norm is above `trigger` are scaled to `target`. A target of 0 skips the
-            step.
-        groups: index of each parameter's group, -1 for none. None: each parameter is a group.
-        triggers, targets: the same for each group. None: groups are measured, not clipped.
-        norms: of each group, written when the limits are applied; -1 without a gradient. None: there are no groups.
-    """
-
-    trigger: float = math.inf
+    trigger: float = math.inf  # gradients whose total norm is above it are scaled to `target`; to 0: skip the step
     target: float = math.inf
-    groups: array[int] | None = None
-    triggers: array[float] | None = None
+    groups: array[int] | None = None  # index of each parameter's group, -1 for none. None: each parameter is a group
+    triggers: array[float] | None = None  # the same for each group. None: groups are measured, not clipped
     targets: array[float] | None = None
-    norms: array[float] | None = None
+    norms: array[float] | None = None  # of each group, -1 without a gradient; written by `apply`. None: no groups
 
     def apply(self, norm: float, rows: Sequence[float], positions: Sequence[int] | None) -> Ruling:
-        """The ruling on a step whose norm is finite. Writes `norms`.
-
-        Args:
-            norm: of all gradients.
-            rows: the norm of each gradient.
-            positions: indices of their parameters; None if every parameter has a gradient.
-        """
+        """The ruling on a step whose `norm` is finite, by the norms of the gradients. Writes `norms`."""
         is_dropped = norm > self.trigger and self.target == 0.0
         common = 1.0 if is_dropped else factor_of(norm, self.trigger, self.target)
         if self.norms is None:
@@ -120,22 +99,15 @@ class CheckedPolicy(ClipPolicy):
     """Wraps a policy: checks its limits, and counts what it raises instead of stopping the training.
 
     The policy need not derive from `ClipPolicy`; the defaults are the same.
-
-    Attributes:
-        given: the policy.
-        failures: counts what it raises.
-        norms: of the groups or tensors at the newest step, written when limits are applied; None without groups.
-        loss: the newest finite one.
-        has_limits: False for a policy that writes to the gradients itself (`shrink`).
     """
 
     def __init__(self, given: Any) -> None:
         self.given = given
-        self.failures = Failures()
+        self.failures = Failures()  # counts what it raises
         self.scope: str = getattr(given, "scope", "model")
-        self.norms: array[float] | None = None
-        self.loss: float | None = None
-        self.has_limits = self.scope not in SHRINKS
+        self.norms: array[float] | None = None  # of groups or tensors, written when limits are applied
+        self.loss: float | None = None  # the newest finite one
+        self.has_limits = self.scope not in SHRINKS  # others write to the gradients themselves
         self._is_sound = "is_sound" in type(given).__dict__
         self._places: tuple[Place, ...] | None = None
         self._apart: frozenset[int] = frozenset()
@@ -164,15 +136,8 @@ class CheckedPolicy(ClipPolicy):
                 policy.count_in(failures)
 
     def place(self, places: Sequence[Place], apart: frozenset[int]) -> None:
-        """Groups the parameters as the policy wants them.
-
-        Args:
-            places: one for each parameter.
-            apart: indices of optimizers whose gradients do not count in a norm of the whole model.
-
-        Raises:
-            ValueError: from the policy, about its groups.
-        """
+        """Groups the parameters as the policy wants them, and raises its ValueError about groups. Gradients of the
+        optimizers `apart` do not count in a norm of the whole model."""
         if self._places == (places := tuple(places)) and self._apart == apart:
             return
         self._places, self._apart, self._newest, self._groups, self.norms = places, apart, None, None, None
@@ -233,11 +198,8 @@ class CheckedPolicy(ClipPolicy):
         return Limits(math.inf, math.inf, self._groups, triggers, targets, self.norms)
 
     def observe_step(self, norm: float, loss: float | None, limits: Limits | None = None) -> None:
-        """Passes a step on to the policy unless its norm is not finite. Cost: 0.2 us beside the policy's own.
-
-        Args:
-            limits: those of that step, if limits of later steps have been taken since.
-        """
+        """Passes a step on to the policy unless its norm is not finite. `limits` are those of that step, if limits of
+        later steps have been taken since. Cost: 0.2 us beside the policy's own."""
         if not math.isfinite(norm):
             self._newest = None
             return
@@ -329,11 +291,7 @@ def trigger_of(clip: ClipPolicy | None, limits: Limits | None) -> float | None:
 
 
 def as_policy(clip: Any) -> ClipPolicy:
-    """`clip` as a `ClipPolicy` that cannot fail.
-
-    Raises:
-        TypeError: it has no `limits`.
-    """
+    """`clip` as a `ClipPolicy` that cannot fail; raises TypeError if it has no `limits`."""
     is_sound = isinstance(clip, ClipPolicy) and "is_sound" in type(clip).__dict__
     if isinstance(clip, CheckedPolicy) or (is_sound and clip.limit is not None):
         return clip

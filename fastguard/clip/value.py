@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedTensorError
+from ..kernels.reference import wide_dtype
 from ..kernels.tensors import plain
 from ..records import values
 from .policy import ClipPolicy
@@ -74,7 +75,7 @@ class Value(ClipPolicy):
                 view.clamp_(min=(-limit).to(view.dtype), max=limit.to(view.dtype))
             else:
                 view.clamp_(-limit, limit)
-            left = torch.linalg.vector_norm(view, dtype=_wide(view)) / scale
+            left = torch.linalg.vector_norm(view, dtype=wide_dtype(view.device)) / scale
             norms.append(left if rows is None else left.item())
             over.append(i)
         return ([] if rows is None else over), norms
@@ -86,11 +87,6 @@ class Value(ClipPolicy):
 
     def __repr__(self) -> str:
         return f"Value({self.max_value:g})"
-
-
-def _wide(x: torch.Tensor) -> torch.dtype:
-    """What norms of `x` are summed in."""
-    return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 def dense(gradient: torch.Tensor, index: int) -> torch.Tensor:

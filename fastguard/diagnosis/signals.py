@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -367,3 +367,18 @@ def fall_of(values: list[float]) -> tuple[float, float]:
     slope = sum((i - mean_x) * (v - mean_y) for i, v in enumerate(drawn)) / sxx
     rest = sum(d * d for d in (v - mean_y - slope * (i - mean_x) for i, v in enumerate(drawn)))
     return -slope * (n - 1), math.sqrt(rest / max(n - 2, 1) / sxx) * (n - 1)
+
+
+def as_in_gpt2(stds: Mapping[str, float], module_kinds: Iterable[str]) -> set[str]:
+    """The weights that are initialised as in GPT-2, by the standard deviations of all weights.
+
+    GPT-2 draws all weights with a standard deviation of 0.02, whatever their fan-in, and divides those at the end of
+    residual branches by the root of the number of branches. A model counts if a third of its matrices has 0.02, and if
+    it has normalisation layers, which rescale the signals. Source: Radford et al. 2019, section 2.3; also BERT.
+    """
+    std, tolerance = 0.02, 0.1
+    usual = sum(abs(one - std) <= tolerance * std for one in stds.values())
+    if 3 * usual < len(stds) or not any("norm" in kind.lower() for kind in module_kinds):
+        return set()
+    least = (1.0 - tolerance) * std / math.sqrt(max(len(stds), 1))
+    return {name for name, one in stds.items() if least <= one <= (1.0 + tolerance) * std}

@@ -21,9 +21,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import _env
 from ..errors import FastguardError, NotGuardedError
+from ..observers.observer import unwrapped
 from ..records.failures import describe
 from ..step import Guard, wrap
-from ..step.wrappers import HOOKED_STEP, left_to_python, unwrapped
+from ..step.wrappers import HOOKED_STEP, left_to_python
 from .script_losses import Patches, ScriptLosses
 
 _MOST_GUARDS = 20

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch._C import _current_graph_task_id as graph_task
 
+from ..observers.observer import unwrapped
 from ..step import Guard
-from ..step.wrappers import unwrapped
 
 # The functions that torch's loss functions and modules call, and the position of their argument `reduction`.
 _FUNCTIONS: dict[str, tuple[Any, int]] = {

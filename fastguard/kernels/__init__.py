@@ -20,8 +20,6 @@ from .registry import BackendStatus as BackendStatus
 from .registry import backends as backends
 from .registry import require_devices as require_devices
 from .registry import resolve_backend as resolve_backend
-from .registry import takes_cpu as takes_cpu
-from .registry import takes_triton as takes_triton
 from .tensors import as_list as as_list
 from .tensors import as_tensor as as_tensor
 from .tensors import lacks_memory as lacks_memory
@@ -118,11 +116,8 @@ def run_stats(tensors: Sequence[Any], backend: str, unscale: float = 1.0) -> tup
 def plain_stats(
     tensors: Sequence[Any], backend: str, unscale: float = 1.0
 ) -> tuple[bytearray, tuple[float, ...], frozenset[torch.dtype]] | None:
-    """As `run_stats`, and the dtypes; None if a tensor is not plain dense or strided CPU memory, or the CPU kernels are
-    not chosen.
-
-    Complex tensors count under their real dtype. This is the quickest way in: no Python code runs for any tensor.
-    """
+    """As `run_stats`, and the dtypes, complex tensors under their real one; None if one is not plain CPU memory, or the
+    CPU kernels are not chosen. This is the quickest way in: no Python code runs for any tensor."""
     if not tensors or not _may_be_plain(tensors[0], backend):
         return None
     found = cpu.extension.tensor_stats(tensors, torch.get_num_threads(), unscale, True)
@@ -177,10 +172,8 @@ def run_scale(tensors: Sequence[Any], factor: float, backend: str) -> None:
 
 
 def run_copy(to: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
-    """`torch._foreach_copy_(to, source)` for tensors of the same shapes, unnoticed by autograd where that
-    is possible.
-
-    Cost: on the CPU, one call that bypasses the caches where both have the same strides. On a GPU it is queued."""
+    """`torch._foreach_copy_(to, source)` for tensors of the same shapes, unnoticed by autograd where that is possible:
+    on the CPU one call that bypasses the caches where both have the same strides, queued on a GPU."""
     others: Sequence[int] = range(len(to))
     if "cpu" in CPU_NAMES:
         others = cpu.extension.copy(to, source, torch.get_num_threads())

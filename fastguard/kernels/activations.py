@@ -52,11 +52,8 @@ def real(x: Any, where: str) -> torch.Tensor:
 
 
 def run_activation(x: torch.Tensor, limits: Limits, dim: int | None, backend: str) -> tuple[Row, bytes | None]:
-    """The row of `x` and, with a `dim`, the table of its channels: as `channel_stats`, with the least around it.
-
-    The arguments have been through `real`, `thresholds` and `resolve_backend`; `dim` is within the dimensions of `x`.
-    For training loops: plain torch replaces a backend without this operation.
-    """
+    """The row of `x` and, with a `dim`, the table of its channels, for training loops: the arguments have been through
+    `real`, `thresholds` and `resolve_backend`; plain torch replaces a backend without this operation."""
     is_quick = x.is_cpu and backend in CPU_NAMES
     chosen = BACKENDS["cpu"] if is_quick else choose_or_fall_back(x.device, backend, "activation")
     return chosen.activation(x, dim, limits)
@@ -134,21 +131,14 @@ def channel_stats(
     limits = thresholds(saturation, near_zero)
     where = "channel_stats(x)"
     x = real(x, where)
-    dim = channel_dimension(x, dim, where)
-    row, table = _run(x, limits, dim, backend, where)
-    shape = list(x.shape) or [1]
-    num_channels = shape.pop(dim)
-    assert table is not None
-    return ChannelStats(ActivationStats.from_row(row), num_channels, math.prod(shape), table)
-
-
-def channel_dimension(x: torch.Tensor, dim: int, where: str = "channel_stats(x)") -> int:
-    """`dim` counted from the front; raises for one that `x` lacks, and for an `x` that is not dense."""
-    dense = x.layout is torch.strided and not x.is_nested
-    if not dense:
+    if x.layout is not torch.strided or x.is_nested:
         what = "a nested tensor" if x.is_nested else f"layout {x.layout}"
         raise UnsupportedTensorError(0, f"must be dense, got {what}. Call to_dense first", "x", where)
     rank = max(1, x.dim())
     if not -rank <= dim < rank:
         raise IndexError(f"`dim` must be in [{-rank}, {rank - 1}], got {dim} - at {where} of shape {tuple(x.shape)}")
-    return dim % rank
+    row, table = _run(x, limits, dim := dim % rank, backend, where)
+    shape = list(x.shape) or [1]
+    num_channels = shape.pop(dim)
+    assert table is not None
+    return ChannelStats(ActivationStats.from_row(row), num_channels, math.prod(shape), table)

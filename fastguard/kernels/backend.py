@@ -63,20 +63,12 @@ class Backend:
         self._lacks("tensor_stats")
 
     def scale_(self, tensors: Sequence[Any], factor: float) -> None:
-        """x *= factor in place, with one rounding; none is written to unless all can be.
-
-        Raises:
-            UnsupportedTensorError: with the index of a tensor that cannot be written to, or that overlaps itself.
-        """
+        """x *= factor in place, with one rounding, or UnsupportedTensorError: none is written to unless all can be."""
         self._lacks("scale_")
 
     def activation(self, x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, bytes | None]:
         """One row of ACTIVATION_COLUMNS of a real tensor and, with a `dim` counted from the front, CHANNEL_COLUMNS of
-        each of its indices as float64 [C, 4] in bytes.
-
-        Args:
-            limits: low, high and near-zero threshold; the last is above 0, so that zeros are near zero.
-        """
+        each of its indices as float64 [C, 4] in bytes. `limits`: low, high, near-zero threshold, which is above 0."""
         self._lacks("activation")
 
     def activation_into(

@@ -45,14 +45,10 @@ def _describe(tensor: torch.Tensor) -> tuple[int, str, tuple[int, ...], tuple[in
     return tensor.data_ptr(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride()
 
 
-def _examples() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Tensors and their negatives, from which the extension learns where torch keeps what."""
+def _initialise() -> None:
+    # Tensors and their negatives, from which the extension learns where torch keeps what.
     examples = [torch.zeros(shape, device="cpu") for shape in ((), (5,), (2, 3), (1, 7, 11))]
     examples.append(torch.nn.Parameter(torch.zeros(13, device="cpu")))
-    return [(x, torch._neg_view(x)) for x in examples if type(x) in (torch.Tensor, torch.nn.Parameter)]
-
-
-def _initialise() -> None:
     _C.set_tensor_access(
         torch.Tensor,
         torch.nn.Parameter,
@@ -61,7 +57,7 @@ def _initialise() -> None:
         functools.partial(_prepare, writable=True),
         _describe,
         _exchange_api(),
-        _examples(),
+        [(x, torch._neg_view(x)) for x in examples if type(x) in (torch.Tensor, torch.nn.Parameter)],
     )
     isa = _env.isa()
     if isa is not None:

@@ -111,27 +111,8 @@ def choose_or_fall_back(device: torch.device, name: str, operation: str) -> Back
     return BACKENDS["reference"]
 
 
-def takes_triton(device: torch.device, backend: str) -> bool:
-    """Whether `backend` means the Triton kernels on `device`; says once why "auto" has to pass them over."""
-    triton = BACKENDS["triton"]
-    return triton.accepts(device) and choose(device, backend) is triton
-
-
-def takes_cpu(backend: str) -> bool:
-    """Whether `backend` means the C++ kernels for tensors on the CPU."""
-    return backend in CPU_NAMES
-
-
-def _names_for_cpu() -> frozenset[str]:
-    """Under which names tensors on the CPU go to the C++ kernels, which then have shorter ways than an operation."""
-    if BACKENDS["cpu"].unavailable() is not None:
-        return frozenset()
-    here = torch.device("cpu")
-    first = next(name for name, b in BACKENDS.items() if b.accepts(here) and b.unavailable() is None)
-    return frozenset({"auto", "cpu"} if first == "cpu" else {"cpu"})
-
-
-CPU_NAMES = _names_for_cpu()
+# Under which names tensors on the CPU go to the C++ kernels, which then have shorter ways than an operation.
+CPU_NAMES = frozenset({"auto", "cpu"} if BACKENDS["cpu"].unavailable() is None else ())
 
 
 def split_by_device(tensors: Sequence[Any]) -> dict[torch.device, list[int]]:

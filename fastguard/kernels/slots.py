@@ -18,16 +18,10 @@ class Slot:
     """Views of one slot, made once, so that a step makes none. Addresses stay valid as long as this object lives.
 
     Attributes:
-        words: the whole of it.
-        address, factor_address: of the first word, and of `factor`.
-        rows: [num_rows, len(COLUMNS)].
-        total: sum of squares of the unscaled elements.
+        words: the whole of it; for `total`, `factor`, `step` and `notes` see `fastguard.records.slot`.
         decided: the words that follow from the decision.
-        factor: what gradients are to be multiplied by.
-        step: the number of the step.
         skip_flag: 0-dim float32, exactly 0.0 or 1.0: `optimizer.found_inf`.
         divisor: 0-dim float32, loss scale / clip coefficient: `optimizer.grad_scale`, to clip without a pass.
-        notes: 0-dim, by name: what the host may leave here to travel along.
         scale, found_inf: 0-dim float32, for copies of values on another device.
     """
 
@@ -56,11 +50,8 @@ def make_slots(device: torch.device, num_rows: int, count: int = 1, dtype: torch
 
 
 def copy_slot(words: torch.Tensor, num_rows: int, headers: bytearray, offset: int) -> tuple[bytearray, bool]:
-    """Copies the header of a slot into `headers`, from `offset` on; returns its rows and the skip flag.
-
-    Args:
-        words: float64 or float32, contiguous, on the CPU; it may have room for more rows.
-    """
+    """Copies the header of a slot, contiguous words on the CPU, into `headers`, from `offset` on; returns its rows and
+    the skip flag."""
     if words.dtype is torch.float64:
         address = words.data_ptr()
         skipped = ctypes.c_float.from_address(address + 8 * NARROW).value != 0.0
@@ -78,21 +69,14 @@ class StepOptions(NamedTuple):
     norm = sqrt(sum of squares); coefficient = min(1, max_norm / (norm + 1e-6)), 1 if the norm is not finite or the step
     is skipped; skip = (skip_nonfinite and the norm is not finite) or found_inf. With a `trigger` >= 0 the coefficient
     is min(1, max_norm / norm) for a norm above it, else 1; with a `max_norm` of 0 a norm above it is a skip.
-
-    Attributes:
-        step: a number for the header.
-        scale: 0-dim float32 on the device: what the gradients have to be divided by (`GradScaler`).
-        found_inf: 0-dim float32 on the device: not 0 when the step must be skipped.
-        max_norm: >= 0; Inf never clips.
-        unscales_itself: the optimizer divides by the scale, so the factor leaves it out.
     """
 
     step: int = 0
-    scale: torch.Tensor | None = None
-    found_inf: torch.Tensor | None = None
+    scale: torch.Tensor | None = None  # 0-dim float32 on the device: what the gradients have to be divided by
+    found_inf: torch.Tensor | None = None  # 0-dim float32 on the device: not 0 when the step must be skipped
     max_norm: float = math.inf
     skip_nonfinite: bool = True
-    unscales_itself: bool = False
+    unscales_itself: bool = False  # the optimizer divides by the scale, so the factor leaves it out
     trigger: float = -1.0
 
 

@@ -145,12 +145,12 @@ class Observer:
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The module inside DDP, FSDP, `torch.compile` and activation checkpointing."""
-    while type(module).__name__ in WRAPPERS:
-        inner = getattr(module, WRAPPERS[type(module).__name__], None)
+    while True:
+        name = next((WRAPPERS[c.__name__] for c in type(module).__mro__ if c.__name__ in WRAPPERS), "")
+        inner = getattr(module, name, None)
         if not isinstance(inner, torch.nn.Module):
-            break
+            return module
         module = inner
-    return module
 
 
 def leave_to_python(*kinds: type) -> None:

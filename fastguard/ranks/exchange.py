@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from .. import kernels
 from ..kernels import cpu
+from ..kernels.registry import CPU_NAMES
 from ..records.columns import COLUMNS, INDEX, ROW, TABLE, norm_of, norm_parts
 from . import shards
 
@@ -182,13 +183,13 @@ class PieceReader:
 
     def quick_gradients(self, groups: list[list[torch.Tensor]], backend: str, inverse: float = 1.0) -> Pieces | None:
         """Measures the gradients of `groups`, times `inverse`; None if one must be prepared or summed first."""
-        if self._plan is None or not kernels.takes_cpu(backend):
+        if self._plan is None or backend not in CPU_NAMES:
             return None
         return self._taken(self._plan.gradient_stats(groups, torch.get_num_threads(), inverse))
 
     def quick_tensors(self, tensors: list[torch.Tensor], backend: str) -> Pieces | None:
         """Measures `tensors`; None also if all are plain."""
-        if self._plan is None or not kernels.takes_cpu(backend):
+        if self._plan is None or backend not in CPU_NAMES:
             return None
         return self._taken(self._plan.tensor_stats(tensors, torch.get_num_threads()))
 

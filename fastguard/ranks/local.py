@@ -8,7 +8,7 @@ import functools
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +20,9 @@ from .. import kernels
 from ..observers.observer import ObservedRun, Observer
 from ..records import TrainingHistory
 from ..records.columns import COLUMNS, INDEX, norm_of, norm_parts
-from ..records.events import MAX_RANKS, BadRank
+from ..records.events import MAX_RANKS
 from . import shards
-from .ranks import describe
+from .ranks import describe, with_bad_step
 from .shards import Unsharded, compares_ranks, num_averaged, ranks_of
 
 EVERY = 10  # steps
@@ -297,25 +297,3 @@ def local_gradients(
             "watch_ranks=True)."
         )
     return None if num_ranks == 1 else LocalGradients(model, params, EVERY if every is True else int(every or EVERY))
-
-
-def with_bad_step(
-    known: Sequence[BadRank], step: int, num_ranks: int, trouble: Iterable[tuple[int, str, int, int]]
-) -> tuple[BadRank, ...]:
-    """`known` after one more non-finite step; of `trouble` (rank, tensor, NaNs, Infs) it takes the first of each rank.
-
-    >>> with_bad_step([], 12, 4, [(3, "w2", 5, 0), (3, "w1", 1, 0)])
-    ({'rank': 3, 'num_ranks': 4, 'step': 12, 'num_nans': 5, 'num_infs': 0, 'num_steps': 1, 'name': 'w2'},)
-    """
-    found: dict[int, BadRank] = {one["rank"]: {**one} for one in known}
-    first: dict[int, tuple[int, str, int, int]] = {}
-    for one in trouble:
-        first.setdefault(one[0], one)
-    for rank, name, nans, infs in first.values():
-        if rank in found:
-            found[rank]["num_steps"] += 1
-        elif len(found) < MAX_RANKS:
-            found[rank] = BadRank(
-                rank=rank, num_ranks=num_ranks, step=step, num_nans=nans, num_infs=infs, num_steps=1, name=name
-            )
-    return tuple(found.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from .. import kernels
 from ..records.columns import INDEX
+from ..records.events import MAX_RANKS, BadRank
 from . import shards
 from .exchange import NUM_COLUMNS, PieceReader, Wire, bytes_of, counted, divided
 
@@ -72,6 +73,7 @@ class Ranks:
         self.own: Any = None
         # the last result of `find_trouble`: (rank, tensor, NaNs, Infs) each, in backward order, four a rank
         self.trouble: list[tuple[int, str, int, int]] = []
+        self._unnamed: tuple[int, Any] = -2, ()  # step whose NaN came from a rank unknown, `bad_ranks` before it
         # checksum of the settings assigned after `wrap`, which must be the same on all ranks
         self._decided = self.changes = 0.0
         self._num_measured = 0
@@ -157,23 +159,35 @@ class Ranks:
         found = pieces.present, pieces.fingerprint, mean, num_found_inf > 0.0, pieces.table
         return Shared(rows, total, positions, *found, int(rank) if is_whose else None)
 
-    def find_trouble(self, step: int, table: bytearray, names: Sequence[str], present: Sequence[int] | None) -> bool:
+    def find_trouble(self, step: int, shared: Shared, names: Sequence[str], history: Any) -> None:
         """Gathers into `trouble` which ranks brought NaN or Inf into a non-finite step, or else hold it.
 
-        Returns whether `own` knows who brought it; the history has that then.
+        Args:
+            history: where to note them, unless `own` knows who brought it and does; None to note nothing.
         """
         self.trouble = [] if self.own is None else self.own.find_trouble(step)
         if self.trouble:
-            return True
-        rank = dist.get_rank()
-        places = range(len(names)) if present is None else present
+            return
+        rank, table = dist.get_rank(), shared.own
+        places = range(len(names)) if shared.present is None else shared.present
         rows = torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS).tolist() if table else []
         for place, row in reversed([*zip(places, rows)]):
             if len(self.trouble) < _MAX_NAMED and (row[_NANS] or row[_INFS]):
                 self.trouble.append((rank, names[place], int(row[_NANS]), int(row[_INFS])))
         for wire in self._wires:
             self.trouble = wire.tell(self.trouble)
-        return False
+        if history is not None and not self.is_alone:
+            self._unnamed = step, history.model.bad_ranks
+            history.note_model(bad_ranks=with_bad_step(self._unnamed[1], step, self.num_ranks, self.trouble))
+
+    def note_bad_loss(self, step: int, rank: int, history: Any) -> bool:
+        """Notes that `rank` alone had a bad loss at a non-finite step; whether that is news."""
+        if self._unnamed[0] != step or not self.trouble:
+            return False
+        held = next((one for one in self.trouble if one[0] == rank), self.trouble[0])
+        bad = with_bad_step(self._unnamed[1], step, self.num_ranks, [(rank, *held[1:])])
+        history.note_model(bad_ranks=bad)
+        return True
 
     def describe_trouble(self) -> str:
         """`trouble` in words; empty where all ranks have it, or none."""
@@ -195,6 +209,33 @@ class Ranks:
         return bytes_of(rows[there]), there
 
 
+def ranks_over(groups: Sequence[Sequence[torch.Tensor]], model: torch.nn.Module | None, settings: Any) -> Ranks | None:
+    """The ranks that hold the parameters; None if this process holds all of them, and none is a DTensor. Raises
+    TypeError for `settings` that need whole tensors, and for parameters that cannot be measured over ranks."""
+    process_group, recovery = settings.process_group, settings.recovery
+    if process_group is not None and not hasattr(process_group, "size"):
+        raise TypeError(f"`process_group` must be a process group that this process is in, got {process_group!r}")
+    params = [p for group in groups for p in group]
+    flat = shards.flat_shards(model, params)
+    if flat is None:
+        shards.refuse_sharding_model(model)
+    has_shards = flat is not None or any(map(shards.is_sharded, params))
+    if process_group is None and not has_shards:
+        return None
+    over = Ranks(params, process_group, flat, shards.copies_of(params, model, process_group))
+    if over.is_alone and not has_shards:
+        return None
+    scope = getattr(settings.clip.value, "scope", "model")
+    for argument, is_given, reason in (
+        ("recovery", recovery is not None and flat is not None, "FSDP1 keeps its parameters in storage of its own"),
+        ("weights", settings.weights is not None, "rows of a weight lie on several ranks"),
+        ("clip", scope in ("unit", "element"), f"{scope}s of a tensor lie on several ranks; clip the norm of tensors"),
+    ):
+        if is_given:
+            raise TypeError(f"`{argument}` must be left out where parameters are sharded: {reason}.")
+    return over
+
+
 def describe(trouble: Sequence[tuple[int, str, int, int]], num_ranks: int) -> str:
     """Ranks, tensors, NaNs and Infs in words; empty if all ranks have some, or none."""
     ranks = sorted({rank for rank, *_ in trouble})
@@ -205,3 +246,25 @@ def describe(trouble: Sequence[tuple[int, str, int, int]], num_ranks: int) -> st
     more = f"so are {len(ranks) - 1} of {num_ranks - 1} others"
     others = "the others were finite" if len(ranks) == 1 else more
     return f"rank {first[0]}, {first[1]}: {counts}; {others}"
+
+
+def with_bad_step(
+    known: Sequence[BadRank], step: int, num_ranks: int, trouble: Iterable[tuple[int, str, int, int]]
+) -> tuple[BadRank, ...]:
+    """`known` after one more non-finite step; of `trouble` (rank, tensor, NaNs, Infs) it takes the first of each rank.
+
+    >>> with_bad_step([], 12, 4, [(3, "w2", 5, 0), (3, "w1", 1, 0)])
+    ({'rank': 3, 'num_ranks': 4, 'step': 12, 'num_nans': 5, 'num_infs': 0, 'num_steps': 1, 'name': 'w2'},)
+    """
+    found: dict[int, BadRank] = {one["rank"]: {**one} for one in known}
+    first: dict[int, tuple[int, str, int, int]] = {}
+    for one in trouble:
+        first.setdefault(one[0], one)
+    for rank, name, nans, infs in first.values():
+        if rank in found:
+            found[rank]["num_steps"] += 1
+        elif len(found) < MAX_RANKS:
+            found[rank] = BadRank(
+                rank=rank, num_ranks=num_ranks, step=step, num_nans=nans, num_infs=infs, num_steps=1, name=name
+            )
+    return tuple(found.values())

@@ -16,7 +16,7 @@ from ..observers.observer import ModuleHook
 
 _FSDP1 = "FullyShardedDataParallel"
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-_REMEDY = "Shard with fully_shard (FSDP2), whose parameters say it themselves; or clip with model.clip_grad_norm_."
+_REMEDY = "Shard with fully_shard (FSDP2), whose parameters can be guarded; or clip with model.clip_grad_norm_."
 _Put = Callable[[int, torch.Tensor], Any]
 
 
@@ -168,6 +168,24 @@ def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -
 
 def _is_fsdp1(module: torch.nn.Module) -> bool:
     return any(c.__name__ == _FSDP1 for c in type(module).__mro__)
+
+
+def refuse_shards(groups: Iterable[Iterable[torch.Tensor]]) -> None:
+    """Raises TypeError if a parameter has become a DTensor, or is a flat one of FSDP1, or a view of it."""
+    for p in (p for params in groups for p in params):
+        if type(p) is not nn.Parameter and hasattr(p, "to_local"):
+            raise TypeError(
+                "`optimizer` must hold whole parameters as it did when it was wrapped, got a DTensor. Shard the "
+                "model first, then make the optimizer, then wrap it. (wrap_backward takes no shards.)"
+            )
+        if getattr(p, "_fsdp_flattened", False):
+            raise TypeError(f"`optimizer` must hold whole parameters, got one of a {_FSDP1} module. {_REMEDY}")
+
+
+def refuse_sharding_model(model: nn.Module | None) -> None:
+    """Raises TypeError if a module of `model` is FSDP1, whose flat local shards look like plain parameters."""
+    if model is not None and any(map(_is_fsdp1, model.modules())):
+        raise TypeError(f"`model` must not be sharded, got a {_FSDP1} module. {_REMEDY}")
 
 
 class Unsharded:

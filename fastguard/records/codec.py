@@ -52,11 +52,7 @@ class Plain:
 
     @classmethod
     def from_dict(cls: type[_PlainT], plain: Mapping[str, Any]) -> _PlainT:
-        """The inverse of `to_dict`, also after JSON; unknown keys are ignored.
-
-        Raises:
-            MisfitError: a key is missing, or its value does not fit.
-        """
+        """The inverse of `to_dict`, also after JSON; unknown keys are ignored. Raises MisfitError if one is wrong."""
         return cls(**read_fields(cls, plain))
 
 
@@ -74,11 +70,7 @@ class Part:
         return list(dump_fields(self, self._readers()).values())
 
     def load(self, state: Any) -> None:
-        """Restores what `state` returned.
-
-        Raises:
-            MisfitError: `state` is not of this form. The object is then unusable.
-        """
+        """Restores what `state` returned; raises MisfitError for anything else, and is then unusable."""
         readers = self._readers()
         load_fields(self, readers, dict(zip(readers, _row(state, len(readers)))))
 
@@ -129,11 +121,8 @@ def readers_of(owner: Any) -> dict[str, Reader]:
 
 
 def read_fields(owner: Any, plain: Any, **known: Any) -> dict[str, Any]:
-    """The fields of a dataclass or a TypedDict that are in the dict `plain`, and those that are `known`.
-
-    Raises:
-        MisfitError: `plain` is not a dict, lacks a field that has no default, or has a value that does not fit.
-    """
+    """The fields of a dataclass or a TypedDict that are in the dict `plain`, and those that are `known`. Raises
+    MisfitError for a field that has no default and is missing, and for a value that does not fit."""
     given, needed = values.mapping(plain), _needed(owner)
     wanted = {name: read for name, read in readers_of(owner).items() if name in given or name in needed}
     return {**{name: values.entry(given, name, read) for name, read in wanted.items() if name not in known}, **known}

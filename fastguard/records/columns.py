@@ -91,13 +91,8 @@ class Column(NamedTuple):
         return self.is_count or self.fold in ("max", "least_nonzero")
 
 
-def _columns() -> Iterable[Column]:
-    for name, hint in get_type_hints(TensorRow, include_extras=True).items():
-        power, fold = hint.__metadata__
-        yield Column(name, power, fold, hint.__origin__ is int)
-
-
-TABLE = tuple(_columns())
+_HINTS = get_type_hints(TensorRow, include_extras=True)
+TABLE = tuple(Column._make((name, *hint.__metadata__, hint.__origin__ is int)) for name, hint in _HINTS.items())
 COLUMNS = tuple(column.name for column in TABLE)
 INDEX = {name: i for i, name in enumerate(COLUMNS)}
 POWERS = tuple(column.power for column in TABLE)

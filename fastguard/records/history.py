@@ -19,13 +19,9 @@ from .log import LogReader
 from .running import Bucket, Summary
 from .sampled import GradientCosine
 from .series import NUM_FIRST_EVENTS, Series, diagnose_losses
+from .slot import extension
 from .table import StepStats
 from .tensors import MAX_TENSORS
-
-try:
-    from .._C import fold as _fold_usual
-except ImportError:  # without the extension all steps are taken one by one
-    _fold_usual = None  # type: ignore[assignment]
 
 NUM_EVENT_NAMES = 8
 EQUAL_NORMS_TOLERANCE = 1e-3
@@ -37,6 +33,7 @@ _COUNTERS = (  # a step changes these before it enters `recent`
     *("num_steps", "num_skipped", "skip_run", "longest_skip_run", "longest_skip_run_end", "num_scaled", "num_timed"),
     *("overhead_total_s", "num_bad_losses", "first_bad_loss_step", "last_bad_loss_step"),
 )
+_fold_usual = getattr(extension, "fold", None)  # without the extension all steps are taken one by one
 _norm_of = operator.attrgetter("norm")
 _needed = picker("numel", "sum_sq", "sum", "abs_max")
 
@@ -280,7 +277,10 @@ class TrainingHistory(Series):
 
     def _push(self, entry: Entry) -> None:
         step, norm, clip_coef, skipped, loss, val_loss, lr, loss_scale, overhead_s = entry
-        self._rewind(step)
+        if self._begun is None or self._begun[0] != step:
+            self._begun = step, [getattr(self, name) for name in _COUNTERS]
+        for name, value in zip(_COUNTERS, self._begun[1]):  # of an interrupted call for this step
+            setattr(self, name, value)
         self.num_steps += 1
         if not skipped:
             self.recent.append(entry)
@@ -326,13 +326,6 @@ class TrainingHistory(Series):
         self.lrs.add(lr)
         self._compare(norm)
 
-    def _rewind(self, step: int) -> None:
-        """Undoes the counting of an interrupted `_push` of this step, which is then pushed again."""
-        if self._begun is None or self._begun[0] != step:
-            self._begun = step, [getattr(self, name) for name in _COUNTERS]
-        for name, value in zip(_COUNTERS, self._begun[1]):
-            setattr(self, name, value)
-
     def _compare(self, norm: float) -> None:
         """Counts clean steps in a row whose norms are nearly equal."""
         low, high = min(self._equal_low, norm), max(self._equal_high, norm)
@@ -341,9 +334,6 @@ class TrainingHistory(Series):
         else:
             self.equal_run, low, high = 1, norm, norm
         self._equal_low, self._equal_high = low, high
-
-    def _another(self) -> TrainingHistory:
-        return TrainingHistory(self.window)
 
     def __repr__(self) -> str:
         return f"TrainingHistory({self.num_steps} steps, window={self.window})"

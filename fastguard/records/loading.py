@@ -35,17 +35,13 @@ Unknown = dict[str, None]  # keys that this version does not know, in the order 
 
 
 def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike[str] = "the log") -> list[str]:
-    """Gives `history`, a `TrainingHistory`, the steps of `log` and its facts about the model.
+    """Gives `history`, a `TrainingHistory`, the steps of `log` and its facts about the model. Returns the unknown keys.
 
     Unknown keys, and lines that have no others, are ignored: a newer version wrote them. If the file has several runs,
     the last one is read, with a warning.
 
     Args:
-        log: a `LogReader`, a `JsonlLog`, or any records with the keys of a log.
-        path: what errors call it.
-
-    Returns:
-        The unknown keys, escaped; at most 256.
+        log: a `LogReader`, a `JsonlLog`, or any records with the keys of a log; errors call it `path`.
 
     Raises:
         OSError: the file cannot be read.
@@ -163,17 +159,10 @@ def _step_of(line: Mapping[str, Any], unknown: Unknown) -> Entry | StepStats | N
 
 
 def record_of(line: Mapping[str, Any], unknown: Unknown | None = None) -> StepStats:
-    """The step that a line of a log describes.
+    """The step that a line of a log describes; raises MisfitError for a value that does not fit its key.
 
     Without a table of tensors the record has the statistics of all gradients together, and no rows; tensors with NaN or
-    Inf are then known by name only.
-
-    Args:
-        line: a record.
-        unknown: gets the keys inside the record that this version does not know.
-
-    Raises:
-        MisfitError: a value does not fit its key.
+    Inf are then known by name only. `unknown` gets the keys that this version does not know.
     """
     unknown, known = {} if unknown is None else unknown, _read(line)
     table = known.get("tensors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -12,20 +13,14 @@ from typing import Any
 
 from .._text import shown
 from . import strict_json
+from .slot import extension
 
-LineCounts: Any = object
-LogState: Any = object
-try:  # base classes whose attributes lie in C structs: see csrc/state.h
-    from .. import _C
-except ImportError:
-    pass
-else:
-    LineCounts, LogState = _C.LineCounts, _C.LogState  # type: ignore[attr-defined]
-
+# Base classes whose attributes lie in C structs: see csrc/state.h.
+LineCounts: Any = getattr(extension, "LineCounts", object)
+LogState: Any = getattr(extension, "LogState", object)
 _log = logging.getLogger("fastguard")
 MAX_LINE_BYTES = 64 << 20  # a table of half a million tensors
-_Parse = Callable[[bytes], dict[str, Any] | None]
-_ReadLine = Callable[[int], bytes]
+_raw_decode = json.JSONDecoder().raw_decode
 MAX_LISTED = 1000  # lines that could not be read, by number
 _NESTED = 100  # lists and dicts
 _OTHER_FILES = {
@@ -41,66 +36,48 @@ class LogReader:
     """The records of a log file, one after the other, in bounded memory. Iterate over it once.
 
     The records are as in the file: NaN and Inf are strings. A line that is not JSON, or longer than 64 MiB, is left out
-    and counted. If orjson is installed, it parses the lines, and Python's json those that it refuses. The records are
-    the same either way.
-
-    Facts with another run id begin another run; in a log without ids, as version 0.2 wrote it, step 0 after other steps
-    does.
+    and counted. If orjson is installed, it parses the lines, and Python's json those that it refuses: 2 us a line, or 5
+    without. Facts with another run id begin another run; in a log without ids, as version 0.2 wrote it, step 0 after
+    other steps does. Iterating opens `path`, and raises as `read_jsonl` does.
 
     Args:
-        path: the file. Iterating opens it.
         lines: an object to read lines from instead, by `readline(limit)`; b"" means that there is no line yet.
             Iterating again continues from there.
-
-    Attributes:
-        skipped_lines, num_skipped, model: as in `JsonlLog`, so far; `model` is another dict after each line of facts.
-        run_id: id of the run of the newest record; "" if the log has none.
-        num_runs: runs so far, including that of the newest record; `fill` reads the last one.
-        line, text: number, from 1, of the newest line, and the line itself.
-
-    Raises:
-        OSError, ValueError: as `read_jsonl`; when iterated.
-
-    Cost: 2 us a line with orjson, 5 us without.
     """
 
     def __init__(self, path: str | os.PathLike[str], lines: Any = None) -> None:
         self.path = path
-        self.skipped_lines: list[int] = []
-        self.num_skipped = self.line = 0
-        self.text = b""
-        self.model: dict[str, Any] = {}
-        self.run_id, self.num_runs = "", 1
+        self.skipped_lines: list[int] = []  # as in `JsonlLog`, so far; so are the others
+        self.num_skipped = 0
+        self.line, self.text = 0, b""  # number, from 1, of the newest line, and the line itself
+        self.model: dict[str, Any] = {}  # another dict after each line of facts
+        self.run_id, self.num_runs = "", 1  # of the newest record; runs so far
         self._lines = lines
-        self._parse = _parser()
+        try:
+            self._quick: Callable[[bytes], Any] | None = importlib.import_module("orjson").loads
+        except ImportError:
+            self._quick = None
         self._has_steps = False
         self._news: dict[str, Any] = {}  # facts since the newest step
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._lines is not None:
-            yield from self._records(self._lines)
-            return
-        with open(self.path, "rb") as file:
-            yield from self._records(file)
-
-    def _records(self, lines: Any) -> Iterator[dict[str, Any]]:
-        read = lines.readline
-        for line in iter(functools.partial(read, MAX_LINE_BYTES), b""):
-            self.line += 1
-            self.text = line
-            record = self._parse(line) if line[-2:] == b"}\n" and line[:8] == b'{"step":' else None
-            if record is None:
-                record = self._record(line, self.line, read)
-            if record is not None:
-                self._see(record)
-                yield record
+        with contextlib.nullcontext(self._lines) if self._lines is not None else open(self.path, "rb") as lines:
+            for line in iter(functools.partial(lines.readline, MAX_LINE_BYTES), b""):
+                self.line += 1
+                self.text = line
+                record = self._parse(line) if line[-2:] == b"}\n" and line[:8] == b'{"step":' else None
+                if record is None:
+                    record = self._record(line, self.line, lines.readline)
+                if record is not None:
+                    self._see(record)
+                    yield record
 
     def _skip(self, line: int) -> None:
         self.num_skipped += 1
         if self.num_skipped <= MAX_LISTED:
             self.skipped_lines.append(line)
 
-    def _record(self, line: bytes, number: int, readline: _ReadLine) -> dict[str, Any] | None:
+    def _record(self, line: bytes, number: int, readline: Callable[[int], bytes]) -> dict[str, Any] | None:
         """The record of a line, unless it is one of facts, empty or cut off."""
         is_whole = len(line) < MAX_LINE_BYTES + line.endswith(b"\n")
         text = line.removeprefix(_UTF8_MARK if number == 1 else b"").strip()
@@ -127,6 +104,20 @@ class LogReader:
             self._begin_run()
             self.run_id = run_id
         self.model, self._news = {**self.model, **facts}, {**self._news, **facts}
+
+    def _parse(self, line: bytes) -> Any:
+        """What a line that starts with a brace holds; None if it is not JSON."""
+        if self._quick is not None:
+            try:
+                return self._quick(line)
+            except (ValueError, RecursionError, MemoryError):
+                pass  # cut off; or a bare NaN, half a surrogate or 1e999, which Python's json accepts
+        try:
+            text = line.decode()
+            record, end = _raw_decode(text)
+        except (ValueError, RecursionError, MemoryError):  # ValueError also if not UTF-8, or for too many digits
+            return None
+        return record if end == len(text) else None
 
     def _see(self, record: dict[str, Any]) -> None:
         """Takes a step, which may begin another run."""
@@ -219,32 +210,3 @@ def _refusal(line: bytes, path: str | os.PathLike[str], number: int) -> str:
     what = next((what for start, what in _OTHER_FILES.items() if number == 1 and line.startswith(start)), None)
     what = what or f"'{shown(line[:40].decode(errors='backslashreplace'))}'"
     return f"a log must have one JSON object per line, got {what} - at {shown(path)}, line {number}"
-
-
-def _parser() -> _Parse:
-    """A function that parses a line that starts with a brace; it returns None if the line is not JSON."""
-    try:
-        quick = importlib.import_module("orjson").loads
-    except ImportError:
-        return _parse
-
-    def parse(line: bytes) -> dict[str, Any] | None:
-        try:
-            record: dict[str, Any] = quick(line)
-        except (ValueError, RecursionError, MemoryError):
-            return _parse(line)  # cut off; or a bare NaN, half a surrogate or 1e999, which Python's json accepts
-        return record
-
-    return parse
-
-
-_raw_decode = json.JSONDecoder().raw_decode
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        text = line.decode()
-        record, end = _raw_decode(text)
-    except (ValueError, RecursionError, MemoryError):  # ValueError also if not UTF-8, or for too many digits
-        return None
-    return record if end == len(text) else None

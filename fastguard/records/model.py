@@ -56,197 +56,154 @@ Names = Annotated[tuple[str, ...], _names]
 
 @dataclass
 class RankNotes:
-    """Facts about ranks and replicas.
+    """Facts about ranks and replicas."""
 
-    Attributes:
-        num_ranks: ranks that share the gradients or the stages of the model, or that are watched; None for one.
-        bad_ranks: the first 16 ranks whose own gradients were not finite; the same on all ranks.
-        odd_ranks: ranks whose own gradients differed in size from the others' (`wrap(..., watch_ranks=True)`).
-        num_averaged: ranks over which the gradients were averaged before the guard read them; None for none.
-        num_restarts: how often torchrun had restarted the processes before the newest steps; None for never.
-        resources: use of the machine per step (`fastguard.observers.resources`); empty if not known.
-        replica_differences: differences between replicas.
-    """
-
+    # Ranks that share the gradients or the stages of the model, or that are watched; None for one
     num_ranks: Length | None = None
-    bad_ranks: tuple[BadRank, ...] = ()
+    bad_ranks: tuple[BadRank, ...] = ()  # the first 16 ranks whose own gradients were not finite; the same on all ranks
+    # Ranks whose own gradients differed in size from the others' (`wrap(..., watch_ranks=True)`)
     odd_ranks: Annotated[tuple[OddRank, ...], _odd_ranks] = ()
+    # Ranks over which the gradients were averaged before the guard read them; None for none
     num_averaged: Length | None = None
+    # How often torchrun had restarted the processes before the newest steps; None for never
     num_restarts: Length | None = None
+    # Use of the machine per step (`fastguard.observers.resources`); empty if not known
     resources: dict[str, float] = field(default_factory=dict)
-    replica_differences: tuple[ReplicaDifference, ...] = ()
+    replica_differences: tuple[ReplicaDifference, ...] = ()  # differences between replicas
 
 
 @dataclass
 class LossNotes:
-    """Facts about the loss and its targets.
+    """Facts about the loss and its targets."""
 
-    Attributes:
-        loss_ops: autograd's operations from the first observed loss down, outermost first, at most 16, such as
-            ("NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0"); empty if the loss came without its graph.
-        is_smooth: whether every operation of that graph has a finite derivative everywhere; None if not known.
-        num_foreign_parameters: parameters in that graph that are neither the model's nor guarded, such as those of
-            another network in a game, or the model's own in the loss of another guard; None if not known.
-        loss_kind: the loss that fits the gradient of the model's output: "cross-entropy" (with its own softmax),
-            "cross-entropy with smoothed labels", "negative log-likelihood", "log of the output", "binary cross-entropy
-            with logits", "binary cross-entropy", "squared error", "absolute error", "zero"; empty if none fits or if
-            not known. It is a squared error only if a loss is among `squared_losses`.
-        squared_losses: the mean squared errors that a squared loss would have had in the first sampled passes.
-        target_top_share, num_target_classes, num_targets: for a loss over classes, the share of the most frequent
-            class, the number of classes, and the number of targets in which they were counted.
-        target_entropy: entropy of the classes in nats: the loss of a model that only knows their frequencies.
-        target_batch_top_share: the mean share of the most frequent class within a batch.
-        target_range, target_mean, target_std, target_binary_share: of the targets of a squared error; the last is the
-            share of zeros and ones.
-        target_in_inputs: how closely one place of the inputs follows the targets in all sampled passes, at least three:
-            a correlation, or for sequences of classes the share of equal ones; None if not known.
-        target_dependence: how much more similar the targets of similar inputs are than by chance, in standard
-            deviations.
-    """
-
+    # Autograd's operations from the first observed loss down, outermost first, at most 16, such as ("NllLossBackward0",
+    # "LogSoftmaxBackward0", "AddmmBackward0"); empty if the loss came without its graph
     loss_ops: Names = ()
+    # Whether every operation of that graph has a finite derivative everywhere; None if not known
     is_smooth: bool | None = None
+    # Parameters in that graph that are neither the model's nor guarded, such as those of another network in a game, or
+    # the model's own in the loss of another guard; None if not known
     num_foreign_parameters: Count | None = None
+    # The loss that fits the gradient of the model's output: "cross-entropy" (with its own softmax), "cross-entropy with
+    # smoothed labels", "negative log-likelihood", "log of the output", "binary cross-entropy with logits", "binary
+    # cross-entropy", "squared error", "absolute error", "zero"; empty if none fits or if not known. It is a squared
+    # error only if a loss is among `squared_losses`.
     loss_kind: str = ""
+    # The mean squared errors that a squared loss would have had in the first sampled passes
     squared_losses: tuple[float, ...] = ()
+    # target_top_share, num_target_classes, num_targets: for a loss over classes, the share of the most frequent class,
+    # the number of classes, and the number of targets in which they were counted
     target_top_share: float | None = None
-    target_batch_top_share: float | None = None
+    target_batch_top_share: float | None = None  # the mean share of the most frequent class within a batch
+    # Entropy of the classes in nats: the loss of a model that only knows their frequencies
     target_entropy: float | None = None
     num_target_classes: Count | None = None
     num_targets: Count | None = None
+    # target_range, target_mean, target_std, target_binary_share: of the targets of a squared error; the last is the
+    # share of zeros and ones
     target_range: tuple[float, ...] = ()
     target_mean: float | None = None
     target_std: float | None = None
     target_binary_share: float | None = None
+    # How closely one place of the inputs follows the targets in all sampled passes, at least three: a correlation, or
+    # for sequences of classes the share of equal ones; None if not known
     target_in_inputs: float | None = None
+    # How much more similar the targets of similar inputs are than by chance, in standard deviations
     target_dependence: float | None = None
 
 
 @dataclass
 class CoverageNotes:
-    """Which parameters receive gradients, and which change without one.
+    """Which parameters receive gradients, and which change without one."""
 
-    Attributes:
-        num_left_gradients: of the first `num_watched_backwards` steps (at most 20), how many used gradients that were
-            added to those of the step before, because nothing had cleared them.
-        num_cleared_gradients: before how many of these steps the gradients of the backward passes were cleared.
-        num_seen: parameters of the optimizers that ever had a gradient; None if not known.
-        never_seen: trainable parameters that never had a gradient.
-        unseen_lately: trainable parameters that once had a gradient, but not in the newest hundred steps or more.
-        moved_in_step, moved_between: of up to 16 parameters that never had a gradient or that are in no guarded
-            optimizer, those that changed within a step of a guarded optimizer, or between two steps.
-        num_reached_unseen: of the first 20 sampled steps, the number at which a backward pass reached a parameter of
-            `never_seen` whose gradient was gone at the step; None if not sampled.
-        gradients_elsewhere: the attribute of such a parameter in which another library keeps its gradient, such as
-            "main_grad"; empty if there is none.
-        overwritten: parameters that changed between two steps while no guarded optimizer stepped; a few elements of up
-            to 16 parameters are compared, at one step in twenty or fewer.
-        num_overwritten: at how many of the `num_compared` steps some had changed.
-    """
-
+    # Of the first `num_watched_backwards` steps (at most 20), how many used gradients that were added to those of the
+    # step before, because nothing had cleared them
     num_left_gradients: Count | None = None
     num_watched_backwards: Count | None = None
+    # Before how many of these steps the gradients of the backward passes were cleared
     num_cleared_gradients: Count | None = None
-    num_seen: Count | None = None
-    never_seen: Names = ()
+    num_seen: Count | None = None  # parameters of the optimizers that ever had a gradient; None if not known
+    never_seen: Names = ()  # trainable parameters that never had a gradient
+    # Trainable parameters that once had a gradient, but not in the newest hundred steps or more
     unseen_lately: Names = ()
+    # moved_in_step, moved_between: of up to 16 parameters that never had a gradient or that are in no guarded
+    # optimizer, those that changed within a step of a guarded optimizer, or between two steps
     moved_in_step: Names = ()
     moved_between: Names = ()
+    # Of the first 20 sampled steps, the number at which a backward pass reached a parameter of `never_seen` whose
+    # gradient was gone at the step; None if not sampled
     num_reached_unseen: Count | None = None
+    # The attribute of such a parameter in which another library keeps its gradient, such as "main_grad"; empty if there
+    # is none
     gradients_elsewhere: str = ""
+    # Parameters that changed between two steps while no guarded optimizer stepped; a few elements of up to 16
+    # parameters are compared, at one step in twenty or fewer
     overwritten: Names = ()
-    num_overwritten: Count | None = None
+    num_overwritten: Count | None = None  # at how many of the `num_compared` steps some had changed
     num_compared: Count | None = None
 
 
 @dataclass
 class OptimizerNotes:
-    """Facts about the optimizer and the training loop.
+    """Facts about the optimizer and the training loop."""
 
-    Attributes:
-        decay_per_step: the largest share so far by which weight decay shrinks a parameter in one step. It includes the
-            learning rate if the decay is decoupled (AdamW) or plain (SGD); None if not known.
-        backward_per_step: backward passes before one step; None if not known.
-        has_scheduler: whether the optimizer has a learning rate scheduler; None if not known.
-        initial_lr: the learning rate that the scheduler started from, if there is one.
-        steps_per_epoch: steps in one pass over the data, if known.
-        has_scaler: whether a GradScaler unscales the gradients; None before the first step.
-        clip_limit: the largest norm after clipping; None without a fixed limit.
-        clip_policy: `repr` of the clip policy; empty without one.
-        optimizer_settings: a dict for each of up to 64 param groups: `kind` (the class), `num_parameters` (elements),
-            and those of `lr`, `betas`, `eps`, `momentum`, `alpha`, `rho`, `dampening`, `weight_decay`, `nesterov`,
-            `amsgrad` and `maximize` that the group has; `lr` is from when one of the others was last set.
-        objective: "minimise", "game" or "reward", as passed to `wrap`; empty if not passed.
-        recoveries: rollbacks and other events of the recovery.
-        num_left_out: steps that recovery left out, whatever their gradients were.
-    """
-
+    # The largest share so far by which weight decay shrinks a parameter in one step. It includes the learning rate if
+    # the decay is decoupled (AdamW) or plain (SGD); None if not known.
     decay_per_step: float | None = None
-    backward_per_step: Count | None = None
-    has_scheduler: bool | None = None
-    initial_lr: float | None = None
-    steps_per_epoch: Length | None = None
-    has_scaler: bool | None = None
-    clip_limit: float | None = None
-    clip_policy: str = ""
+    backward_per_step: Count | None = None  # backward passes before one step; None if not known
+    has_scheduler: bool | None = None  # whether the optimizer has a learning rate scheduler; None if not known
+    initial_lr: float | None = None  # the learning rate that the scheduler started from, if there is one
+    steps_per_epoch: Length | None = None  # steps in one pass over the data, if known
+    has_scaler: bool | None = None  # whether a GradScaler unscales the gradients; None before the first step
+    clip_limit: float | None = None  # the largest norm after clipping; None without a fixed limit
+    clip_policy: str = ""  # `repr` of the clip policy; empty without one
+    # A dict for each of up to 64 param groups: `kind` (the class), `num_parameters` (elements), and those of `lr`,
+    # `betas`, `eps`, `momentum`, `alpha`, `rho`, `dampening`, `weight_decay`, `nesterov`, `amsgrad` and `maximize` that
+    # the group has; `lr` is from when one of the others was last set
     optimizer_settings: tuple[dict[str, Annotated[Any, _setting]], ...] = ()
+    # "minimise", "game" or "reward", as passed to `wrap`; empty if not passed
     objective: Annotated[str, _objective] = ""
-    recoveries: tuple[RecoveryEvent, ...] = ()
-    num_left_out: Count = 0
+    recoveries: tuple[RecoveryEvent, ...] = ()  # rollbacks and other events of the recovery
+    num_left_out: Count = 0  # steps that recovery left out, whatever their gradients were
 
 
 @dataclass
 class ParameterNotes:
-    """Facts about parameters and modules.
+    """Facts about parameters and modules."""
 
-    Attributes:
-        names: every parameter of the model, in the model's order.
-        not_in_optimizer: trainable parameters that are in no guarded optimizer.
-        without_gradient: parameters with `requires_grad=False`.
-        zero_lr: parameters in a group whose learning rate is 0.
-        initialization: for each weight matrix or kernel, its standard deviation before the first step, and the one
-            expected from its fan-in; only pairs of usable numbers.
-        dropout: the dropout probability of each dropout module, by name.
-        module_kinds: class names of the modules without children, each with their number.
-        last_modules: class names of the last three modules without children that the first forward pass called, the
-            last one first; empty if that pass was compiled or scripted.
-        learning_modules: modules with parameters of their own that the first pass called with autograd on, in order.
-        last_operations: the last operations that autograd recorded in that pass, the last one first ("Softmax",
-            "Addmm", "Relu"), functions included.
-        dtypes: of the parameters, such as "float32", in the order of first use.
-        autocast: the dtype of autocast in that pass; empty without autocast.
-        norm_statistics: for up to eight BatchNorm modules, running statistics compared with those of the newest
-            sampled training batch: the distance of the means in its standard deviations (root mean square over
-            channels), and the ratio of variances (geometric mean). Both are Inf if the running ones are not finite.
-    """
-
-    names: Names = ()
-    not_in_optimizer: Names = ()
-    without_gradient: Names = ()
-    zero_lr: Names = ()
+    names: Names = ()  # every parameter of the model, in the model's order
+    not_in_optimizer: Names = ()  # trainable parameters that are in no guarded optimizer
+    without_gradient: Names = ()  # parameters with `requires_grad=False`
+    zero_lr: Names = ()  # parameters in a group whose learning rate is 0
+    # For each weight matrix or kernel, its standard deviation before the first step, and the one expected from its fan-
+    # in; only pairs of usable numbers
     initialization: Annotated[dict[str, tuple[float, float]], _spreads] = field(default_factory=dict)
-    dropout: dict[str, float] = field(default_factory=dict)
+    dropout: dict[str, float] = field(default_factory=dict)  # the dropout probability of each dropout module, by name
+    # Class names of the modules without children, each with their number
     module_kinds: dict[str, Count] = field(default_factory=dict)
+    # Class names of the last three modules without children that the first forward pass called, the last one first;
+    # empty if that pass was compiled or scripted
     last_modules: Names = ()
+    # Modules with parameters of their own that the first pass called with autograd on, in order
     learning_modules: Names = ()
+    # The last operations that autograd recorded in that pass, the last one first ("Softmax", "Addmm", "Relu"),
+    # functions included
     last_operations: Names = ()
-    dtypes: Names = ()
-    autocast: str = ""
+    dtypes: Names = ()  # of the parameters, such as "float32", in the order of first use
+    autocast: str = ""  # the dtype of autocast in that pass; empty without autocast
+    # For up to eight BatchNorm modules, running statistics compared with those of the newest sampled training batch:
+    # the distance of the means in its standard deviations (root mean square over channels), and the ratio of variances
+    # (geometric mean). Both are Inf if the running ones are not finite.
     norm_statistics: Annotated[dict[str, tuple[float, float]], _statistics] = field(default_factory=dict)
 
 
 @dataclass
 class RunNotes:
-    """Facts about the run.
+    """Facts about the run."""
 
-    Attributes:
-        run_id: the id of the run in its logs; a resumed run keeps it. Empty without sinks.
-        has_ended: whether the guard was closed, or its framework finished training.
-        experiments: what was tried beside the training (`fastguard.wrap(..., experiments=True)`).
-    """
-
-    run_id: str = ""
-    has_ended: bool = False
+    run_id: str = ""  # the id of the run in its logs; a resumed run keeps it. Empty without sinks.
+    has_ended: bool = False  # whether the guard was closed, or its framework finished training
+    # What was tried beside the training (`fastguard.wrap(..., experiments=True)`)
     experiments: tuple[Experiment, ...] = ()
 
 
@@ -303,20 +260,3 @@ class ModelNotes(RankNotes, LossNotes, CoverageNotes, OptimizerNotes, ParameterN
 
 
 FACTS = codec.readers_of(ModelNotes)
-
-
-def as_in_gpt2(stds: Mapping[str, float], module_kinds: Iterable[str]) -> set[str]:
-    """The weights that are initialised as in GPT-2, by the standard deviations of all weights.
-
-    GPT-2 draws all weights from a normal distribution with a standard deviation of 0.02, whatever their fan-in, and
-    divides those at the end of residual branches by the root of the number of branches. A model counts if a third of
-    its matrices has 0.02, and if it has normalisation layers, which rescale the signals.
-
-    Source: Radford et al. 2019, section 2.3; BERT and transformers' `initializer_range` without the division.
-    """
-    std, tolerance = 0.02, 0.1
-    usual = sum(abs(one - std) <= tolerance * std for one in stds.values())
-    if 3 * usual < len(stds) or not any("norm" in kind.lower() for kind in module_kinds):
-        return set()
-    least = (1.0 - tolerance) * std / math.sqrt(max(len(stds), 1))
-    return {name for name, one in stds.items() if least <= one <= (1.0 + tolerance) * std}

@@ -132,15 +132,6 @@ class Trend(Part):
     spread a jump is limited to 3 standard deviations, so that one spike does not hide the next; after ten steps it
     counts in full, as a new level.
 
-    Attributes:
-        count: values so far.
-        first: median of the first ten.
-        mean, std: mean and spread now.
-        best, best_step: the smallest mean so far (from the tenth value on), and its step.
-        last: the newest value.
-        firsts: the first twenty values.
-        spikes: the newest 64 spikes.
-
     >>> trend = Trend()
     >>> for step in range(50):
     ...     trend.add(step, 19.0 if step == 40 else 1.0 + step % 2)
@@ -149,13 +140,13 @@ class Trend(Part):
     """
 
     count: Count = 0
-    first: float = 0.0
+    first: float = 0.0  # median of the first ten
     mean: float = 0.0
     _var: Spread = 0.0
-    best: float = math.inf
+    best: float = math.inf  # the smallest mean so far (from the tenth value on), and its step
     best_step: int = -1
     last: float = math.nan
-    firsts: list[float] = field(default_factory=list)
+    firsts: list[float] = field(default_factory=list)  # twenty
     spikes: deque[Spike] = field(default_factory=lambda: deque(maxlen=NUM_SPIKES))
 
     def add(self, step: int, value: float) -> None:

@@ -54,16 +54,11 @@ class Window(Generic[_Item]):
 
 
 class Sampled(Part, Generic[_Item]):
-    """Windows by name, in the order of first appearance; at most 4096 names with sixteen samples each.
+    """Windows by name, in the order of first appearance; at most 4096 names with sixteen samples each."""
 
-    Attributes:
-        num_samples, last_step: the number of sampled steps, and the newest of them.
-        bad: names that ever had a sample for which `is_bad` was true: an ordered set.
-    """
-
-    num_samples: Count = 0
+    num_samples: Count = 0  # sampled steps
     last_step: int = -1
-    bad: Annotated[dict[str, None], values.mapping]
+    bad: Annotated[dict[str, None], values.mapping]  # names that ever had a bad sample: an ordered set
     _windows: Annotated[dict[str, Window[_Item]], values.mapping]  # `load` reads the rest
 
     def __init__(self, decode: Callable[[Mapping[str, Any]], _Item], is_bad: Callable[[_Item], bool]) -> None:
@@ -167,16 +162,10 @@ def is_bias(name: str) -> bool:
 
 @dataclass(repr=False)
 class UpdateRatios(Part):
-    """The first sample, the largest from twenty steps after it on, and the newest 64.
-
-    Attributes:
-        count: samples so far; 0 while no update was measured.
-        first, peak: the two samples; None while there is none.
-        recent: the newest, oldest first, including `first` as long as there is room.
-    """
+    """Median update ratios of sampled steps: the first, the largest from twenty steps later on, and the newest 64."""
 
     count: Count = 0
-    first: UpdateRatio | None = None
+    first: UpdateRatio | None = None  # in `recent`, too, as long as there is room
     peak: UpdateRatio | None = None
     recent: deque[UpdateRatio] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
 

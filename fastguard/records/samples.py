@@ -63,6 +63,10 @@ def merge_activation_rows(rows: Iterable[Sequence[float]]) -> ActivationRow:
     return functools.reduce(ActivationRow.merged, map(ActivationRow._make, rows), EMPTY_ACTIVATION_ROW)
 
 
+def _share(part: str, whole: str, doc: str) -> Any:
+    return property(lambda self: getattr(self, part) / (getattr(self, whole) or 1), doc=doc)
+
+
 @dataclass(frozen=True, slots=True)
 class ActivationStats:
     """Statistics of one tensor of activations.
@@ -113,20 +117,9 @@ class ActivationStats:
             num_near_zero=int(r.num_near_zero),
         )
 
-    @property
-    def zero_ratio(self) -> float:
-        """Share of exact zeros; 0.0 without elements."""
-        return self.num_zeros / (self.total_elements or 1)
-
-    @property
-    def near_zero_ratio(self) -> float:
-        """Share of near-zero elements; 0.0 without elements."""
-        return self.num_near_zero / (self.total_elements or 1)
-
-    @property
-    def saturation_ratio(self) -> float:
-        """Share of saturated elements; 0.0 without elements."""
-        return self.num_saturated / (self.total_elements or 1)
+    zero_ratio = _share("num_zeros", "total_elements", "Share of exact zeros; 0.0 without elements.")
+    near_zero_ratio = _share("num_near_zero", "total_elements", "Share of near-zero elements; 0.0 without elements.")
+    saturation_ratio = _share("num_saturated", "total_elements", "Share of saturated elements; 0.0 without elements.")
 
     @property
     def is_finite(self) -> bool:
@@ -217,15 +210,8 @@ class ModuleActivity(Plain):
     max_logit: float | None = None
     load: tuple[float, ...] | None = None
 
-    @property
-    def dead_unit_ratio(self) -> float:
-        """Share of units that are dead; 0.0 if units were not told apart."""
-        return self.num_dead_units / (self.num_units or 1)
-
-    @property
-    def saturated_unit_ratio(self) -> float:
-        """Share of units that are saturated; 0.0 if units were not told apart."""
-        return self.num_saturated_units / (self.num_units or 1)
+    dead_unit_ratio = _share("num_dead_units", "num_units", "Share of units that are dead; 0.0 if not told apart.")
+    saturated_unit_ratio = _share("num_saturated_units", "num_units", "The same for saturated units.")
 
     @property
     def is_choice(self) -> bool:
@@ -244,11 +230,7 @@ class ModuleActivity(Plain):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ModuleActivity:
-        """The inverse of `to_dict`, also after JSON; unknown keys are ignored.
-
-        Raises:
-            MisfitError: a key is missing, or its value does not fit.
-        """
+        """The inverse of `to_dict`, also after JSON; unknown keys are ignored. Raises MisfitError if one is wrong."""
         return cls(**read_fields(cls, plain, stats=ActivationStats(**read_fields(ActivationStats, plain))))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
@@ -37,6 +38,13 @@ _TOGETHER = (
     ("num_nonfinite", "first_events"),
     ("num_nonfinite", "last_events"),
 )
+
+
+def _in_window(field: str, doc: str) -> Any:
+    def values_of(self: Series) -> list[Any]:
+        return [value for value in map(operator.attrgetter(field), self.recent) if value is not None]
+
+    return property(values_of, doc=doc)
 
 
 class Series:
@@ -112,7 +120,7 @@ class Series:
 
     def _another(self) -> Any:
         """An empty history with the same window."""
-        raise NotImplementedError
+        return type(self)(self.window)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but `last`, as plain dicts, lists, strings and numbers that strict JSON can hold.
@@ -211,30 +219,11 @@ class Series:
         """Quantiles of the seconds that guarding added to each step of the window; NaNs if none was measured."""
         return quantiles([entry.overhead_s for entry in self.recent if entry.overhead_s is not None], q)
 
-    @property
-    def step(self) -> list[int]:
-        """Numbers of the steps in the window."""
-        return [entry.step for entry in self.recent]
-
-    @property
-    def grad_norm(self) -> list[float]:
-        """Gradient norms in the window, non-finite ones too."""
-        return [entry.norm for entry in self.recent]
-
-    @property
-    def loss(self) -> list[float]:
-        """Losses in the window, of the steps that have one, non-finite ones too."""
-        return [entry.loss for entry in self.recent if entry.loss is not None]
-
-    @property
-    def val_loss(self) -> list[float]:
-        """Validation losses in the window, of the steps that have one."""
-        return [entry.val_loss for entry in self.recent if entry.val_loss is not None]
-
-    @property
-    def learning_rate(self) -> list[float]:
-        """Learning rates in the window, of the steps that have one."""
-        return [entry.lr for entry in self.recent if entry.lr is not None]
+    step = _in_window("step", "Numbers of the steps in the window.")
+    grad_norm = _in_window("norm", "Gradient norms in the window, non-finite ones too.")
+    loss = _in_window("loss", "Losses in the window, of the steps that have one, non-finite ones too.")
+    val_loss = _in_window("val_loss", "Validation losses in the window, of the steps that have one.")
+    learning_rate = _in_window("lr", "Learning rates in the window, of the steps that have one.")
 
 
 _READERS = readers_of(Series)

@@ -63,28 +63,20 @@ def _add(data: array[float], at: int, step: int, row: Sequence[float]) -> None:
 
 
 class TensorTrack(NamedTuple):
-    """One tensor's gradient over the sampled steps; norms are unscaled and before clipping.
+    """One tensor's gradient over the sampled steps; norms are unscaled and before clipping."""
 
-    Attributes:
-        numel: number of elements.
-        num_samples, first_step, last_step: the samples that contained the tensor.
-        first_log_rms: mean of ln(norm / sqrt(numel)) over the first three samples that were not all zeros; NaN if none.
-        log_rms: exponential average of the same over about four samples; NaN if none.
-        num_zero: samples in which it was all zeros; `zero_since` is the step since when all were, or None.
-        zero_share: exponential average of the share of zeros.
-        min_nonzero: the smallest non-zero |g| of the newest sample.
-    """
-
-    numel: int
+    numel: int  # number of elements
+    # num_samples, first_step, last_step: the samples that contained the tensor
     num_samples: int
-    num_zero: int
+    num_zero: int  # samples in which it was all zeros; `zero_since` is the step since when all were, or None
     num_logs: int
     first_step: int
     last_step: int
+    # Mean of ln(norm / sqrt(numel)) over the first three samples that were not all zeros; NaN if none
     first_log_rms: float
-    log_rms: float
-    zero_share: float
-    min_nonzero: float
+    log_rms: float  # exponential average of the same over about four samples; NaN if none
+    zero_share: float  # exponential average of the share of zeros
+    min_nonzero: float  # the smallest non-zero |g| of the newest sample
     zero_since: int | None
 
     @property
@@ -110,9 +102,6 @@ class TensorTracks(Part):
     Only a few steps are sampled: the first, second, third, sixth and eleventh, then some that end a batch of steps
     (`batch_end`). With n tensors, at least n / 5 steps are between two samples, so that the mean cost is about 3 us a
     step for any n. If a step is skipped, the next clean one takes its place.
-
-    Attributes:
-        num_samples, last_step: how many steps were sampled, and the newest of them.
     """
 
     _next: int = 0

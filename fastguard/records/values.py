@@ -18,16 +18,11 @@ _short.maxstring = _short.maxother = _short.maxlong = 60
 
 
 class MisfitError(FastguardError, ValueError):
-    """A value in a saved state or a log does not fit.
-
-    Attributes:
-        problem: what the value must be and what it is, without the place.
-        path: keys and indices that lead to it, outermost first.
-        remedy: what to do, in a sentence.
-    """
+    """A value in a saved state or a log does not fit."""
 
     def __init__(self, problem: str, path: tuple[Any, ...] = (), root: str = "state", remedy: str = "") -> None:
-        self.problem, self.path, self.remedy = problem, path, remedy
+        self.problem, self.remedy = problem, remedy  # what the value must be and what it is; what to do
+        self.path = path  # keys and indices that lead to it, outermost first
         where = f" - at `{root}{''.join(f'[{key!r}]' for key in path)}`" if path else ""
         super().__init__(f"`{root}` {problem}{where}{'. ' if remedy else ''}{remedy}")
 
@@ -45,11 +40,7 @@ def at(key: Any, read: Callable[[Any], Any], value: Any) -> Any:
 
 
 def entry(plain: Any, key: str, read: Callable[[Any], Any]) -> Any:
-    """`read(plain[key])`.
-
-    Raises:
-        MisfitError: `plain` is not a dict or lacks the key, or `read` raises; names the key.
-    """
+    """`read(plain[key])`; a MisfitError names the key, also where it is missing or `plain` is not a dict."""
     if key not in mapping(plain):
         raise MisfitError("must be there, and is missing", (key,))
     return at(key, read, plain[key])
@@ -151,11 +142,8 @@ length = _from(1, whole, "a whole number")
 def real(value: Any) -> float:
     """One real number as a float: Python's, NumPy's, a Fraction, a Decimal, an array or tensor without dimensions.
 
-    Raises:
-        TypeError: anything else, such as a bool, text, a complex number, or an array with dimensions.
-        OverflowError: the number is too large for a float.
-
-    Cost: a sync for a tensor on an accelerator.
+    Raises TypeError for anything else, such as a bool, text, a complex number, or an array with dimensions, and
+    OverflowError for a number too large for a float. Syncs for a tensor on an accelerator.
     """
     if type(value) is float:
         return value
@@ -169,22 +157,14 @@ def real(value: Any) -> float:
 
 
 def at_least(least: int, name: str, value: Any, remedy: str = "") -> int:
-    """`value`, which must be an int >= `least` and not a bool.
-
-    Raises:
-        ValueError: it is not; names the argument and the remedy.
-    """
+    """`value`, which must be an int >= `least` and not a bool; a ValueError names the argument and the remedy."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"`{name}` must be an integer >= {least}, got {value!r}" + (f". {remedy}" if remedy else ""))
     return value
 
 
 def positive(name: str, value: Any, remedy: str) -> float:
-    """`value` as a float above 0; `inf` is allowed.
-
-    Raises:
-        ValueError: it is not; names the argument and the remedy.
-    """
+    """`value` as a float above 0; `inf` is allowed; a ValueError names the argument and the remedy."""
     found = real_or_nan(value)
     if not found > 0.0:
         raise ValueError(f"`{name}` must be a number > 0, got {value!r}. {remedy}".rstrip())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 _STRUCTURE = "entries of groups, state and attributes"
@@ -70,46 +71,37 @@ class Backup:
     """A backup of what `optimizer` may change: parameters, state, groups and attributes, also those of optimizers and
     other objects of its own package that it holds. Modules are not searched: a closure changes their buffers.
 
-    Args:
-        labels: the tensors to copy at once: `_PARAMETERS`, or the keys that hold them; None for all.
-        more: further tensors and containers.
-
-    Cost: a copy of the tensors; without, 1 us an entry.
+    `labels` are of the tensors to copy at once: `_PARAMETERS`, or the keys that hold them; None for all. Without the
+    copies it costs 1 us an entry.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, labels: Collection[str] | None = None, more: Iterable[Any] = ()
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, labels: Collection[str] | None = None, more: Iterable[Any] = ()) -> None:
         self._containers: list[tuple[Any, Any]] = []
         self._setters: list[tuple[Callable[[Any], Any], Any]] = []
-        self._tensors: list[_KeptTensor] = []
+        self.tensors: list[_KeptTensor] = []
         self._seen: dict[int, Any] = {}
         self._package = _package(optimizer)
         self._keep([p for group in optimizer.param_groups for p in group["params"]], _PARAMETERS)
         for root in (optimizer.param_groups, optimizer.state, optimizer, *more):
             self._keep(root, "")
-        for kept in self._tensors:
+        for kept in self.tensors:
             if labels is None or kept.label in labels:
                 kept.copy()
 
     @property
     def num_bytes(self) -> int:
         """Of all tensors, copied or not."""
-        return sum(kept.memory.numel() * kept.memory.element_size() for kept in self._tensors)
+        return sum(kept.memory.numel() * kept.memory.element_size() for kept in self.tensors)
 
     def complete(self) -> None:
         """Copies the tensors that have not been copied yet."""
-        for kept in self._tensors:
+        for kept in self.tensors:
             kept.copy()
 
     def moved(self) -> set[str]:
         """Labels of what has changed. Compares the tensors that were copied; of others only autograd's counter."""
-        labels = {kept.label for kept in self._tensors if kept.has_moved()}
+        labels = {kept.label for kept in self.tensors if kept.has_moved()}
         return labels if all(_is_same(now, then) for now, then in self._containers) else {*labels, _STRUCTURE}
-
-    def lacks(self, labels: Collection[str]) -> bool:
-        """Whether a tensor under one of `labels` was not copied."""
-        return any(kept.values is None for kept in self._tensors if kept.label in labels)
 
     def restore(self) -> None:
         """Restores everything in place. May be called again, also after it was interrupted."""
@@ -120,16 +112,11 @@ class Backup:
                 now.update(then)
                 for key in [key for key in now if key not in then]:
                     del now[key]
-            elif isinstance(now, list):
-                now[:] = then
-            elif isinstance(now, set):
-                now |= then
-                now &= then
             else:
                 now.clear()
-                now.extend(then)
+                (now.update if isinstance(now, set) else now.extend)(then)
         with torch.no_grad():
-            for kept in self._tensors:
+            for kept in self.tensors:
                 kept.restore()
         for set_state, state in self._setters:
             set_state(state)
@@ -142,7 +129,7 @@ class Backup:
                 continue
             self._seen[id(thing)] = thing
             if isinstance(thing, torch.Tensor):
-                self._tensors.append(_KeptTensor(thing, label))
+                self.tensors.append(_KeptTensor(thing, label))
                 waiting.append((getattr(thing, "__dict__", None), label))
             elif isinstance(thing, dict):
                 self._containers.append((thing, dict(thing)))
@@ -162,7 +149,7 @@ class Backup:
                 waiting.append((vars(thing), label))
 
     def _is_part(self, thing: Any) -> bool:
-        if isinstance(thing, torch.optim.Optimizer):
+        if isinstance(thing, Optimizer):
             return True
         if isinstance(thing, (type, torch.nn.Module)) or not hasattr(thing, "__dict__") or callable(thing):
             return False
@@ -173,9 +160,6 @@ class ClosureBackup:
     """A backup for steps with a closure, which may change parameters before the closure returns, as schedule-free and
     sharpness-aware optimizers do. The first three steps show what to copy ahead, or that nothing changes that early. Up
     to 1 GiB is copied to learn that; later steps look at the version of one parameter.
-
-    Attributes:
-        is_late: this step changed something before it was copied.
     """
 
     def __init__(self) -> None:
@@ -183,9 +167,9 @@ class ClosureBackup:
         self._labels: set[str] = set()
         self._backup: Backup | None = None
         self._probe: tuple[torch.Tensor, int] | None = None
-        self.is_late = False
+        self.is_late = False  # this step changed something before it was copied
 
-    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+    def begin(self, optimizer: Optimizer) -> None:
         """Call it ahead of a step with a closure."""
         self._backup, self.is_late = None, False
         if self._num_left or self._labels:
@@ -202,12 +186,13 @@ class ClosureBackup:
         if self._backup is not None:
             moved = self._backup.moved()
             if moved - self._labels:
-                self.is_late = self.is_late or self._backup.lacks(moved)
+                is_copied = all(kept.values is not None for kept in self._backup.tensors if kept.label in moved)
+                self.is_late = self.is_late or not is_copied
                 self._labels |= moved
         elif self._probe is not None and self._probe[0]._version != self._probe[1]:
             self._num_left, self.is_late = _NUM_LEARNING_STEPS, True
 
-    def complete(self, optimizer: torch.optim.Optimizer) -> Backup:
+    def complete(self, optimizer: Optimizer) -> Backup:
         """All of `optimizer` as it was before the step."""
         if self._backup is None:
             self._backup = Backup(optimizer)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
@@ -19,66 +20,58 @@ from .scaler import Handed
 
 @dataclass
 class HostDecision:
-    """A decision that the host knows.
+    """A decision that the host knows."""
 
-    Attributes:
-        positions: indices of the parameters that had a gradient when this was decided; None for all.
-        clip_coef: the factor for all gradients, without the loss scale; `factors`: one for each gradient instead.
-        scale: the loss scale, which all optimizers' gradients must carry.
-        taken: indices of the members that have taken their step.
-    """
-
-    positions: Sequence[int] | None
-    clip_coef: float
+    positions: Sequence[int] | None  # of the parameters that had a gradient when this was decided; None for all
+    clip_coef: float  # the factor for all gradients, without the loss scale
     skipped: bool
-    factors: list[float] | None
-    scale: float | None
-    taken: set[int] = field(default_factory=set)
+    factors: list[float] | None  # one for each gradient instead
+    scale: float | None  # the loss scale, which all optimizers' gradients must carry
+    taken: set[int] = field(default_factory=set)  # indices of the members that have taken their step
 
 
-class HostClipping:
-    """Clips one step whose norm the host knows.
+def ruling_of(limits: Limits | None, norm: float, table: bytearray, positions: Sequence[int] | None) -> Ruling:
+    """What `limits` do to the gradients of a step; nothing if its norm is not finite."""
+    if limits is None or not math.isfinite(norm):
+        return Ruling()
+    return limits.apply(norm, () if limits.norms is None else row_norms(table), positions)
 
-    Attributes:
-        ruling: on all gradients together, groups or tensors.
-        trigger: for the record; None without one.
-        has_shrunk: the policy has written to the gradients itself.
-    """
 
-    def __init__(self, clip: ClipPolicy | None, norm: float, table: bytearray, positions: Sequence[int] | None) -> None:
-        self._clip = clip if isinstance(clip, CheckedPolicy) else None
-        self._norm, self._table, self._positions = norm, table, positions
-        limits = limits_of(clip)
-        self.ruling, self.has_shrunk = Ruling(), False
-        self.trigger = trigger_of(clip, limits)
-        if limits is not None and math.isfinite(norm):
-            rows = () if limits.norms is None else row_norms(table)
-            self.ruling = limits.apply(norm, rows, positions)
+def shrink(
+    clip: ClipPolicy | None,
+    groups: list[list[torch.Tensor]],
+    names: Sequence[str],
+    norm: float,
+    table: bytearray,
+    positions: Sequence[int] | None,
+    inverse: float = 1.0,
+) -> Ruling | None:
+    """Has a policy of elements or units clip the gradients of a step that is taken; None for other policies."""
+    if not isinstance(clip, CheckedPolicy) or clip.scope not in SHRINKS:
+        return None
+    if clip.scope == "unit" and not math.isfinite(norm):
+        return None
+    params, places = _with_gradients(groups, positions)
+    over, norms = shrink_each(clip, [names[i] for i in places], params, table, 1.0 / inverse)
+    if not over or not math.isfinite(norm):
+        return Ruling()
+    left = math.sqrt(sum((size / norm) ** 2 for size in norms)) if norm else 1.0
+    return Ruling(min(1.0, left), over=tuple(places[i] for i in over))
 
-    def inform_policy(self, loss: float | None) -> None:
-        """Has the policy observe the step."""
-        if self._clip is not None:
-            self._clip.observe_step(self._norm, loss)
 
-    def shrink(self, groups: list[list[torch.Tensor]], names: Sequence[str], inverse: float) -> Ruling | None:
-        """Has a policy of elements or units clip the gradients of a step that is taken; None for other policies."""
-        clip, norm = self._clip, self._norm
-        if clip is None or clip.scope not in SHRINKS or (clip.scope == "unit" and not math.isfinite(norm)):
-            return None
-        params, places = _with_gradients(groups, self._positions)
-        gradients = [p.grad for p in params]
-        words = memoryview(self._table).cast("d")
-        num_infs = words[INDEX["num_infs"] :: len(COLUMNS)].tolist()
-        abs_max = words[INDEX["abs_max"] :: len(COLUMNS)].tolist()
-        largest = [math.inf if count else highest for count, highest in zip(num_infs, abs_max)]
-        rows = list(zip(row_norms(self._table), largest, strict=True))
-        over, norms = clip.given.shrink([names[i] for i in places], params, gradients, rows, 1.0 / inverse, None)
-        self.has_shrunk = True
-        if not over or not math.isfinite(norm):
-            return Ruling()
-        kernels.tell_autograd([gradients[i] for i in over])
-        left = math.sqrt(sum((size / norm) ** 2 for size in norms)) if norm else 1.0
-        return Ruling(min(1.0, left), over=tuple(places[i] for i in over))
+def shrink_each(
+    clip: CheckedPolicy, names: Sequence[str], params: Sequence[torch.Tensor], table: bytearray, scale: float
+) -> tuple[list[int], list[float]]:
+    """Has the policy clip gradients whose rows are `table`: indices of those that it clipped, and the norms of all."""
+    words = memoryview(table).cast("d")
+    num_infs = words[INDEX["num_infs"] :: len(COLUMNS)].tolist()
+    abs_max = words[INDEX["abs_max"] :: len(COLUMNS)].tolist()
+    largest = [math.inf if count else highest for count, highest in zip(num_infs, abs_max)]
+    rows = list(zip(row_norms(table), largest, strict=True))
+    gradients = [p.grad for p in params]
+    over, norms = clip.given.shrink(names, params, gradients, rows, scale, None)
+    kernels.tell_autograd([gradients[i] for i in over])
+    return over, norms
 
 
 def _with_gradients(
@@ -90,88 +83,88 @@ def _with_gradients(
     return [params[i] for i in places], places
 
 
-class DeviceClipping:
-    """Clips one step on a device: limits travel there, and nothing comes back before the record.
+def limit_on_device(clip: ClipPolicy | None, decision: DeviceDecision) -> None:
+    """Has the limits of a step travel to the device, ahead of measuring."""
+    limits = limits_of(clip)
+    decision.pending.limits, decision.pending.trigger = limits, trigger_of(clip, limits)
+    if limits is not None and limits.trigger < math.inf:
+        decision.trigger, decision.max_norm = limits.trigger, limits.target
+        decision.may_skip = decision.may_skip or decision.max_norm == 0.0
 
-    Attributes:
-        shrinks: the policy writes to the gradients itself.
+
+def clip_on_device(
+    clip: ClipPolicy | None, decision: DeviceDecision, groups: list[list[torch.Tensor]], handed: Handed
+) -> None:
+    """Enqueues what follows measuring; nothing comes back before the record.
 
     Cost: limits of all gradients are arguments of a launch. Those of groups or tensors are an upload and some twenty
     small launches, and a launch a tensor to scale, which writes all of them. No sync.
     """
-
-    def __init__(self, clip: ClipPolicy | None, decision: DeviceDecision) -> None:
-        self._clip = clip if isinstance(clip, CheckedPolicy) else None
-        self._decision = decision
-        self._limits = limits = limits_of(clip)
-        decision.pending.limits, decision.pending.trigger = limits, trigger_of(clip, limits)
-        self.shrinks = clip is not None and clip.scope in SHRINKS
-        if limits is not None and limits.trigger < math.inf:
-            decision.trigger, decision.max_norm = limits.trigger, limits.target
-            decision.may_skip = decision.may_skip or decision.max_norm == 0.0
-
-    def follow(self, groups: list[list[torch.Tensor]], handed: Handed) -> None:
-        """Enqueues what follows measuring."""
-        if self.shrinks:
-            with torch.no_grad():
-                self._shrink(groups, handed)
-        elif self._limits is not None and self._limits.triggers is not None:
-            with torch.no_grad():
-                self._apply(self._limits)
-
-    def _apply(self, limits: Limits) -> None:
-        """`Limits.apply` on the device."""
-        decision, slot, triggers, targets = self._decision, self._decision.slot, limits.triggers, limits.targets
-        assert triggers is not None and targets is not None
-        count, size = decision.pending.num_rows, len(triggers)
-        device, dtype = slot.words.device, slot.words.dtype
-        places = range(count) if decision.positions is None else decision.positions
-        groups = list(places) if limits.groups is None else [limits.groups[place] for place in places]
-        is_pinned = device.type == "cuda"
-        both = torch.tensor([triggers.tolist(), targets.tolist()], dtype=dtype, device="cpu", pin_memory=is_pinned)
-        trigger, target = both.to(device, non_blocking=True)
-        index = torch.tensor(groups, device="cpu", pin_memory=is_pinned).to(device, non_blocking=True)
-        rows = slot.rows[:count, INDEX["finite_norm"]]
-        norm = slot.decided[0]
-        shares = (rows / torch.where(norm == 0.0, 1.0, norm)).nan_to_num(0.0)
-        if limits.groups is None:
-            norms = torch.zeros(size, dtype=dtype, device=device).index_copy_(0, index, rows)
-        else:  # a product with ones and zeros adds in a fixed order, as index_add_ does not
-            is_member = (index == torch.arange(size, device=device).unsqueeze(1)).to(dtype)
-            norms = norm * (is_member @ shares.square()).sqrt()
-        is_skipped = slot.skip_flag != 0.0
-        over = (norms > trigger) & norm.isfinite() & ~is_skipped
-        is_skipped = is_skipped | (over & (target == 0.0)).any()
-        slot.skip_flag.copy_(is_skipped)
-        factor = torch.where(over & ~is_skipped, factors_of(norms, trigger, target), 1.0)
-        factors = torch.cat([factor, torch.ones(1, dtype=dtype, device=device)])[index]  # -1 is the last one
-        left = (shares * factors).square().sum().sqrt().clamp(max=1.0)
-        slot.words[CLIP_COEF].copy_(torch.where((factors != 1.0).any(), left, 1.0))
-        decision.factors = factors
-        decision.may_skip = decision.may_skip or 0.0 in targets
-
-    def _shrink(self, groups: list[list[torch.Tensor]], handed: Handed) -> None:
-        """`HostClipping.shrink` on the device."""
-        decision, slot, clip = self._decision, self._decision.slot, self._clip
-        params, places = _with_gradients(groups, decision.positions)
-        if clip is None or not params:
-            return
-        scale = brought(handed.grad_scale, slot.scale)
-        scale = torch.ones((), device=slot.words.device) if scale is None else scale
-        gradients = [p.grad for p in params]
-        norm = slot.decided[0]
-        is_off = slot.skip_flag != 0.0
-        if clip.scope == "unit":
-            is_off = is_off | ~norm.isfinite()
-        names = [decision.pending.names[place] for place in places]
-        _, norms = clip.given.shrink(names, params, gradients, None, scale, is_off)
-        kernels.tell_autograd(gradients)
-        left = torch.linalg.vector_norm(torch.stack(norms).to(norm.dtype)) / torch.where(norm == 0.0, 1.0, norm)
-        is_unclipped = is_off | ~norm.isfinite() | (norm == 0.0) | (left > 1.0 - 1e-6)  # but for rounding
-        slot.words[CLIP_COEF].copy_(torch.where(is_unclipped, 1.0, left))
+    limits = decision.pending.limits
+    if isinstance(clip, CheckedPolicy) and clip.scope in SHRINKS:
+        with torch.no_grad():
+            _shrink_on_device(clip, decision, groups, handed)
+    elif limits is not None and limits.triggers is not None:
+        with torch.no_grad():
+            _apply_on_device(limits, decision)
 
 
-def scale_each_on_device(start: int, optimizer: torch.optim.Optimizer, decision: DeviceDecision) -> None:
+def _apply_on_device(limits: Limits, decision: DeviceDecision) -> None:
+    """`Limits.apply` on the device."""
+    slot, triggers, targets = decision.slot, limits.triggers, limits.targets
+    assert triggers is not None and targets is not None
+    count, size = decision.pending.num_rows, len(triggers)
+    device, dtype = slot.words.device, slot.words.dtype
+    places = range(count) if decision.positions is None else decision.positions
+    groups = list(places) if limits.groups is None else [limits.groups[place] for place in places]
+    is_pinned = device.type == "cuda"
+    both = torch.tensor([triggers.tolist(), targets.tolist()], dtype=dtype, device="cpu", pin_memory=is_pinned)
+    trigger, target = both.to(device, non_blocking=True)
+    index = torch.tensor(groups, device="cpu", pin_memory=is_pinned).to(device, non_blocking=True)
+    rows = slot.rows[:count, INDEX["finite_norm"]]
+    norm = slot.decided[0]
+    shares = (rows / torch.where(norm == 0.0, 1.0, norm)).nan_to_num(0.0)
+    if limits.groups is None:
+        norms = torch.zeros(size, dtype=dtype, device=device).index_copy_(0, index, rows)
+    else:  # a product with ones and zeros adds in a fixed order, as index_add_ does not
+        is_member = (index == torch.arange(size, device=device).unsqueeze(1)).to(dtype)
+        norms = norm * (is_member @ shares.square()).sqrt()
+    is_skipped = slot.skip_flag != 0.0
+    over = (norms > trigger) & norm.isfinite() & ~is_skipped
+    is_skipped = is_skipped | (over & (target == 0.0)).any()
+    slot.skip_flag.copy_(is_skipped)
+    factor = torch.where(over & ~is_skipped, factors_of(norms, trigger, target), 1.0)
+    factors = torch.cat([factor, torch.ones(1, dtype=dtype, device=device)])[index]  # -1 is the last one
+    left = (shares * factors).square().sum().sqrt().clamp(max=1.0)
+    slot.words[CLIP_COEF].copy_(torch.where((factors != 1.0).any(), left, 1.0))
+    decision.factors = factors
+    decision.may_skip = decision.may_skip or 0.0 in targets
+
+
+def _shrink_on_device(
+    clip: CheckedPolicy, decision: DeviceDecision, groups: list[list[torch.Tensor]], handed: Handed
+) -> None:
+    """`shrink` on the device."""
+    slot = decision.slot
+    params, places = _with_gradients(groups, decision.positions)
+    if not params:
+        return
+    scale = brought(handed.grad_scale, slot.scale)
+    scale = torch.ones((), device=slot.words.device) if scale is None else scale
+    gradients = [p.grad for p in params]
+    norm = slot.decided[0]
+    is_off = slot.skip_flag != 0.0
+    if clip.scope == "unit":
+        is_off = is_off | ~norm.isfinite()
+    names = [decision.pending.names[place] for place in places]
+    _, norms = clip.given.shrink(names, params, gradients, None, scale, is_off)
+    kernels.tell_autograd(gradients)
+    left = torch.linalg.vector_norm(torch.stack(norms).to(norm.dtype)) / torch.where(norm == 0.0, 1.0, norm)
+    is_unclipped = is_off | ~norm.isfinite() | (norm == 0.0) | (left > 1.0 - 1e-6)  # but for rounding
+    slot.words[CLIP_COEF].copy_(torch.where(is_unclipped, 1.0, left))
+
+
+def scale_each_on_device(start: int, optimizer: Optimizer, decision: DeviceDecision) -> None:
     """Enqueues the scaling of each gradient by its own factor; `start` is the index of the first parameter."""
     assert decision.factors is not None
     params = [p for group in optimizer.param_groups for p in group["params"]]

@@ -30,37 +30,26 @@ def brought(value: Any, word: torch.Tensor) -> torch.Tensor | None:
 
 
 class PendingStep:
-    """A slot on the device, and what the host knows about the step in it.
+    """A slot on the device, and what the host knows about the step in it."""
 
-    Attributes:
-        parcel: carries the slot to the host.
-        is_over: neither another evaluation nor a loss comes to this step.
-        names, positions: of all parameters; which of them had a gradient, None for all.
-        num_rows: number of gradients.
-        is_scaled: whether the gradients carried a loss scale; `from_scaler`: whether a scaler is at work.
-        limits: of the clip policy, if it has any; `trigger`: that of all gradients, for the record.
-        known: loss, validation loss and learning rate that the host knows; `noted`: names of those in the slot.
-        keep: what must live until the device is done.
-    """
-
-    def __init__(self, slot: Slot, courier: Courier, generation: int) -> None:
-        self.slot, self.courier, self.generation = slot, courier, generation
-        self.parcel = courier.parcel(slot.words)
+    def __init__(self, slot: Slot, courier: Courier) -> None:
+        self.slot, self.courier = slot, courier
+        self.parcel = courier.parcel(slot.words)  # carries the slot to the host
         self.start(0, from_scaler=False, is_scaled=False)
 
     def start(self, step: int, *, from_scaler: bool, is_scaled: bool) -> None:
-        """Forgets the step before."""
+        """Forgets the step before. `is_scaled`: the gradients carry a loss scale; a scaler may have removed it."""
         self.step, self.from_scaler, self.is_scaled = step, from_scaler, is_scaled
-        self.is_over = False
-        self.names: tuple[str, ...] = ()
-        self.positions: list[int] | None = None
+        self.is_over = False  # neither another evaluation nor a loss comes to this step
+        self.names: tuple[str, ...] = ()  # of all parameters
+        self.positions: list[int] | None = None  # which of them had a gradient, None for all
         self.num_rows = 0
-        self.limits: Limits | None = None
-        self.trigger: float | None = None
-        self.known: dict[str, float | None] = {}
-        self.noted: set[str] = set()
+        self.limits: Limits | None = None  # of the clip policy, if it has any
+        self.trigger: float | None = None  # that of all gradients, for the record
+        self.known: dict[str, float | None] = {}  # losses and learning rate, as far as the host has them
+        self.noted: set[str] = set()  # names of those in the slot
         self.overhead_s = 0.0
-        self.keep: tuple[Any, ...] = ()
+        self.keep: tuple[Any, ...] = ()  # what must live until the device is done
         if self.courier.has_streams:
             self.parcel.stream = self.courier.current_stream()
 
@@ -76,23 +65,18 @@ class PendingStep:
 
 
 class PendingSteps:
-    """Hands out pending steps, submits them when their step is over, and completes them in order.
-
-    Attributes:
-        current: the step just taken, which may still be added to; None once it is complete.
-    """
+    """Hands out pending steps, submits them when their step is over, and completes them in order."""
 
     def __init__(self, complete: Callable[[PendingStep], None]) -> None:
         self._complete = complete
         self._free: list[PendingStep] = []
         self._submitted: deque[PendingStep] = deque()
-        self._generation = 0
-        self.current: PendingStep | None = None
+        self.current: PendingStep | None = None  # the step just taken, which may still be added to
 
     def rebuild(self, slots: Sequence[Slot], courier: Courier) -> None:
-        """Goes on with other slots. Submitted steps still complete; none may be current."""
-        self._generation += 1
-        self._free = [PendingStep(slot, courier, self._generation) for slot in slots]
+        """Goes on with other slots once the submitted steps are complete; none may be current. Waits."""
+        self.complete_all()
+        self._free = [PendingStep(slot, courier) for slot in slots]
 
     @property
     def is_idle(self) -> bool:
@@ -138,37 +122,25 @@ class PendingSteps:
     def _pop(self) -> None:
         pending = self._submitted.popleft()
         self._complete(pending)
-        if pending.generation == self._generation:
-            self._free.append(pending)
+        self._free.append(pending)
 
 
 @dataclass
 class DeviceDecision:
-    """A decision on a device, in `slot`. The host has not waited for it.
-
-    Attributes:
-        positions, taken: as in `clipping.HostDecision`.
-        plan: the engine's, of all gradients; `gradients`: these, unless other optimizers have some of them.
-        scale: whether the gradients carried a loss scale. To compare the scales would take a sync.
-        may_skip: whether the skip flag has to be looked at.
-        fused: for each member, whether it takes skip flag and divisor on the device.
-        contiguous: copies of gradients for fused optimizers, by the index of their member.
-        max_norm, trigger: as in `StepOptions`.
-        factors: one for each gradient on top, on the device.
-    """
+    """A decision on a device, in `slot`. The host has not waited for it."""
 
     pending: PendingStep
     slot: Slot
-    positions: Sequence[int] | None
-    plan: Any
-    gradients: list[torch.Tensor] | None
-    scale: bool
-    may_skip: bool
-    fused: list[bool]
-    contiguous: dict[int, ContiguousGrads]
-    max_norm: float = math.inf
+    positions: Sequence[int] | None  # as in `clipping.HostDecision`, and `taken`
+    plan: Any  # the engine's, of all gradients
+    gradients: list[torch.Tensor] | None  # these, unless other optimizers have some of them
+    scale: bool  # the gradients carried a loss scale; to compare the scales would take a sync
+    may_skip: bool  # the skip flag has to be looked at
+    fused: list[bool]  # for each member, whether it takes skip flag and divisor on the device
+    contiguous: dict[int, ContiguousGrads]  # copies of gradients for fused optimizers, by the index of their member
+    max_norm: float = math.inf  # as in `StepOptions`, and `trigger`
     trigger: float = -1.0
-    factors: torch.Tensor | None = None
+    factors: torch.Tensor | None = None  # one for each gradient on top, on the device
     taken: set[int] = field(default_factory=set)
     _skips: bool | None = None
 

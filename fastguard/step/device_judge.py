@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from .._device import Courier, is_capturing
@@ -15,10 +15,11 @@ from ..clip import CheckedPolicy
 from ..clip.limits import row_norms
 from ..errors import UnsupportedTensorError
 from ..kernels.slots import StepOptions, make_slots
+from ..kernels.triton import Plan
 from ..observers.observer import held_weakly
 from ..records.slot import HEADER_WORDS, NORM
 from . import engines
-from .clipping import DeviceClipping, scale_each_on_device
+from .clipping import clip_on_device, limit_on_device, scale_each_on_device
 from .device import NUM_PENDING, DeviceDecision, PendingStep, PendingSteps, brought
 from .engines import Engine, NoEngineError
 from .fused import ContiguousGrads, FusedFlags, Momentum, takes_flags
@@ -29,10 +30,8 @@ from .scalars import is_loss, rate_of
 from .scaler import Handed
 from .skip import Skip, Undo, UndoPair
 
-_NUM_CHECKED = 16  # lists of gradients whose strides are known
 
-
-def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def gradients_of(optimizer: Optimizer) -> list[torch.Tensor]:
     """The gradients of one optimizer, flat, without missing ones."""
     return kernels.collect_gradients([group["params"] for group in optimizer.param_groups])[0]
 
@@ -42,10 +41,6 @@ class DeviceJudge:
 
     Cost: two launches, one more to scale; no sync and no allocation for fused optimizers. Others wait for the skip flag
     of a step that may be skipped.
-
-    Attributes:
-        pending: steps on their way.
-        engine: of the device that gradients were on last; None before the first step.
     """
 
     def __init__(self, run: Run, ledger: Ledger, clip_through: str) -> None:
@@ -53,21 +48,19 @@ class DeviceJudge:
         self._clips_through_scale = clip_through == "scale"
         self.pending = PendingSteps(held_weakly(self._complete))
         self._courier_for = Courier
-        self.engine: Engine | None = None
+        self.engine: Engine | None = None  # of the device that gradients were on last
         self._device: torch.device | None = None
         self._num_rows = -1  # of the slots
         self._key: Any = None  # of the newest gradients: another where these belong to other parameters
         self._momentum = Momentum()
         self._newest = self._newest_complete = -1
-        self._checked: OrderedDict[int, tuple[Any, bool]] = OrderedDict()
-        self._flags: list[torch.Tensor] = []  # of optimizers that follow another's decision
 
     @property
     def lag(self) -> int:
         """Steps taken since the newest complete one."""
         return self._newest - self._newest_complete
 
-    def decide(self, optimizer: torch.optim.Optimizer, handed: Handed, loss: Any) -> DeviceDecision:
+    def decide(self, optimizer: Optimizer, handed: Handed, loss: Any) -> DeviceDecision:
         """Enqueues measuring and deciding. Waits for the oldest pending step if all slots are in use."""
         run = self._run
         optimizers = [optimizer] if len(run.members) == 1 else run.optimizers()
@@ -98,9 +91,9 @@ class DeviceJudge:
         decision = self._enqueue(engine, optimizers, groups, handed)
         pending = decision.pending
         try:
-            clipping = DeviceClipping(run.clip, decision)
+            limit_on_device(run.clip, decision)
             self._measure(engine, decision, handed)
-            clipping.follow(groups, handed)
+            clip_on_device(run.clip, decision, groups, handed)
             pending.note("lr", rate_of(optimizers[0]))
             if loss is not None and is_loss(loss):
                 pending.note("loss", loss)
@@ -114,11 +107,7 @@ class DeviceJudge:
         return decision
 
     def _enqueue(
-        self,
-        engine: Engine,
-        optimizers: Sequence[torch.optim.Optimizer],
-        groups: list[list[torch.Tensor]],
-        handed: Handed,
+        self, engine: Engine, optimizers: Sequence[Optimizer], groups: list[list[torch.Tensor]], handed: Handed
     ) -> DeviceDecision:
         """A pending step, and a plan for the gradients of `groups`."""
         run = self._run
@@ -131,7 +120,12 @@ class DeviceJudge:
             raise NoEngineError(str(error)) from error
         contiguous = {}
         fused = list(map(takes_flags, optimizers))
-        if True in fused and self._needs_contiguous(engine, plan, optimizers, fused):
+        needs_copies = plan.needs_copies if isinstance(plan, Plan) else None
+        if True in fused and needs_copies is None:
+            needs_copies = any(ContiguousGrads.is_needed(o) for o, takes in zip(optimizers, fused) if takes)
+            if isinstance(plan, Plan):
+                plan.needs_copies = needs_copies  # the same plan comes back with the same gradients
+        if True in fused and needs_copies:
             contiguous = {i: ContiguousGrads(optimizers[i]) for i, takes in enumerate(fused) if takes}
             gradients, positions, _ = kernels.collect_gradients(groups)
             plan = engine.plan(gradients)
@@ -164,27 +158,10 @@ class DeviceJudge:
         engine.measure(decision.plan, slot, options)
         decision.pending.keep = (handed.grad_scale, handed.found_inf)
 
-    def _needs_contiguous(
-        self, engine: Engine, plan: Any, optimizers: Sequence[torch.optim.Optimizer], fused: Sequence[bool]
-    ) -> bool:
-        known = self._checked.get(id(plan))
-        if known is not None:
-            return known[1]
-        needed = any(ContiguousGrads.is_needed(o) for o, takes in zip(optimizers, fused) if takes)
-        if engine.remembers_plans and plan.is_plain:
-            self._checked[id(plan)] = (plan, needed)  # held, so that no other plan gets this id
-            if len(self._checked) > _NUM_CHECKED:
-                self._checked.popitem(last=False)
-        return needed
-
     def act(
-        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, decision: DeviceDecision, follows: bool
+        self, member: Member, optimizer: Optimizer, handed: Handed, decision: DeviceDecision, follows: bool
     ) -> Undo | Skip | None:
-        """Enqueues what a decision means for one optimizer.
-
-        Args:
-            follows: the decision was made when another optimizer stepped.
-        """
+        """Enqueues what a decision means for one optimizer, which `follows` if it was made when another one stepped."""
         repairs: Undo | None = decision.contiguous.get(member.index)
         slot = decision.slot
         fused = decision.fused[member.index] and slot.words.device.type != "mps"  # whose kernels take no flags
@@ -192,7 +169,10 @@ class DeviceJudge:
         if decision.may_skip or handed.found_inf is not None:
             own_flag = handed.found_inf if follows else None
             if fused and (not isinstance(optimizer, torch.optim.SGD) or self._momentum.is_safe(optimizer, self._key)):
-                flag = slot.skip_flag if own_flag is None else self._merged_flag(member, slot.skip_flag, own_flag)
+                flag = slot.skip_flag
+                if own_flag is not None:
+                    own = own_flag if isinstance(own_flag, torch.Tensor) else torch.tensor(own_flag, device="cpu")
+                    flag = torch.logical_or(flag, own.to(flag.device, non_blocking=True)).to(flag.dtype)
                 attributes["found_inf"] = flag
             elif decision.skips() or (own_flag is not None and bool(own_flag)):
                 return Skip(repairs)
@@ -209,15 +189,7 @@ class DeviceJudge:
         flags = FusedFlags(optimizer, attributes)
         return flags if repairs is None else UndoPair(repairs, flags)
 
-    def _merged_flag(self, member: Member, skip_flag: torch.Tensor, own_flag: Any) -> torch.Tensor:
-        """The skip flag of an optimizer that follows a decision and has a flag of its scaler."""
-        index, device = member.index, skip_flag.device
-        while len(self._flags) <= index or self._flags[index].device != device:
-            self._flags[index:] = [torch.zeros((), dtype=torch.float32, device=device)]
-        own = own_flag if isinstance(own_flag, torch.Tensor) else torch.full((), float(own_flag), device="cpu")
-        return torch.logical_or(skip_flag, own.to(device, non_blocking=True), out=self._flags[index])
-
-    def _scale(self, optimizer: torch.optim.Optimizer, decision: DeviceDecision) -> None:
+    def _scale(self, optimizer: Optimizer, decision: DeviceDecision) -> None:
         """Enqueues the scaling of the gradients of one optimizer by the factor in the slot."""
         engine: Any = self.engine
         plan, gradients = decision.plan, decision.gradients

@@ -34,7 +34,9 @@ def flush_at_end(guard: Any, ledger: Ledger, flush: Callable[[], None]) -> None:
     """
     if ledger.sinks:
         _held[id(ledger)] = ledger, flush
-        _handle()
+        is_free = _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if is_free and os.name == "posix" and _env.handles_sigterm():
+            signal.signal(signal.SIGTERM, _on_sigterm)
     weakref.finalize(guard, _end, ledger, os.getpid(), flush)
 
 
@@ -62,12 +64,6 @@ def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _handle() -> None:
-    is_free = _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if is_free and os.name == "posix" and _env.handles_sigterm():
-        signal.signal(signal.SIGTERM, _on_sigterm)
-
-
 def _leave() -> None:
     if _is_main_thread() and signal.getsignal(signal.SIGTERM) is _on_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -85,7 +81,11 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
     if busy is None:
         for call in _at_sigterm:
             call()
-        flush_all()
+        for _, flush in list(_held.values()):
+            try:
+                flush()
+            except Exception:
+                _log.exception("the last record could not be handed to the sinks")
     if is_replaced:
         return  # the handler that replaced this one has called it, and decides whether to end the process
     signal.signal(number, signal.SIG_DFL)
@@ -96,15 +96,6 @@ def _come_back() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     if not _is_main_thread():
         time.sleep(1.0)  # the main thread handles the signal before this one starts another record
-
-
-def flush_all() -> None:
-    """Delivers the newest record of every guard."""
-    for _, flush in list(_held.values()):
-        try:
-            flush()
-        except Exception:
-            _log.exception("the last record could not be handed to the sinks")
 
 
 def _before_fork() -> None:

@@ -26,16 +26,14 @@ class NoEngineError(Exception):
 
 
 def engine_for(device: torch.device, backend: str) -> type[Engine] | None:
-    """What measures on `device` without waiting for it; None where the host may as well compute by itself.
-
-    Args:
-        backend: "auto" or a name, from `kernels.resolve_backend`. On the CPU only "triton" has an engine: interpreted.
-    """
+    """What measures on `device` without waiting for it; None where the host may as well compute by itself. On the CPU
+    only `backend` "triton" has an engine: interpreted."""
     if device.type == "cpu":
         return triton.Workspace if backend == "triton" else None
     if device.type not in _GPUS or backend == "cpu":
         return None
-    return triton.Workspace if kernels.takes_triton(device, backend) else TorchEngine
+    chosen = kernels.registry.choose(device, backend)
+    return triton.Workspace if chosen.name == "triton" and chosen.accepts(device) else TorchEngine
 
 
 class TorchPlan(NamedTuple):
@@ -47,18 +45,9 @@ class TorchPlan(NamedTuple):
 
 class TorchEngine:
     """Measures, decides and scales on one device in plain torch operations: the definition of what `triton.Workspace`
-    does. Everything is queued; nothing waits.
-
-    It stands in where there is no Triton: on Apple's GPUs, on an old one, or with FASTGUARD_BACKEND=reference. Many
-    small launches, temporary memory, but no sync.
-
-    Attributes:
-        device: with its index.
-        dtype: of the words of a slot.
-        remembers_plans: whether a plan is the same object when the same tensors come back.
+    does. It stands in where there is no Triton: on Apple's GPUs, on an old one, or with FASTGUARD_BACKEND=reference.
+    Many small launches, temporary memory, but no sync.
     """
-
-    remembers_plans = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -75,11 +64,8 @@ class TorchEngine:
 
     @torch.no_grad()
     def measure(self, plan: TorchPlan, slot: Slot, options: StepOptions) -> None:
-        """Statistics, and a decision, into `slot`.
-
-        Cost: about a dozen passes over each tensor, as many launches, and a float64 copy of at most 2^20 elements at a
-        time; no sync.
-        """
+        """Statistics, and a decision, into `slot`. Cost: about a dozen launches and passes a tensor, and a float64 copy
+        of at most 2^20 elements at a time."""
         norm_sq = torch.zeros((), dtype=self.dtype, device=self.device)
         if plan.tensors:
             rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(plan.tensors)])

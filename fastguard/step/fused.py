@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import optim
+from torch.optim import Optimizer
 
 from .skip import Undo
 
@@ -17,7 +18,7 @@ _MISSING: Any = object()
 _HAS_TORCHS_STEP: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
-def takes_flags(optimizer: optim.Optimizer) -> bool:
+def takes_flags(optimizer: Optimizer) -> bool:
     """Whether all of `optimizer` is fused, so that a `found_inf` of 1.0 on it skips the step."""
     cls = type(optimizer)
     known = _HAS_TORCHS_STEP.get(cls)
@@ -36,7 +37,7 @@ def takes_flags(optimizer: optim.Optimizer) -> bool:
 class FusedFlags(Undo):
     """Sets `found_inf` and `grad_scale` on an optimizer for one step, and then restores those of a GradScaler."""
 
-    def __init__(self, optimizer: optim.Optimizer, attributes: Mapping[str, Any]) -> None:
+    def __init__(self, optimizer: Optimizer, attributes: Mapping[str, Any]) -> None:
         given = self._given = optimizer.__dict__
         self._attributes = attributes
         self._before = []
@@ -65,7 +66,7 @@ class FusedFlags(Undo):
         self.give_back()
 
 
-def _with_other_strides(optimizer: optim.Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _with_other_strides(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Parameters and their gradients, where the strides differ."""
     for p in (p for group in optimizer.param_groups for p in group["params"]):
         gradient = p.grad
@@ -82,14 +83,14 @@ class ContiguousGrads(Undo):
     Fused kernels walk through both in one order; where the orders differ, they read the wrong elements, or refuse.
     """
 
-    def __init__(self, optimizer: optim.Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
         self._gradients: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         for p, gradient in _with_other_strides(optimizer):
             p.grad = torch.empty_like(p).copy_(gradient.detach())
             self._gradients.append((p, gradient, p.grad))
 
     @staticmethod
-    def is_needed(optimizer: optim.Optimizer) -> bool:
+    def is_needed(optimizer: Optimizer) -> bool:
         """Whether any gradient has other strides than its parameter. Cost: 0.3 us a tensor."""
         return next(_with_other_strides(optimizer), None) is not None
 
@@ -111,13 +112,10 @@ class Momentum:
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Any, Any]] = {}
 
-    def is_safe(self, optimizer: optim.Optimizer, which: Sequence[Any]) -> bool:
+    def is_safe(self, optimizer: Optimizer, which: Sequence[Any]) -> bool:
         """Makes the buffers. False if the first step is dampened, so that the host has to decide whether to skip it.
 
-        Args:
-            which: tells which parameters have a gradient.
-
-        Cost: 0.2 us, and 0.1 us a parameter when something has changed.
+        `which` tells which parameters have a gradient. Cost: 0.2 us, and 0.1 us a parameter when something has changed.
         """
         if not any(group["momentum"] for group in optimizer.param_groups):
             return True

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from .. import _env
 from .._text import listed
@@ -17,8 +18,10 @@ from ..clip import as_policy
 from ..diagnosis.checkup import Checkup
 from ..errors import NotGuardedError
 from ..names import Namer
-from ..observers.activations import ActivationMonitor, ActivationWatch, Replay
+from ..observers.activations import ActivationMonitor, ActivationWatch, Replay, replay
+from ..observers.buffers import Buffers
 from ..observers.facts import ModelFacts
+from ..observers.model_facts import ModelFactRecorder
 from ..observers.observer import Observer, held_weakly
 from ..observers.owner import Observers
 from ..observers.weights import WeightWatch
@@ -31,12 +34,10 @@ from .endings import flush_at_end, forget
 from .hooks import Hooks
 from .judge import Judge
 from .ledger import Ledger
-from .model_facts import ModelFactRecorder
 from .observed import Observed
 from .resuming import StatefulGuard, dump, restore
 from .run import Run
-from .sampling import Sampling
-from .settings import GuardSettings, users_policy
+from .settings import GuardSettings
 from .state import GuardState, observing
 from .wrappers import inwards
 
@@ -52,11 +53,9 @@ class Guard(GuardState):
     tables of 80 bytes a tensor, and 0.4 KB for each of the newest 512 steps.
     """
 
-    _asked = GuardSettings()
-
     def __init__(
         self,
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizers: Sequence[Optimizer],
         model: torch.nn.Module | None,
         settings: GuardSettings,
         *,
@@ -77,9 +76,10 @@ class Guard(GuardState):
         self._asked, self._made = settings, made
         self._run = Run(optimizers, proxies, namer, settings)
         self._run.ranks = over
-        self._run.watch_buffers(model)
-        if self._run.buffers is not None:
-            made.callback(self._run.buffers.close)
+        buffers = None if model is None else Buffers(model, self._run.failures)
+        if buffers is not None and not buffers.is_empty:
+            self._run.buffers, self._run.buffers_at = buffers, 0
+            made.callback(buffers.close)
         self._ledger = Ledger(self._run.ring, self._run.failures, sinks, settings.max_consecutive_skips)
         self._local = local
         if local is not None:
@@ -109,10 +109,9 @@ class Guard(GuardState):
         made.callback(observers.close)
         if activations is not None:
             activations.start()
-        self._observed = Observed(self._run, self._judge)
-        self._sampling = Sampling(self._run, self._judge, observers, self._observed, model, activations, monitor)
-        if monitor is not None:
-            self._ledger.fetch = held_weakly(self._sampling.attach_arrived)
+            self._ledger.fetch = held_weakly(activations.attach)
+        self._observers, self._monitor, self._activations = observers, monitor, activations
+        self._observed = Observed(self._run, self._judge, observers)
         self._rescue: Rescue | None = None
         if settings.recovery is not None:
             parts = self._run, self._ledger, self._judge, observers
@@ -122,7 +121,7 @@ class Guard(GuardState):
         for hooks in self._attach():
             made.callback(hooks.remove)
             self._hooks.append(hooks)
-        seen = self._sampling, facts, namer
+        seen = observers, facts, namer
         self._facts = ModelFactRecorder(self._run, self._ledger, *seen, settings.objective, local)
         asks = self._run.failures, self._facts.record, settings.check_every
         self._checkup = Checkup(self.history, *asks, is_quiet=is_quiet)
@@ -136,9 +135,15 @@ class Guard(GuardState):
     def _settle(self) -> None:
         """Ends the newest step, for guards that cannot tell when it ends."""
 
+    def _attach_samples(self) -> None:
+        """Adds all samples to their records, and waits for those on their way."""
+        self._observers.attach()
+        if self._activations is not None:
+            self._activations.attach(waits=True)
+
     def _attach(self) -> Iterator[Any]:
         """Registers the hooks on the optimizers, one after the other; each has `remove`."""
-        parts = self._judge, self._ledger, self._sampling, self._rescue
+        parts = self._judge, self._ledger, self._observed, self._rescue
         return (Hooks(self._run, member, *parts) for member in self._run.members)
 
     @staticmethod
@@ -160,7 +165,7 @@ class Guard(GuardState):
     @property
     def clip(self) -> Any:
         """The clip policy, or None. Assign the same on all ranks, at the same step."""
-        return users_policy(self._run.clip)
+        return self._run.policy
 
     @clip.setter
     def clip(self, clip: Any) -> None:
@@ -183,7 +188,7 @@ class Guard(GuardState):
         return self._namer.model
 
     @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
+    def optimizers(self) -> list[Optimizer]:
         """The guarded optimizers, without wrappers."""
         return self._run.optimizers()
 
@@ -257,13 +262,13 @@ class Guard(GuardState):
     def flush(self) -> None:
         """Delivers the newest record to history and sinks; `observe` can no longer add to it. Syncs."""
         self._settle()
-        self._sampling.arrive_all()
+        self._attach_samples()
         self._judge.flush()
 
     @property
     def activations(self) -> ActivationMonitor | None:
         """The activation monitor, or None."""
-        return self._sampling.monitor
+        return self._monitor
 
     def replay(self, forward: Callable[[], Any]) -> Replay:
         """Runs `forward` again with every module watched, and says where NaN or Inf first appeared.
@@ -277,7 +282,14 @@ class Guard(GuardState):
         Cost: a forward pass, one read of each output, and a copy of the buffers. Syncs.
         """
         self._judge.arrive_all()
-        return self._sampling.replay(forward)
+        if self.model is None:
+            raise ValueError("`replay` must have a model to watch, got none. Call wrap(optimizer, model, …).")
+        with self._unwatched():
+            found = replay(self.model, forward)
+        ring = self._run.ring
+        if ring.is_held and ring.is_skipped:
+            ring.attach(ring.step, activations=found.activities)
+        return found
 
     @property
     def recoveries(self) -> list[str]:
@@ -291,7 +303,7 @@ class Guard(GuardState):
         """
         failures = self._run.failures
         self._settle()
-        self._sampling.arrive_all()
+        self._attach_samples()
         with failures.kept("delivery", "The report lacks steps."):
             self._judge.arrive_all()
         self._facts.record()
@@ -312,7 +324,6 @@ class Guard(GuardState):
     def detach(self) -> None:
         """Leaves the optimizer as it was before `wrap`. You can still read the records; sinks stay open."""
         self.flush()
-        self._sampling.close()
         self._made.close()
         for one in self._run.living_optimizers():
             one.__dict__.pop(GUARD, None)
@@ -332,8 +343,18 @@ class Guard(GuardState):
         >>> optimizer.guard.last is None
         True
         """
-        with self._run.paused(), self._sampling.paused():
+        with self._run.paused(), self._unwatched():
             yield
+
+    @contextlib.contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        """For passes through the model that are not part of the training."""
+        before = self._observers.pause(True)
+        try:
+            with contextlib.nullcontext() if self._monitor is None else self._monitor.paused():
+                yield
+        finally:
+            self._observers.pause(before)
 
     def close(self) -> None:
         """Delivers the newest record and closes the sinks. Call it at the end of training.
@@ -348,7 +369,7 @@ class Guard(GuardState):
         self._facts.record()
         self.flush()
         self.history.has_ended = True
-        self._sampling.close()
+        self._observers.close()
         self._ledger.close()
         forget(self._ledger)
 

@@ -1,37 +1,46 @@
 """The two step hooks on one optimizer: judge the gradients before the step, put things back after it.
 
 Most steps go the short way, one call: nothing about them is unusual, and whatever could be asked was answered at the
-step before. The others go the long way (`long_way.py`), which asks. With the extension, torch calls hooks in C++
-(`csrc/step_hooks.cpp`), which take the short way where nothing else is due, and call these for every other step.
+step before. With the extension, torch calls hooks in C++ (`csrc/step_hooks.cpp`), which take the short way where
+nothing else is due, and call these for every other step.
+
+The long way asks everything, and undoes what was done for a step when it ends. A step with a closure is wrapped: its
+gradients do not exist before the closure has run.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from ..clip import Limits
 from ..kernels import cpu
 from ..records import NUM_LONE
 from ..records.slot import HEADER_WORDS, NORM, OVERHEAD_S
-from ..recovery import Rescue
+from ..recovery import Rescue, Slowed
 from .judge import Judge
 from .ledger import Ledger
-from .long_way import LongWay
+from .observed import Observed
 from .ring import FINGERPRINT, POSITIONS, WRITTEN
 from .run import Member, Run
-from .sampling import Sampling
 from .scalars import learning_rate
-from .state import StepPostHook, StepPreHook
-from .wrappers import left_to_python
+from .scaler import Handed, ScalerContract
+from .skip import DryRunStep, Skip, SkippedCall, SkipStrategy, Undo, interceptor_of
+from .state import HooksState, StepPostHook, StepPreHook
+from .wrappers import is_nested, is_state_initialisation, left_to_python, may_nest
 
 _perf_counter = time.perf_counter
 _get_num_threads = torch.get_num_threads
-
+_Args: TypeAlias = tuple[Any, ...]
+_Kwargs: TypeAlias = dict[str, Any]
+_Arguments: TypeAlias = tuple[_Args, _Kwargs]  # of a step, as a pre-hook returns them
 
 # Bits of what `_C.take_step` returns.
 _ODD, _OTHER_PARAMETERS, _NOT_FINITE, _SCALED, _ODD_LR, _DROPPED, _OVER, _UNSUITED, _LONE, _MISSING = (
@@ -39,14 +48,57 @@ _ODD, _OTHER_PARAMETERS, _NOT_FINITE, _SCALED, _ODD_LR, _DROPPED, _OVER, _UNSUIT
 )
 
 
-class Hooks(LongWay):
-    """The guard's hooks on one optimizer, which owns them. Arguments: as for `LongWay`."""
+class _Attended(SkippedCall):
+    """A step with a closure, or a slower one: what is done within it is undone as it ends, also where it raises."""
+
+    def __init__(self, optimizer: Optimizer, hooks: Hooks) -> None:
+        super().__init__(optimizer)
+        self._hooks = hooks
+
+    def take(self, step: Callable[..., Any], args: _Args, kwargs: _Kwargs) -> Any:
+        try:
+            self._hooks._slow_down()
+            return step(self.optimizer, *args, **kwargs)
+        except Exception as error:  # of a skipped step, for want of gradients: undone, and told; all others are raised
+            if not self._hooks._is_of_skip(error):
+                raise
+            return self._hooks._loss
+        finally:
+            self._hooks._end_attended()
+
+    def close(self) -> None:
+        self._hooks._end_attended()  # again, if that was interrupted
+
+
+class Hooks(HooksState):
+    """The guard's hooks on one optimizer, which owns them."""
 
     def __init__(
-        self, run: Run, member: Member, judge: Judge, ledger: Ledger, sampling: Sampling, rescue: Rescue | None = None
+        self, run: Run, member: Member, judge: Judge, ledger: Ledger, observed: Observed, rescue: Rescue | None = None
     ) -> None:
-        super().__init__(run, member, judge, ledger, sampling, rescue)
         optimizer = member.optimizer
+        self._run, self._member, self._judge, self._ledger, self._observed = run, member, judge, ledger, observed
+        self._scaler = ScalerContract(optimizer, run.proxies)
+        self._rescue = rescue
+        self._slowed: Slowed | None = None
+        self._undo: Undo | None = None
+        self._evaluations = 0
+        self._skip_strategy = SkipStrategy(optimizer, member.can_skip)
+        self._closure_backup = self._skip_strategy.closure_backup
+        self._is_evaluating = False
+        self._loss: Any = None  # what the closure of the step under way returned last
+        self._depth = 0  # of steps under way that went the long way; more than 1 where a step calls its parent's
+        self._silent = False
+        self._may_be_short = (
+            len(run.members) == 1
+            and not run.proxies
+            and member.can_skip
+            and cpu.take_step is not None
+            and run.backend in ("auto", "cpu")
+            and not may_nest(type(optimizer))
+        )
+        self._met_odd = False
+        self._odd: int | None = None  # fingerprint of parameters whose gradients the short way cannot read
         self._take_step: Any = cpu.take_step
         self._scales = not judge.divides(optimizer)
         self._num_lone = 0
@@ -64,9 +116,7 @@ class Hooks(LongWay):
         if self._member.is_alive:
             self._scaler.leave(self._member.optimizer)
 
-    def _before(
-        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _before(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs) -> _Arguments | None:
         try:
             run, attributes = self._run, optimizer.__dict__
             if (
@@ -84,7 +134,7 @@ class Hooks(LongWay):
             ring, step = run.ring, run.step
             clip: Any = run.clip
             if step >= run.wakes_at:
-                self._sampling.observers.begin_step(step)
+                self._observed.observers.begin_step(step)
             if ring.num_open:
                 self._ledger.open()
             if not self._handles:
@@ -120,7 +170,7 @@ class Hooks(LongWay):
             self._scaler.abandon(optimizer)
             raise
 
-    def _finish(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, outcome: int, elapsed: float) -> Any:
+    def _finish(self, optimizer: Optimizer, args: Any, kwargs: Any, outcome: int, elapsed: float) -> Any:
         """Counts a step that was measured in `elapsed` seconds as taken, and does what `outcome` asks for.
 
         C++ calls this too, unless the step was clean.
@@ -139,9 +189,7 @@ class Hooks(LongWay):
         ring.words[HEADER_WORDS * slot + OVERHEAD_S] = _perf_counter() - started
         return given
 
-    def _follow(
-        self, optimizer: torch.optim.Optimizer, outcome: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _follow(self, optimizer: Optimizer, outcome: int, args: _Args, kwargs: _Kwargs) -> _Arguments | None:
         """Does what is left to do for a step that was measured but is not clean."""
         run, ring = self._run, self._run.ring
         if outcome & _SCALED and not self._scales and not outcome & _OVER:
@@ -164,7 +212,7 @@ class Hooks(LongWay):
             try:
                 self._ledger.raise_due()
             except BaseException:
-                self._sampling.end_step()  # too many skips in a row: what was sampled belongs to this step
+                self._observed.end_step()  # too many skips in a row: what was sampled belongs to this step
                 raise
             if ring.is_skipped:
                 return self._leave_out(optimizer, args, kwargs, None)
@@ -173,7 +221,7 @@ class Hooks(LongWay):
             self._ledger.enter(is_bad=False, from_scaler=False, is_lone=True)
         return None
 
-    def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs) -> None:
         try:
             if self._depth:
                 self._depth -= 1
@@ -181,21 +229,18 @@ class Hooks(LongWay):
                     return
                 if self._slowed is not None:  # `_end_attended`, without its frames
                     self._speed_up()
-                if self._undo is not None:
-                    self._undo.give_back()
-                    self._undo = None
                 if self._closure_backup is not None:
                     self._closure_backup.end()
                 self._loss = None
-                if self._scaler.holds or self._scaler.is_skipped:
-                    self._scaler.give_back(optimizer)
-            elif self._undo is not None:
+            if self._undo is not None:
                 self._undo.give_back()
                 self._undo = None
+            if self._scaler.holds or self._scaler.is_skipped:
+                self._scaler.give_back(optimizer)
             run = self._run
             is_due = run.has_more_to_do or run.marks_ends or run.step > run.ends_at
             if is_due and not self._silent and not self._member.is_paused:
-                run.has_more_to_do = self._sampling.end_step()
+                run.has_more_to_do = self._observed.end_step()
             if self._rescue is not None and self._judge.is_between_steps and not self._member.is_paused:
                 self._rescue.end_step()
             self._silent = False
@@ -204,3 +249,164 @@ class Hooks(LongWay):
                 return
             self._scaler.abandon(optimizer)
             raise
+
+    def _leave_out(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs, repairs: Undo | None) -> _Arguments | None:
+        """Has the step not be taken; where that can't be, has it do nothing that lasts."""
+        interceptor = self._skip_strategy.interceptor(optimizer)
+        if interceptor is None:
+            self._do_without(optimizer, repairs)
+            return None
+        self._undo = repairs
+        self._scaler.withhold(optimizer)
+        return interceptor.intercept(SkippedCall(optimizer), args), kwargs
+
+    def _do_without(self, optimizer: Optimizer, repairs: Undo | None) -> None:
+        self._undo = change = self._skip_strategy.neutralize(optimizer, repairs)
+        change.apply()
+
+    def _go_the_long_way(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs) -> _Arguments | None:
+        started = _perf_counter()
+        if self._depth and is_nested(optimizer):
+            self._depth += 1
+            return None  # the outer step has been judged, or its closure will be
+        if self._slowed is not None:
+            self._speed_up()
+        if self._undo is not None:
+            self._give_back_late()  # of a step that raised before its post-hook ran
+        self._depth = 0
+        if self._member.is_paused:
+            self._observed.observers.forget()
+            return None
+        self._depth = 1
+        self._evaluations = 0
+        handed = self._scaler.receive(optimizer, kwargs)
+        self._run.has_scaler = self._run.has_scaler or handed is None or handed.from_scaler
+        self._silent = handed is None or (bool(kwargs) and is_state_initialisation(optimizer, kwargs))
+        if handed is None or self._silent:
+            self._observed.observers.forget()
+            return None
+        if not self._run.is_alike:
+            self._run.is_alike = self._run.alike is None or self._run.alike.are_compared()
+        if self._run.step >= self._run.wakes_at and self._judge.is_between_steps:
+            self._observed.observers.begin_step(self._run.step)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if self._rescue is not None and self._judge.is_between_steps:
+            self._rescue.begin_step(self._run.step, callable(closure))
+        if callable(closure):
+            return self._attend(optimizer, handed, args, kwargs)
+        undo = self._judge_gradients(optimizer, handed)
+        given = None
+        if isinstance(undo, Skip):
+            self._scaler.is_skipped = handed.from_scaler
+            given = self._leave_out(optimizer, args, kwargs, undo.repairs)
+        elif undo is not None:
+            self._undo = undo
+            undo.apply()
+        if self._rescue is not None and self._rescue.lr_factor != 1.0 and given is None:
+            given = self._attended(optimizer, args, kwargs)
+        self._judge.add_overhead(_perf_counter() - started)
+        return given
+
+    def _attend(self, optimizer: Optimizer, handed: Handed, args: _Args, kwargs: _Kwargs) -> _Arguments:
+        """Has the closure judged: the gradients of this step do not exist before it has run."""
+        self._is_evaluating, self._loss = False, None
+        if self._closure_backup is not None:
+            self._closure_backup.begin(optimizer)
+        if len(args) > 1:
+            args = (args[0], self._judging(args[1], optimizer, handed), *args[2:])
+        else:
+            kwargs = {**kwargs, "closure": self._judging(kwargs["closure"], optimizer, handed)}
+        return self._attended(optimizer, args, kwargs)
+
+    def _attended(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs) -> _Arguments:
+        """Has the step attended to."""
+        interceptor = interceptor_of(optimizer)
+        if interceptor is not None:
+            return interceptor.intercept(_Attended(optimizer, self), args), kwargs
+        self._slow_down()
+        return args, kwargs
+
+    def _slow_down(self) -> None:
+        """Multiplies the learning rate for the step that begins, if that is due."""
+        factor = 1.0 if self._rescue is None else self._rescue.lr_factor
+        if factor != 1.0 and self._slowed is None:
+            self._slowed = Slowed(self._member.optimizer, factor)
+            self._slowed.apply()
+
+    def _speed_up(self) -> None:
+        if self._slowed is not None:
+            self._slowed.give_back()
+            self._slowed = None
+
+    def _judging(self, closure: Callable[[], Any], optimizer: Optimizer, handed: Handed) -> Callable[[], Any]:
+        @functools.wraps(closure)
+        def judged() -> Any:
+            self._is_evaluating = True
+            if self._closure_backup is not None:
+                self._closure_backup.look()
+            loss = self._loss = closure()
+            started = _perf_counter()
+            if self._undo is not None:  # the closure has made gradients anew
+                self._undo.forget()
+                self._undo = None
+            undo = self._judge_gradients(optimizer, handed, loss)
+            if isinstance(undo, Skip):
+                self._do_without(optimizer, undo.repairs)
+            elif undo is not None:
+                self._undo = undo
+                undo.apply()
+            self._judge.add_overhead(_perf_counter() - started)
+            self._is_evaluating = False
+            return loss
+
+        return judged
+
+    def _judge_gradients(self, optimizer: Optimizer, handed: Handed, loss: Any = None) -> Undo | Skip | None:
+        try:
+            undo = self._judge.judge(self._member, optimizer, handed, self._evaluations == 0, loss)
+        except BaseException as error:  # a verdict that raises, Ctrl-C: half a step is let go of
+            self._judge.abandon(self._member)
+            if self._is_kept(error):
+                return None
+            self._scaler.abandon(optimizer)  # here too: a closure may catch this
+            self._observed.end_step()  # too many skips in a row: what was sampled belongs to this step
+            raise
+        if not self._handles:
+            return None  # a sink has detached the guard
+        self._evaluations += 1
+        run = self._run
+        if self._may_be_short and run.waits and not run.is_vetoed:
+            if self._met_odd:
+                self._met_odd, self._odd = False, run.fingerprint
+            run.is_short = run.ranks is None and run.is_alike and run.fingerprint not in (None, self._odd)
+        return undo
+
+    def _is_kept(self, error: BaseException) -> bool:
+        """Whether an error of the guard is kept from the training. It is not if the gradients are left scaled."""
+        on_error = self._run.on_error
+        return on_error is not None and isinstance(error, Exception) and not self._scaler.holds and on_error(error)
+
+    def _is_of_skip(self, error: Exception) -> bool:
+        """Whether an error comes of what a step was given instead of its gradients: it is undone anyway, and the error
+        is nobody's."""
+        if self._is_evaluating or not isinstance(self._undo, DryRunStep) or self._undo.backup is None:
+            return False
+        said = "a skipped step raised without its gradients, and was undone: %r"
+        self._skip_strategy.warn_once(self._member.optimizer, said, error)
+        return True
+
+    def _end_attended(self) -> None:
+        """A step that was attended to is over, or has raised."""
+        self._speed_up()
+        if self._undo is not None:
+            self._undo.give_back()
+            self._undo = None
+        if self._closure_backup is not None:
+            self._closure_backup.end()
+        self._loss = None
+
+    def _give_back_late(self) -> None:
+        """What a step that raised has left."""
+        if self._undo is not None:
+            self._undo.give_back_late()
+            self._undo = None

@@ -2,88 +2,56 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-import sys
 import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
 from ..clip.limits import SHRINKS, factor_of, row_norms
+from ..observers.activations import ActivationMonitor
+from ..ranks import refuse_sharding_model, refuse_shards
 from ..records import TrainingHistory
-from ..records.columns import COLUMNS, INDEX, ROW_BYTES, norm_of, norm_parts
+from ..records.columns import ROW_BYTES, norm_of, norm_parts
+from .clipping import shrink_each
 from .guard import Guard
 from .ring import JudgedStep
 from .run import Member, Run
 from .scalars import learning_rate
+from .settings import GuardSettings
 from .skip import SkippedCall, SkipStrategy, Undo
+from .wrappers import callers, innermost
+from .wrapping import build, has_equal_guard, show, sinks_of_rank
 
 _NESTING = torch.autograd.function.BackwardCFunction.apply.__code__
-
-
-def _is_nested() -> bool:
-    """Whether the backward pass that ends is part of another, as where a reentrant checkpoint runs one of its own."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _NESTING:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def _norm(table: bytearray) -> float:
     return norm_of(*norm_parts(kernels.fold_rows(table)))
 
 
-class _Estimate:
-    """The norm of gradients of which some are still to come: that of those that have come, or that of the step before
-    if it is larger.
-
-    Attributes:
-        last: the newest finite norm of a whole step.
-    """
-
-    def __init__(self) -> None:
-        self.last = self._running = 0.0
-
-    def add(self, norm: float) -> float:
-        """Adds a gradient and returns the estimate."""
-        self._running = math.hypot(self._running, norm)
-        return max(self.last, self._running)
-
-    def begin(self) -> None:
-        """Another step begins."""
-        self._running = 0.0
-
-
 class _Pass:
-    """What has been stepped in one backward pass.
-
-    Attributes:
-        places: indices of all parameters, by id.
-        rows: statistics of the gradients that have come, by place; `judged`: these gradients, by id of the parameter.
-        factors, skipped, over: what was clipped and left out, by place, and the groups above their triggers.
-        limits: those of this step.
-        loss: the newest one when the pass began.
-        seconds: spent on judging.
-    """
+    """What has been stepped in one backward pass. A place is the index of a parameter."""
 
     def __init__(self, run: Run) -> None:
-        params = [p for one in run.optimizers() for group in one.param_groups for p in group["params"]]
-        self.places = {id(p): i for i, p in enumerate(params)}
+        self.places = {id(p): i for i, p in enumerate(run.params())}
         run.names(hash(tuple(self.places)))  # before the policy is asked: it may group other parameters
-        self.rows: dict[int, bytes] = {}
-        self.judged: dict[int, weakref.ref[torch.Tensor]] = {}
-        self.factors: dict[int, float] = {}
-        self.skipped: set[int] = set()
-        self.over: set[int] = set()
-        self.loss, self.seconds = run.ring.loss, 0.0
+        self.rows: dict[int, bytes] = {}  # statistics of the gradients that have come, by place
+        self.judged: dict[int, weakref.ref[torch.Tensor]] = {}  # these gradients, by id of the parameter
+        self.factors: dict[int, float] = {}  # of those that were clipped, by place
+        self.skipped: set[int] = set()  # places
+        self.over: set[int] = set()  # groups above their triggers
+        self.norms: defaultdict[str | None, float] = defaultdict(float)  # so far, of all, under None, and of groups
+        self.loss, self.seconds = run.ring.loss, 0.0  # the newest when the pass began; spent on judging
         self.limits = limits_of(run.clip)
 
     def coefficient(self, places: Sequence[int], table: bytearray, norm: float) -> float:
@@ -100,27 +68,28 @@ class InBackward:
 
     It begins with the first gradient and ends with the backward pass. If the optimizers step outside of one, or the
     last of them in a reentrant checkpoint's own, it ends when the guard is used or a gradient comes again.
-
-    Args:
-        guard: whose run, judge, ledger and sampling these are.
     """
 
     def __init__(self, guard: Guard) -> None:
-        self._run, self._judge, self._ledger, self._sampling = guard._run, guard._judge, guard._ledger, guard._sampling
+        self._run, self._judge, self._ledger, self._observed = guard._run, guard._judge, guard._ledger, guard._observed
         self._lock = threading.RLock()  # devices have threads of their own in a backward pass
         self._task = -1
         self._pass: _Pass | None = None
-        self._all = _Estimate()
-        self._groups: defaultdict[str, _Estimate] = defaultdict(_Estimate)  # by name
+        self._last: defaultdict[str | None, float] = defaultdict(float)  # norms of the step before
 
     def has_come(self, p: torch.Tensor) -> bool:
         """Whether a gradient of `p` has been judged in this step."""
         return self._pass is not None and self._pass.places.get(id(p)) in self._pass.rows
 
-    def is_judged(self, p: torch.Tensor) -> bool:
-        """Whether the gradient that `p` has now was judged."""
-        known = None if self._pass is None else self._pass.judged.get(id(p))
-        return known is not None and known() is p.grad
+    def step(self, optimizer: Any, by_parameter: bool, p: torch.Tensor) -> None:
+        """Has a gradient stepped as soon as it is there, and lets go of it, unless another hook has."""
+        judged = None if self._pass is None else self._pass.judged.get(id(p))
+        if p.grad is not None and (judged is None or judged() is not p.grad):
+            if by_parameter:  # an optimizer of several parameters
+                optimizer.step(param=p)
+            else:
+                optimizer.step()
+            p.grad = None
 
     def judge(self, params: Sequence[torch.Tensor]) -> bool:
         """Measures and clips the gradients of `params`, which are about to be stepped. Returns whether to skip the step
@@ -130,7 +99,10 @@ class InBackward:
             if any(self.has_come(p) for p in params):
                 self.end()
             current = self._pass or self._begin()
-            self._await_end()
+            task = torch._C._current_graph_task_id()
+            if task not in (-1, self._task):
+                self._task = task
+                torch.autograd.Variable._execution_engine.queue_callback(self._backward_has_ended)
             places = [current.places[id(p)] for p in params]
             gradients: list[Any] = [p.grad for p in params]
             table, _ = kernels.run_stats(gradients, self._run.backend)
@@ -149,20 +121,13 @@ class InBackward:
         run = self._run
         self._ledger.open()
         if run.step >= run.wakes_at:
-            self._sampling.observers.begin_step(run.step)
+            self._observed.observers.begin_step(run.step)
         self._pass = current = _Pass(run)
-        for estimate in (self._all, *self._groups.values()):
-            estimate.begin()
         return current
 
-    def _await_end(self) -> None:
-        task = torch._C._current_graph_task_id()
-        if task not in (-1, self._task):
-            self._task = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_has_ended)
-
     def _backward_has_ended(self) -> None:
-        if not _is_nested():
+        # Unless it is part of another pass, as where a reentrant checkpoint runs one of its own.
+        if not any(frame.f_code is _NESTING for frame in callers()):
             self.end()
 
     def _clip(
@@ -178,11 +143,8 @@ class InBackward:
         if clip is None:
             return True
         if clip.scope in SHRINKS:
-            abs_max = memoryview(table).cast("d")[INDEX["abs_max"] :: len(COLUMNS)].tolist()
-            rows = list(zip(norms, abs_max, strict=True))
             names = [run.known_names[place] for place in places]
-            over, left = clip.given.shrink(names, params, gradients, rows, 1.0, None)  # type: ignore[attr-defined]
-            kernels.tell_autograd([gradients[i] for i in over])
+            over, left = shrink_each(cast(CheckedPolicy, clip), names, params, table, 1.0)
             for i in over:
                 current.factors[places[i]] = left[i] / norms[i] if norms[i] else 1.0
                 current.over.add(places[i])
@@ -199,11 +161,11 @@ class InBackward:
 
     def _factor(self, current: _Pass, limits: Limits, place: int, norm: float) -> float:
         """The factor for one gradient; 0.0 skips its step."""
-        estimate, clip = self._all.add(norm), cast(ClipPolicy, self._run.clip)
+        estimate, clip = self._estimate(current, None, norm), cast(ClipPolicy, self._run.clip)
         applied = [(estimate, limits.trigger, limits.target)]
         group = -1 if limits.norms is None else place if limits.groups is None else limits.groups[place]
         if group >= 0:
-            estimate = norm if limits.groups is None else self._groups[clip.names[group]].add(norm)
+            estimate = norm if limits.groups is None else self._estimate(current, clip.names[group], norm)
             if limits.triggers is not None and limits.targets is not None:
                 applied.append((estimate, limits.triggers[group], limits.targets[group]))
                 if factor_of(*applied[-1]) != 1.0:
@@ -212,12 +174,14 @@ class InBackward:
             return 0.0
         return math.prod(factor_of(*each) for each in applied)
 
-    def end(self) -> None:
-        """Ends the step and records it.
+    def _estimate(self, current: _Pass, group: str | None, norm: float) -> float:
+        """The norm of gradients of which some are still to come: that of those that have come, or that of the step
+        before if it is larger."""
+        current.norms[group] = so_far = math.hypot(current.norms[group], norm)
+        return max(self._last[group], so_far)
 
-        Raises:
-            NonFiniteGradientsError: too many steps in a row had something left out.
-        """
+    def end(self) -> None:
+        """Ends the step and records it. Raises NonFiniteGradientsError after too many steps with skips in a row."""
         with self._lock:
             current, self._pass, self._task = self._pass, None, -1
             if current is None:
@@ -235,7 +199,7 @@ class InBackward:
             self._observe(current, judged)
             self._judge.enter(judged)
             if run.has_more_to_do or run.marks_ends or run.step > run.ends_at:
-                run.has_more_to_do = self._sampling.end_step()
+                run.has_more_to_do = self._observed.end_step()
             ring.add_overhead(current.seconds + time.perf_counter() - started)
             self._ledger.raise_due()
 
@@ -243,21 +207,21 @@ class InBackward:
         """Keeps the norms of the step for the next one, and has the policy observe it."""
         limits, clip = current.limits, self._run.clip
         if math.isfinite(judged.norm):
-            self._all.last = judged.norm
+            self._last[None] = judged.norm
             if limits is not None:
                 limits.apply(judged.norm, row_norms(judged.table), judged.positions)  # writes the norms of groups
                 if limits.groups is not None and limits.norms is not None:
                     for name, size in zip(cast(ClipPolicy, clip).names, limits.norms, strict=True):
                         if size >= 0.0:
-                            self._groups[name].last = size
+                            self._last[name] = size
         if isinstance(clip, CheckedPolicy):
             clip.observe_step(judged.norm, current.loss)
 
     def go_on(self, history: TrainingHistory) -> None:
         """Resumes from the norm of the newest step; those of groups are not known."""
         finite = (entry.norm for entry in reversed(history.recent) if math.isfinite(entry.norm))
-        self._all.last = next(finite, 0.0)
-        self._groups.clear()
+        self._last.clear()
+        self._last[None] = next(finite, 0.0)
 
 
 class StepHooks:
@@ -277,7 +241,7 @@ class StepHooks:
         self._give_back()
 
     def _before(
-        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._give_back()  # of a step that raised
         if self._member.is_paused:
@@ -298,7 +262,7 @@ class StepHooks:
         self._undo.apply()
         return None
 
-    def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._give_back()
 
     def _give_back(self) -> None:
@@ -309,26 +273,6 @@ class StepHooks:
             self._skip_strategy.closure_backup.end()
 
 
-class GradientHook:
-    """Steps a parameter as soon as its gradient is there, and lets go of that. Nothing is done where another hook has.
-
-    Args:
-        optimizer: of the parameter alone, or one that takes `step(param=...)`.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, together: InBackward, *, by_parameter: bool) -> None:
-        self._optimizer, self._together, self._by_parameter = optimizer, together, by_parameter
-
-    def __call__(self, p: torch.Tensor) -> None:
-        if p.grad is not None and not self._together.is_judged(p):
-            if self._by_parameter:
-                step: Any = self._optimizer.step
-                step(param=p)
-            else:
-                self._optimizer.step()
-            p.grad = None
-
-
 class BackwardGuard(Guard):
     """The guard that `fastguard.wrap_backward` makes: each tensor is judged and stepped within the backward pass."""
 
@@ -337,10 +281,10 @@ class BackwardGuard(Guard):
         self._kept = self._run.optimizers()  # nobody else has that of a parameter that is frozen
         return (StepHooks(member, self._together) for member in self._run.members)
 
-    def step_from(self, pairs: Sequence[tuple[torch.Tensor, torch.optim.Optimizer]], *, by_parameter: bool) -> None:
+    def step_from(self, pairs: Sequence[tuple[torch.Tensor, Optimizer]], *, by_parameter: bool) -> None:
         """Has each parameter stepped by its optimizer as its gradient comes; `detach` ends that."""
         for p, optimizer in pairs:
-            hook = GradientHook(optimizer, self._together, by_parameter=by_parameter)
+            hook = partial(self._together.step, optimizer, by_parameter)
             self._made.callback(p.register_post_accumulate_grad_hook(hook).remove)
 
     def _settle(self) -> None:
@@ -356,3 +300,112 @@ class BackwardGuard(Guard):
         """As `Guard.load_state_dict`."""
         super().load_state_dict(state)
         self._together.go_on(self.history)
+
+
+def wrap_backward(
+    model: torch.nn.Module,
+    optimizers: Mapping[Any, Any] | Optimizer,
+    *,
+    hooks: bool = True,
+    max_norm: float | None = None,
+    clip: ClipPolicy | None = None,
+    skip_nonfinite: bool = True,
+    max_consecutive_skips: int = 25,
+    sinks: Iterable[Any] = (),
+    backend: str = "auto",
+    activations: bool | str | dict[str, Any] | ActivationMonitor | None = None,
+    check_every: int | None = None,
+    objective: str | None = None,
+    ranks: str = "first",
+    on_guarded: str = "reuse",
+) -> Guard:
+    """Guards optimizers that step within the backward pass, tensor by tensor, and returns their one `Guard`.
+
+    Each parameter is stepped and its gradient freed as soon as the gradient is there, so that only a few gradients are
+    in memory at a time: torch's recipe of one optimizer for each parameter in `register_post_accumulate_grad_hook`.
+    This function registers the hooks. One backward pass makes one record of all the tensors that it stepped.
+
+    The total norm is not known when the first parameter steps. A policy of all gradients together or of groups, such
+    as `max_norm`, uses the larger of the norm of the step before and that of the gradients so far. A policy of tensors
+    (`AdaGC`), units or elements is exact, and so is the recorded norm. A tensor whose gradient contains NaN or Inf is
+    skipped; tensors stepped before it stay stepped, and the record says `skipped`.
+
+    Args:
+        model: names the tensors.
+        optimizers: a dict from each parameter, or its name in the model, to an optimizer of that parameter alone; or
+            optimi's optimizer with `gradient_release=True`.
+        hooks: register the hooks that step. False: your own hooks, or optimi's `prepare_for_gradient_release`, call
+            `step`. If there are both, each gradient is stepped once.
+        max_norm, clip, skip_nonfinite, max_consecutive_skips, sinks, backend, activations, check_every, objective,
+            ranks, on_guarded: as in `fastguard.wrap`. `Guard.detach` removes the hooks, too.
+
+    Raises:
+        ValueError: an optimizer has other parameters than its key, with `hooks`; or as from `fastguard.wrap`.
+        TypeError: an optimizer is not a torch.optim.Optimizer, or is sharded.
+        AlreadyGuardedError: an optimizer has another guard.
+        NonFiniteGradientsError: from `backward`, after `max_consecutive_skips` steps in which a tensor was skipped.
+
+    A step is a backward pass in which `step` was called. If the last tensors come within a reentrant checkpoint's own
+    pass, or `step` is called after the pass, it ends when you use the guard or a tensor comes again. Parameters without
+    a gradient are missing from the record. Gradients are freed, so micro-batches cannot be accumulated; with
+    `hooks=False`, let your hooks step at the last one. Parameters that are frozen now get no hook. As in torch's
+    recipe, hooks keep model and optimizers alive until `detach`. GradScaler, closures and recovery are not supported,
+    and gradients are not compared between steps.
+
+    Cost: one read of each gradient as it comes; one more read and write if it is clipped. Some 25 us a tensor on the
+    host. On a GPU one sync a tensor.
+
+    >>> import torch, fastguard
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    >>> guard = fastguard.wrap_backward(model, optimizers, max_norm=1.0)
+    >>> model(torch.ones(1, 2)).sum().backward()
+    >>> guard.last.tensors.names, guard.last.norm ** 2, model.weight.grad is None
+    (('weight', 'bias'), 2.9999999999999996, True)
+    """
+    settings = GuardSettings.of(locals())
+    pairs = _pairs(model, optimizers, hooks)
+    given = list({id(optimizer): optimizer for _, optimizer in pairs}.values())
+    sinks, is_quiet = sinks_of_rank(sinks, ranks)
+    if has_equal_guard(given, given, model, settings, sinks):
+        return Guard.of(given[0])
+    refuse_sharding_model(model)
+    groups = [group["params"] for o in given for group in o.param_groups]
+    refuse_shards(groups)
+    kernels.require_devices(backend, groups)
+    guard = build(BackwardGuard, given, model, settings, sinks=sinks, is_quiet=is_quiet)
+    if hooks:
+        by_parameter = not isinstance(optimizers, Mapping)
+        guard.step_from([(p, o) for p, o in pairs if p.requires_grad], by_parameter=by_parameter)
+    show(guard)
+    return guard
+
+
+def _pairs(model: torch.nn.Module, optimizers: Any, hooks: bool) -> list[tuple[torch.Tensor, Optimizer]]:
+    """Each parameter with its optimizer, in the model's order."""
+    named = dict(model.named_parameters())
+    if not isinstance(optimizers, Mapping):
+        optimizer = innermost(optimizers, in_backward=True)
+        if "param" not in inspect.signature(optimizer.step).parameters:
+            raise ValueError(
+                "`optimizers` must map each parameter to an optimizer of it alone, got one "
+                f"{type(optimizer).__name__}, which steps all of its parameters at once. Write "
+                "{p: " + type(optimizer).__name__ + "([p], ...) for p in model.parameters()}."
+            )
+        return [(p, optimizer) for group in optimizer.param_groups for p in group["params"]]
+    if not optimizers:
+        raise ValueError("`optimizers` must map at least one parameter to its optimizer, got an empty dict")
+    found = {}
+    for key, given in optimizers.items():
+        if isinstance(key, str) and key not in named:
+            raise ValueError(f"`optimizers` must map the model's parameters, got {key!r}, which it does not have")
+        p, optimizer = named[key] if isinstance(key, str) else key, innermost(given, in_backward=True)
+        held = [each for group in optimizer.param_groups for each in group["params"]]
+        if hooks and (len(held) != 1 or held[0] is not p):
+            name = next((name for name, each in named.items() if each is p), "a parameter")
+            raise ValueError(
+                f"`optimizers` must map each parameter to an optimizer of it alone, got one of {len(held)} for {name!r}"
+            )
+        found[id(p)] = p, optimizer
+    order = {id(p): i for i, p in enumerate(named.values())}
+    return sorted(found.values(), key=lambda pair: order.get(id(pair[0]), len(order)))

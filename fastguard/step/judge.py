@@ -12,16 +12,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from .._device import is_capturing
-from ..clip import CheckedPolicy
+from ..clip import CheckedPolicy, limits_of, trigger_of
 from ..clip.limits import Ruling
 from ..errors import UnsupportedTensorError
-from ..ranks import Ranks, Shared, locals_of, with_bad_step
+from ..ranks import Ranks, Shared, locals_of
 from ..records.columns import norm_of, norm_parts
 from . import engines
-from .clipping import HostClipping, HostDecision
+from .clipping import HostDecision, ruling_of, shrink
 from .device import DeviceDecision
 from .device_judge import DeviceJudge, gradients_of
 from .engines import NoEngineError
@@ -51,7 +52,6 @@ class Judge:
         self._was_on_cpu: bool | None = None  # the first parameter, when `waits` was chosen
         self._is_forced = False
         self._has_warned = False
-        self._unnamed: tuple[int, Any] = -2, ()  # step whose NaN came from a rank unknown, `bad_ranks` before it
 
     @property
     def lag(self) -> int:
@@ -73,22 +73,9 @@ class Judge:
         """Whether all optimizers have followed the last decision."""
         return self._decision is None
 
-    def step_of(self, member: Member) -> int:
-        """Number of the step that `member` is about to take."""
-        decision = self._decision
-        return self._run.step - (decision is not None and member.index not in decision.taken)
-
     def record_loss(self, loss: Any = None, val_loss: Any = None) -> None:
-        """Puts losses into the slot of the step just taken: in the ring, or on the device while it is there.
-
-        Every observed loss goes through here, except those that C++ puts there itself (`put_loss`).
-
-        Args:
-            loss, val_loss: a number, or a tensor of one that may stay on its device.
-
-        Raises:
-            RuntimeError: the record of that step was delivered.
-        """
+        """Puts losses, numbers or tensors of one element, into the slot of the step just taken: in the ring, or on the
+        device while it is there. C++ puts plain ones into the ring itself (`put_loss`)."""
         pending, ring = self.on_device.pending.current, self._run.ring
         if pending is None and not ring.is_held:
             raise RuntimeError(
@@ -122,14 +109,11 @@ class Judge:
         finally:
             self._ledger.deliver()
 
-    def judge(
-        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
-    ) -> Undo | Skip | None:
+    def judge(self, member: Member, optimizer: Optimizer, handed: Handed, first: bool, loss: Any) -> Undo | Skip | None:
         """Judges the step that `member` is about to take and clips it. Returns what has to be done for the step and
         undone after it.
 
         Args:
-            handed: what a GradScaler handed over.
             first: whether this is the first evaluation of the step; a closure may ask for more.
             loss: what the closure returned.
         """
@@ -169,13 +153,10 @@ class Judge:
             run.step = max(run.step, run.ring.step + 1)
 
     def choose(self, *, waits: bool = False) -> None:
-        """Chooses between host and devices for the parameters as they are now. Pending steps arrive on a change.
-
-        Args:
-            waits: choose the host, which reads tensors wherever they are.
-        """
+        """Chooses between host and devices for the parameters as they are now, or, if it `waits`, the host, which reads
+        tensors wherever they are. Pending steps arrive on a change."""
         run = self._run
-        params = [p for o in run.optimizers() for group in o.param_groups for p in group["params"]]
+        params = run.params()
         self._was_on_cpu = params[0].is_cpu if params else None
         # A step that evaluates its closure several times and cannot be skipped waits for its losses anyway.
         waits = waits or run.ranks is not None or not params or not all(member.can_skip for member in run.members)
@@ -187,7 +168,7 @@ class Judge:
         run.may_wait = waits
 
     def _decision_for(
-        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
+        self, member: Member, optimizer: Optimizer, handed: Handed, first: bool, loss: Any
     ) -> tuple[HostDecision | DeviceDecision, bool]:
         """The decision on a step, and whether it was made when another optimizer stepped."""
         decision = self._decision
@@ -205,40 +186,36 @@ class Judge:
             )
         return decision, True
 
-    def _decide(
-        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, first: bool, loss: Any
-    ) -> HostDecision:
+    def _decide(self, member: Member, optimizer: Optimizer, handed: Handed, first: bool, loss: Any) -> HostDecision:
         """Measures and decides here. Synchronises with the gradients' devices."""
         run, ring = self._run, self._run.ring
         optimizers = [optimizer] if len(run.members) == 1 else run.optimizers()
         groups = [group["params"] for one in optimizers for group in one.param_groups]
         judged, scaling = self._measure(groups, handed.read(), first)
         judged.lr, judged.loss = learning_rate(optimizers[0]), scalar("loss", loss) if is_loss(loss) else None
-        clipping = HostClipping(run.clip, judged.norm, judged.table, judged.positions)
-        if first and not run.is_vetoed:
-            clipping.inform_policy(judged.loss if judged.loss is not None else ring.loss)
+        clip, limits, measured = run.clip, limits_of(run.clip), (judged.norm, judged.table, judged.positions)
+        if not run.is_vetoed:  # the policy has no part in a vetoed step
+            judged.trigger = trigger_of(clip, limits)
+        ruling, shrunk = ruling_of(limits, *measured), None
+        if first and not run.is_vetoed and isinstance(clip, CheckedPolicy):
+            clip.observe_step(judged.norm, judged.loss if judged.loss is not None else ring.loss)
         is_bad = run.skip_nonfinite and not math.isfinite(judged.norm)
-        ruling = clipping.ruling
         if member.can_skip and (run.is_vetoed or is_bad or scaling.found_inf):
             judged.skipped, ruling = True, Ruling()
         elif member.can_skip and ruling.is_dropped:
             judged.skipped, ruling = True, Ruling(over=ruling.over)
         else:
-            ruling = clipping.shrink(groups, judged.names, scaling.inverse) or ruling
+            shrunk = shrink(clip, groups, judged.names, *measured, scaling.inverse)
+            ruling = shrunk or ruling
         judged.clip_coef, judged.over = ruling.coefficient, ruling.over
-        judged.trigger = None if run.is_vetoed else clipping.trigger  # the policy has no part in a vetoed step
         self.enter(judged, again=not first and ring.is_held)
         self._ledger.raise_due()
-        coefficient = 1.0 if clipping.has_shrunk else ruling.coefficient
+        coefficient = ruling.coefficient if shrunk is None else 1.0
         positions = judged.positions if judged.total is None or ruling.factors is not None else judged.present
         return HostDecision(positions, coefficient, judged.skipped, ruling.factors, scaling.grad_scale)
 
     def enter(self, judged: JudgedStep, *, again: bool = False) -> None:
-        """Puts a step into the ring. Of several evaluations of one step it keeps the first bad one.
-
-        Args:
-            again: this is another evaluation of the newest step.
-        """
+        """Puts a step into the ring, or another evaluation of the newest one: of several it keeps the first bad one."""
         run, ring, step = self._run, self._run.ring, judged.step
         finite = math.isfinite(judged.norm)
         is_news = not again or (not finite and ring.is_finite)
@@ -272,7 +249,7 @@ class Judge:
         names = run.names(fingerprint)
         norm = norm_of(*norm_parts(kernels.fold_rows(table) if fold is None else fold))
         if ranks is not None and not math.isfinite(norm):
-            self._find_trouble(ranks, shared, names, step, first)
+            ranks.find_trouble(step, shared, names, self._ledger.history if first else None)
         judged = JudgedStep(step, table, positions, names, norm, total=total, present=present)
         judged.loss_scale, judged.from_scaler = scaling.grad_scale, scaling.from_scaler
         return judged, scaling
@@ -287,26 +264,12 @@ class Judge:
         shared = ranks.measure(groups, run.backend, scaling.inverse, step, loss=loss, found_inf=scaling.found_inf)
         if shared.loss is not None and ring.newest >= 0:
             ring.note("loss", shared.loss)
-        if shared.bad_loss is not None and first and self._unnamed[0] == step - 1 and ranks.trouble:
-            rank, history = shared.bad_loss, self._ledger.history
-            held = next((one for one in ranks.trouble if one[0] == rank), ranks.trouble[0])
-            told = [(rank, *held[1:])]
-            history.note_model(bad_ranks=with_bad_step(self._unnamed[1], step - 1, ranks.num_ranks, told))
-            _log.log(self._ledger.level, "step %d: rank %d alone had a loss that is not finite", step - 1, rank)
+        bad = shared.bad_loss if first else None
+        if bad is not None and ranks.note_bad_loss(step - 1, bad, self._ledger.history):
+            _log.log(self._ledger.level, "step %d: rank %d alone had a loss that is not finite", step - 1, bad)
         return shared
 
-    def _find_trouble(self, ranks: Ranks, shared: Shared, names: Sequence[str], step: int, first: bool) -> None:
-        """Asks which ranks have the non-finite gradients, and notes them in the history."""
-        is_noted = ranks.find_trouble(step, shared.own, names, shared.present)
-        if first and not is_noted and not ranks.is_alone:
-            history = self._ledger.history
-            self._unnamed = step, history.model.bad_ranks
-            bad = with_bad_step(history.model.bad_ranks, step, ranks.num_ranks, ranks.trouble)
-            history.note_model(bad_ranks=bad)
-
-    def _must_not_follow(
-        self, member: Member, optimizer: torch.optim.Optimizer, decision: HostDecision | DeviceDecision
-    ) -> bool:
+    def _must_not_follow(self, member: Member, optimizer: Optimizer, decision: HostDecision | DeviceDecision) -> bool:
         """Whether gradients of `member` that came after the decision are not finite. Warns about any that came late."""
         run, ring = self._run, self._run.ring
         params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -334,9 +297,7 @@ class Judge:
         self._ledger.raise_due()
         return True
 
-    def _act(
-        self, member: Member, optimizer: torch.optim.Optimizer, handed: Handed, decision: HostDecision
-    ) -> Undo | Skip | None:
+    def _act(self, member: Member, optimizer: Optimizer, handed: Handed, decision: HostDecision) -> Undo | Skip | None:
         """Does what a decision means for one optimizer."""
         scaling = handed.read()
         if (decision.skipped and member.can_skip) or scaling.found_inf:
@@ -348,9 +309,7 @@ class Judge:
         factor = decision.clip_coef * inverse
         return None if factor == 1.0 else self.scale(optimizer, factor, from_scaler=handed.from_scaler)
 
-    def _scale_each(
-        self, member: Member, optimizer: torch.optim.Optimizer, decision: HostDecision, inverse: float
-    ) -> None:
+    def _scale_each(self, member: Member, optimizer: Optimizer, decision: HostDecision, inverse: float) -> None:
         """Multiplies each gradient of one optimizer by its factor, unless that is 1."""
         factors = decision.factors or []
         places = range(len(factors)) if decision.positions is None else decision.positions
@@ -364,7 +323,7 @@ class Judge:
         for factor, gradients in by_factor.items():
             kernels.run_scale(self._local(gradients), factor, self._run.backend)
 
-    def scale(self, optimizer: torch.optim.Optimizer, factor: float, *, from_scaler: bool = False) -> Undo | None:
+    def scale(self, optimizer: Optimizer, factor: float, *, from_scaler: bool = False) -> Undo | None:
         """Multiplies the gradients of one optimizer, or returns how it will do so in its own pass."""
         if self._run.ranks is None and not from_scaler and self.divides(optimizer):
             divisor = torch.tensor(1.0 / factor if factor else math.inf, dtype=torch.float32, device="cpu")
@@ -388,7 +347,7 @@ class Judge:
         """The part of `gradients` that this rank writes to."""
         return gradients if self._run.ranks is None else locals_of(gradients)
 
-    def divides(self, optimizer: torch.optim.Optimizer) -> bool:
+    def divides(self, optimizer: Optimizer) -> bool:
         """Whether `optimizer` multiplies its own gradients, all of them on the CPU, when they are clipped."""
         if self.clip_through == "scale" or not takes_flags(optimizer):
             return False

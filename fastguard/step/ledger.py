@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..diagnosis import Finding
+from .._text import count, listed
 from ..diagnosis.checkup import Checkup, glance_stride
+from ..errors import NonFiniteGradientsError, PolicySkipsError
 from ..kernels import cpu
 from ..records import StepStats, TrainingHistory
 from ..records.failures import Failures
@@ -20,7 +21,6 @@ from ..records.slot import FLAGS, HEADER_WORDS, NORM, NUM_SLOTS, SKIPPED, STEP, 
 from ..records.table import without_rows
 from ..sinks import JsonlSink, SafeSink
 from ..sinks.jsonl import with_samples
-from .consecutive_skips import ConsecutiveSkips, log_nonfinite, log_skipped_by_policy
 from .ring import TABLE, Ring
 from .state import LedgerState
 
@@ -29,38 +29,23 @@ _time = time.time
 
 
 class Ledger(LedgerState):
-    """Delivers what the ring holds, in the order of the steps. Knows neither the guard nor the optimizers.
-
-    Attributes:
-        ring: where steps arrive.
-        sinks: each in a `SafeSink`.
-        writes_lines: whether some of them take a clean step as a line, before it is delivered.
-        is_writing: whether a sink is at work on a record; it may ask for anything but another record then.
-        when_idle: called once when no sink is.
-        skips: the run of skipped steps; the caller raises the error that is due.
-        checkup: asked at intervals, when the steps before are in the history.
-        fetch: attaches arrived samples to the ring.
-        seen: called when a step has arrived in the ring; or None.
-        where_among_ranks: says which ranks hold NaN or Inf; "" if there is one rank.
-        level: of warnings about steps; lower if another process logs the same.
-    """
+    """Delivers what the ring holds, in the order of the steps. Knows neither the guard nor the optimizers."""
 
     def __init__(self, ring: Ring, failures: Failures, sinks: Iterable[Any], max_consecutive_skips: int) -> None:
         self.ring = ring
         self.failures = failures
-        self.level = logging.WARNING
+        self.level = logging.WARNING  # of warnings about steps; lower if another process logs the same
         self._left: list[SafeSink] = []  # to the process that forked this one
         self._history = TrainingHistory()
         self._take_sinks([SafeSink(sink) for sink in sinks])
-        self.is_writing = False
-        self.when_idle: Callable[[], None] | None = None
+        self.is_writing = False  # a sink is at work on a record; it may ask for anything but another record then
+        self.when_idle: Callable[[], None] | None = None  # called once when no sink is at work
         self._is_delivering = False  # stays True where an interrupt came
         self.skips = ConsecutiveSkips(max_consecutive_skips)
-        self.checkup: Checkup | None = None
-        self.fetch: Callable[[], None] | None = None
-        self.seen: Callable[[], None] | None = None
-        self.where_among_ranks: Callable[[], str] = str
-        self._first = self._batch_end = 0  # steps that the open slots begin and end with
+        self.checkup: Checkup | None = None  # asked at intervals, when the steps before are in the history
+        self.fetch: Callable[[], None] | None = None  # attaches arrived samples to the ring
+        self.seen: Callable[[], None] | None = None  # called when a step of a device has arrived in the ring
+        self.where_among_ranks: Callable[[], str] = str  # says which ranks hold NaN or Inf
         self._whole_step = -1  # the newest step of which a line does not say all
 
     def _take_sinks(self, sinks: list[SafeSink]) -> None:
@@ -99,10 +84,7 @@ class Ledger(LedgerState):
         return self._history
 
     def open(self) -> None:
-        """Another step begins, over the newest one's table: makes room for it, if there is none.
-
-        Cost: 30 us as a batch ends.
-        """
+        """Another step begins, over the newest one's table: makes room for it. Cost: 30 us as a batch ends."""
         if self.ring.num_open >= self.ring.limit:
             self.deliver()
         elif self.writes_lines:
@@ -117,16 +99,6 @@ class Ledger(LedgerState):
             int(ring.words[at + FLAGS]) & SKIPPED or not math.isfinite(ring.words[at + NORM])
         )
 
-    def _complete(self) -> None:
-        """Attaches to the newest slot what was sampled, and has the sinks take it."""
-        if self.fetch is not None:
-            try:
-                self.fetch()
-            except ReferenceError:
-                self.fetch = None  # the guard is gone, and hands over its last record
-        if self.sinks:
-            self.write()
-
     def deliver(self, *, but_held: bool = False) -> None:
         """Hands open slots to history and sinks; all, or all but the newest, to which more may be added.
 
@@ -137,7 +109,13 @@ class Ledger(LedgerState):
         if ring.num_open <= but_held:
             return
         if not but_held:
-            self._complete()
+            if self.fetch is not None:
+                try:
+                    self.fetch()
+                except ReferenceError:
+                    self.fetch = None  # the guard is gone, and hands over its last record
+            if self.sinks:
+                self.write()
             if not ring.num_open:
                 return  # a sink has closed the guard
         record = None if but_held else ring.latest()
@@ -164,18 +142,21 @@ class Ledger(LedgerState):
             history.last = replace(history.last, tensors=without_rows(history.last.tensors))
 
     def _end_delivery(self) -> None:
+        """What happens now and then, between steps."""
         self._is_delivering = False
-        self._follow(self._history.newest_step)
+        if self.checkup is not None:
+            for finding in self.checkup.look(self._history.newest_step):
+                for sink in self.sinks:
+                    sink.tell(finding.to_dict())
+        self._begin_batch()
 
     def deliver_without_table(self) -> None:
         """As `deliver`, where the newest table was written over. Nobody wants it: what does is delivered before."""
         ring = self.ring
         if ring.num_open:
             self._extend(ring.num_open, None)
-            ring.forget()
-            self._end_delivery()
-        else:
-            ring.forget()
+        ring.forget()
+        self._end_delivery()
 
     def write(self) -> None:
         """Hands the newest slot to the sinks that have not had it: as a line of JSON if the sink takes lines and the
@@ -222,32 +203,16 @@ class Ledger(LedgerState):
             finally:
                 del error  # whose traceback holds this frame
 
-    def _follow(self, last: int) -> None:
-        """What happens now and then, between steps."""
-        if self.checkup is not None:
-            self._tell(self.checkup.look(last))
-        self._begin_batch()
-
-    def _tell(self, found: Iterable[Finding]) -> None:
-        for finding in found:
-            for sink in self.sinks:
-                sink.tell(finding.to_dict())
-
     def _begin_batch(self) -> None:
-        """What comes next follows on what the history has: finds the step at which that is to be delivered."""
-        self._first = first = self._history.newest_step + 1
-        self._batch_end = min(batch_end(first), self._history.tensors.due_at(first))
-        if self.checkup is not None:
-            self._batch_end = max(first, min(self._batch_end, self.checkup.check_at))
-        self._set_limit()
-
-    def _set_limit(self) -> None:
         """Sets how many slots may be open: up to the end of the batch, and to where the checkup wants a step."""
-        ring, first = self.ring, self._first
-        limit = end = self._batch_end - first + 1
-        if self.checkup is not None and self.checkup.glance_at < self._batch_end:
-            limit = max(first, self.checkup.glance_at) - first + 1
-            ring.calm, ring.stride = self.checkup.calm_below, glance_stride(first)
+        ring, checkup, first = self.ring, self.checkup, self._history.newest_step + 1
+        last = min(batch_end(first), self._history.tensors.due_at(first))
+        if checkup is not None:
+            last = max(first, min(last, checkup.check_at))
+        limit = end = last - first + 1
+        if checkup is not None and checkup.glance_at < last:
+            limit = max(first, checkup.glance_at) - first + 1
+            ring.calm, ring.stride = checkup.calm_below, glance_stride(first)
         is_alone = self._is_bad or (bool(self.sinks) and not self.writes_lines)
         ring.limit, ring.end = (1, 0) if is_alone else (min(limit, NUM_SLOTS), min(end, NUM_SLOTS))
 
@@ -283,10 +248,7 @@ class Ledger(LedgerState):
             raise due
 
     def history_with_held(self) -> TrainingHistory:
-        """The history as it would be with the step that is held, which stays held.
-
-        Cost: a copy of the history's window if a step is held.
-        """
+        """The history with the step that is held, which stays held. Cost: a copy of the window if one is held."""
         history, ring = self.history, self.ring
         if not ring.is_held:
             return history
@@ -328,23 +290,13 @@ class Ledger(LedgerState):
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """What a run that is resumed at `step` needs of this."""
-        return {
-            "step": step,
-            **self.skips.state(),
-            "history": self.history_with_held().state_dict(),
-        }
+        return {"step": step, **self.skips.state(), "history": self.history_with_held().state_dict()}
 
-    def go_on(
-        self,
-        history: TrainingHistory,
-        skipped_run: list[int],
-        skipped_tensors: list[str],
-        skipped_by_policy: Sequence[int] = (),
-    ) -> None:
-        """Goes on from what was saved. Cannot fail."""
+    def go_on(self, history: TrainingHistory, *skips: Any) -> None:
+        """Goes on from what was saved; `skips` as for `ConsecutiveSkips.go_on`. Cannot fail."""
         self.history.become(history)
         self._noted, self._num_noted = {}, -1
-        self.skips.go_on(skipped_run, skipped_tensors, skipped_by_policy)
+        self.skips.go_on(*skips)
         self.ring.told[0] = None  # steps may have the numbers of earlier ones
         for sink in self.sinks:
             sink.newest = -1
@@ -365,3 +317,79 @@ class Ledger(LedgerState):
         for sink in self.sinks:
             sink.note(changed)
         self._noted, self._num_noted = known, num_noted  # after it: what an interrupt broke off is told again
+
+
+class ConsecutiveSkips:
+    """The steps skipped in a row so far."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit  # number of steps from which an error is due
+        self.steps: list[int] = []
+        self.by_policy: list[int] = []  # those that the clip policy skipped
+        self.tensors: dict[str, None] = {}  # names of those that were not finite; an ordered set
+        self.due: NonFiniteGradientsError | None = None
+        self.instead: Callable[[NonFiniteGradientsError], None] | None = None  # called instead of raising `due`
+
+    def clear(self) -> None:
+        """Starts again at none."""
+        self.steps.clear()
+        self.by_policy.clear()
+        self.tensors.clear()
+
+    def count(self, record: StepStats, policy: str) -> None:
+        """Counts a skipped step, or starts again after one that was taken; `policy` is the repr of the clip policy."""
+        run, step = self.steps, record.step
+        if run and run[-1] < step - 1:  # a step was taken in between
+            self.clear()
+        if not record.skipped:
+            if run and run[-1] == step:  # an earlier evaluation of this step was bad
+                run.pop()
+            return
+        if not run or run[-1] != step:
+            run.append(step)
+            if record.is_skipped_by_policy:
+                self.by_policy.append(step)
+        self.tensors.update(dict.fromkeys(record.nonfinite))
+        if len(run) >= self.limit:
+            tensors = list(self.tensors)
+            self.due = NonFiniteGradientsError(run, tensors)
+            if self.by_policy:
+                self.due = PolicySkipsError(run, tensors, self.by_policy, policy)
+
+    def take_due(self) -> NonFiniteGradientsError | None:
+        """The error to raise now, once; None if there is none, or `instead` has been called with it."""
+        due, self.due = self.due, None
+        if due is not None and self.instead is not None:
+            self.instead(due)
+            return None
+        return due
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+        return {
+            "skipped_run": list(self.steps),
+            "skipped_by_policy": list(self.by_policy),
+            "skipped_tensors": list(self.tensors),
+        }
+
+    def go_on(self, steps: list[int], tensors: Sequence[str], by_policy: Sequence[int]) -> None:
+        """Resumes from what was saved. Never raises."""
+        self.steps, self.tensors = steps, dict.fromkeys(tensors)
+        self.by_policy = [step for step in by_policy if step in steps]
+        self.due = None
+
+
+def log_nonfinite(record: StepStats, level: int, where_among_ranks: str) -> None:
+    """Logs that the gradients of a step are not finite."""
+    names = record.nonfinite
+    where = f"first in {names[0]!r}, {count(len(names), 'tensor')} in all" if names else "only their norm overflowed"
+    where = f"{where}; {where_among_ranks}" if where_among_ranks else where
+    what = "skipped" if record.skipped else "taken all the same"
+    _log.log(level, "step %d: gradients are not finite (%s); the step was %s", record.step, where, what)
+
+
+def log_skipped_by_policy(record: StepStats, level: int, policy: str) -> None:
+    """Logs that a clip policy skipped a step whose gradients are finite."""
+    where = f" in {listed(record.over, 4)}" if record.over else f" of {record.norm:.4g}, above {record.trigger:.4g}"
+    where = f"for a norm{where}" if record.over or record.trigger else "whatever its norm is"  # as after a loss
+    _log.log(level, "step %d: skipped by the clip policy %s, %s", record.step, policy, where)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch._C._autograd import _get_sequence_nr as num_operations
 
+from ..observers.owner import Observers
 from .judge import Judge
 from .run import Run
 from .scalars import check_scalar, scalar
@@ -27,20 +28,15 @@ class Observed:
     the others, and C++ puts its losses into their slots without coming here.
     """
 
-    def __init__(self, run: Run, judge: Judge) -> None:
-        self._run, self._judge = run, judge
+    def __init__(self, run: Run, judge: Judge, observers: Observers) -> None:
+        self._run, self._judge, self.observers = run, judge, observers
         self._step = -1  # that the losses are of
         self._total: Any = 0.0
         self._count = 0
         self._val_loss: Any = None  # from before the first step
 
     def observe(self, loss: Any, val_loss: Any) -> None:
-        """Takes losses.
-
-        Raises:
-            ValueError: of what is no number.
-            RuntimeError: the record of their step was handed over.
-        """
+        """Takes losses; raises ValueError for anything but numbers, RuntimeError if their step was delivered."""
         run, newest = self._run, self._run.step - 1
         number = None if loss is None else self._number("loss", loss)
         if val_loss is not None:
@@ -66,11 +62,7 @@ class Observed:
         self._put()
 
     def _number(self, name: str, value: Any) -> Any:
-        """`value` as a float; a tensor stays one where the host must not wait for it.
-
-        Raises:
-            ValueError: it is neither a number nor a tensor of one.
-        """
+        """`value` as a float, or a tensor where the host must not wait for it; raises ValueError for anything else."""
         if isinstance(value, torch.Tensor) and not (value.is_cpu and self._run.waits):
             check_scalar(name, value)
             return value.detach()
@@ -81,7 +73,14 @@ class Observed:
         run, recorded = self._run, num_operations()
         node = loss.grad_fn if isinstance(loss, torch.Tensor) else None
         if node is not None:
-            return not _began_before(node, run.mark)
+            for _ in range(_LAST_OPERATIONS):  # a loss may be divided or moved after the pass that led to it
+                if node._sequence_nr() < run.mark:
+                    return False
+                before = [one for one, _ in node.next_functions if one is not None and one.next_functions]
+                if not before:
+                    break
+                node = min(before, key=lambda one: one._sequence_nr())
+            return True
         if recorded > run.mark and (run.marks_ends or self._step == newest):
             return True
         run.mark = recorded
@@ -96,9 +95,12 @@ class Observed:
     def _put(self) -> None:
         self._judge.record_loss(self._total if self._count == 1 else self._total / self._count)
 
-    def end_step(self) -> None:
-        """A step has been taken: it gets what came ahead of it."""
+    def end_step(self) -> bool:
+        """An optimizer has stepped, and gets what came ahead of it. Whether to call this after the next step, too."""
         run = self._run
+        if not self._judge.is_between_steps:
+            return True
+        self.observers.end_step()
         if run.marks_ends or run.step <= _NUM_MARKED:
             run.marked, run.mark = run.step - 1, num_operations()
         if self._judge.is_held:
@@ -107,20 +109,9 @@ class Observed:
             if self._val_loss is not None:
                 self._judge.record_loss(val_loss=self._val_loss)
                 self._val_loss = None
+        return False
 
     def forget(self) -> None:
         """The run goes on from another place."""
         self._step = self._run.marked = -1
         self._val_loss = None
-
-
-def _began_before(node: Any, mark: int) -> bool:
-    """Whether the pass that led to `node` was recorded before `mark`: a loss may be divided or moved afterwards."""
-    for _ in range(_LAST_OPERATIONS):
-        if node._sequence_nr() < mark:
-            return True
-        before = [one for one, _ in node.next_functions if one is not None and one.next_functions]
-        if not before:
-            return False
-        node = min(before, key=lambda one: one._sequence_nr())
-    return False

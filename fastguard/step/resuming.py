@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from ..clip import CheckedPolicy, ClipPolicy
 from ..observers.owner import checked
-from ..records import TrainingHistory, values
+from ..records import values
 from ..records.codec import read_fields
 from ..recovery import check_state
 
@@ -42,14 +42,9 @@ class ResumedState:
     clip_loss: float | None = None
 
 
-def read(
-    state: Any, history: TrainingHistory, check_checkup: Callable[[Any], Any], clip: ClipPolicy | None
-) -> ResumedState:
-    """Checks all parts of `state`, and loads that of the clip policy.
-
-    Raises:
-        ValueError: as `Guard.load_state_dict`; nothing is changed.
-    """
+def _read(guard: Any, state: Any) -> ResumedState:
+    """Checks all parts of `state`, and loads that of the clip policy; raises as `Guard.load_state_dict`."""
+    clip = guard._run.clip
     missing = _NEEDED - values.mapping(state).keys()
     if missing or state["version"] != VERSION or isinstance(state["version"], bool):
         problem = f"one without {sorted(missing)}" if missing else f"one of version {state['version']!r}"
@@ -58,8 +53,8 @@ def read(
         raise ValueError(f"`state` must come from Guard.state_dict (version {VERSION}), got {problem}")
     checkup = state.get("checkup")
     if checkup is not None:
-        values.entry(state, "checkup", check_checkup)
-    restored = values.entry(state, "history", history.restored)
+        values.entry(state, "checkup", guard._checkup.watch.check_state)
+    restored = values.entry(state, "history", guard.history.restored)
     given = ResumedState(**read_fields(ResumedState, state, history=restored, checkup=checkup))
     if clip is not None and given.clip is not None:
         _load_policy(clip, given.clip)
@@ -79,7 +74,7 @@ def _load_policy(policy: ClipPolicy, state: Any) -> None:
 def dump(guard: Any) -> dict[str, Any]:
     """What `Guard.state_dict` returns."""
     guard._settle()
-    guard._sampling.arrive_all()
+    guard._attach_samples()
     guard._judge.arrive_all()
     guard._facts.record()
     clip, loss = guard._run.clip, guard._run.ring.loss
@@ -89,7 +84,7 @@ def dump(guard: Any) -> dict[str, Any]:
         "version": VERSION,
         **guard._ledger.state_dict(guard._run.step),
         "checkup": guard._checkup.watch.state_dict(),
-        "evidence": guard._sampling.observers.state_dict(),
+        "evidence": guard._observers.state_dict(),
         "clip": None if clip is None else clip.state_dict(),
         "clip_loss": loss,
         "recovery": None if guard._rescue is None else guard._rescue.state_dict(),
@@ -98,8 +93,8 @@ def dump(guard: Any) -> dict[str, Any]:
 
 def restore(guard: Any, state: Any) -> None:
     """Has `guard` go on from `state`, or raises and changes nothing."""
-    run, history, observers = guard._run, guard.history, guard._sampling.observers
-    given = read(state, history, guard._checkup.watch.check_state, run.clip)
+    run, history, observers = guard._run, guard.history, guard._observers
+    given = _read(guard, state)
     guard.flush()
     if isinstance(run.clip, CheckedPolicy):
         run.clip.loss = given.clip_loss

@@ -9,29 +9,10 @@ from typing import Any
 
 from .. import kernels
 from ..kernels.slots import copy_slot
-from ..records import Entry, StepStats, TensorStats
-from ..records.slot import (
-    CLIP_COEF,
-    FLAGS,
-    HAS_LOSS,
-    HAS_LOSS_SCALE,
-    HAS_TRIGGER,
-    HEADER_BYTES,
-    HEADER_WORDS,
-    LOSS,
-    LOSS_SCALE,
-    NORM,
-    NOTES,
-    NUM_ROWS,
-    NUM_SLOTS,
-    OVERHEAD_S,
-    SKIPPED,
-    STEP,
-    TRIGGER,
-    read_header,
-)
+from ..observers.coverage import SeenParameters
+from ..records import Entry, StepStats, TensorStats, slot
+from ..records.slot import HEADER_BYTES, HEADER_WORDS, NOTES, NUM_SLOTS, read_header
 from .device import PendingStep
-from .seen import SeenParameters
 from .state import RingState
 
 TABLE, POSITIONS, FINGERPRINT, WRITTEN, OVER, SEEN = range(6)  # places in `Ring.found`
@@ -39,31 +20,23 @@ TABLE, POSITIONS, FINGERPRINT, WRITTEN, OVER, SEEN = range(6)  # places in `Ring
 
 @dataclass
 class JudgedStep:
-    """One step that was measured, and what was decided on it.
-
-    Attributes:
-        table, positions: rows of the gradients, and indices of their parameters; None for all.
-        names: of all parameters.
-        trigger, over: the clip policy's trigger, if it has one, and the groups or tensors above theirs.
-        total, present: the fold of all gradients and where they are, if `table` does not have them all.
-        from_scaler: whether a scaler is at work.
-    """
+    """One step that was measured, and what was decided on it."""
 
     step: int
-    table: bytearray
-    positions: Sequence[int] | None
-    names: tuple[str, ...]
+    table: bytearray  # rows of the gradients
+    positions: Sequence[int] | None  # indices of their parameters; None for all
+    names: tuple[str, ...]  # of all parameters
     norm: float
     clip_coef: float = 1.0
     skipped: bool = False
     loss_scale: float | None = None
     lr: float | None = None
     loss: float | None = None
-    trigger: float | None = None
-    over: Sequence[int] = ()
-    total: tuple[float, ...] | None = None
-    present: Sequence[int] | None = None
-    from_scaler: bool = False
+    trigger: float | None = None  # the clip policy's, if it has one
+    over: Sequence[int] = ()  # the groups or tensors above theirs
+    total: tuple[float, ...] | None = None  # the fold of all gradients, if `table` does not have them all
+    present: Sequence[int] | None = None  # where these are
+    from_scaler: bool = False  # a scaler is at work
 
 
 class Ring(RingState):
@@ -72,44 +45,32 @@ class Ring(RingState):
     A step is *taken* when it is measured, *arrives* here, and is *delivered* to history and sinks; on the CPU it
     arrives when it is taken. Slots 0 … `num_open` - 1 have arrived and are not delivered; the newest stays readable
     afterwards. When `num_open` is `limit`, deliver before you fill another.
-
-    Attributes:
-        headers, words: `NUM_SLOTS` headers as bytes, and the same memory as float64.
-        found: of the newest slot: its rows as float64 bytes; flat positions of the parameters that had a gradient, None
-            if all had; the fingerprint of all parameters; scaled gradients that autograd does not know of; numbers of
-            the groups or tensors above the clip policy's triggers, None if there are none. And of all steps: a byte for
-            each parameter, 1 if it had a gradient; None while all had one. The next step's rows overwrite these, unless
-            a record holds them.
-        names: of all parameters.
-        seen: which of them had a gradient at any step.
-        newest: index of the newest slot; -1 before the first.
-        told: a list of one, which C++ writes, too: number of the newest step that the sinks have had, or None.
-        end, calm, stride: the batch goes on beyond `limit`, up to `end`, by `stride` steps at a time while the mean
-            of their losses is at most `calm`.
-        is_over: whether neither another evaluation nor a loss can come to the newest slot.
-        made: the newest slot as a record, if it was made. Set it to None before you fill a slot without `arrive`.
-        closure_step: number of the newest step that has the loss of a closure.
-        samples: what was sampled beside the gradients, by step, until that is delivered; `sampled` is the newest of
-            these steps, whose line C++ leaves to Python.
-        tell_of_parts: makes the record's fields about groups and tensors from `found[OVER]`; None for other policies.
     """
 
     def __init__(self) -> None:
         self.headers = bytearray(NUM_SLOTS * HEADER_BYTES)
-        self.words = memoryview(self.headers).cast("d")
+        self.words = memoryview(self.headers).cast("d")  # the same memory
+        # Of the newest slot: its rows as float64 bytes; flat positions of the parameters that had a gradient, None if
+        # all had; the fingerprint of all parameters; scaled gradients that autograd does not know of; numbers of the
+        # groups or tensors above the clip policy's triggers, None if there are none. And of all steps: a byte for each
+        # parameter, 1 if it had a gradient; None while all had one. The next step's rows overwrite these, unless a
+        # record holds them.
         self.found: list[Any] = [bytearray(), None, None, None, None, None]
         self.seen = SeenParameters(self.found, SEEN)
+        # Makes the record's fields about groups and tensors from `found[OVER]`; None for other policies.
         self.tell_of_parts: Callable[[Any], dict[str, Any]] | None = None
-        self.names: tuple[str, ...] = ()
-        self.newest = -1
+        self.names: tuple[str, ...] = ()  # of all parameters
+        self.newest = -1  # index of the newest slot; -1 before the first
         self.num_open = 0
-        self.told: list[int | None] = [None]
+        self.told: list[int | None] = [None]  # number of the newest step that the sinks have had; C++ writes it, too
+        # The batch goes on beyond `limit`, up to `end`, by `stride` steps at a time while the mean of their losses is
+        # at most `calm`.
         self.limit, self.end, self.calm, self.stride = NUM_SLOTS, 0, 0.0, NUM_SLOTS
-        self.is_over = False
-        self.closure_step = -1
-        self.samples: dict[int, dict[str, Any]] = {}
-        self.sampled = -1
-        self.made: StepStats | None = None
+        self.is_over = False  # neither another evaluation nor a loss can come to the newest slot
+        self.closure_step = -1  # the newest step that has the loss of a closure
+        self.samples: dict[int, dict[str, Any]] = {}  # sampled beside the gradients, by step, until it is delivered
+        self.sampled = -1  # the newest of these steps, whose line C++ leaves to Python
+        self.made: StepStats | None = None  # the newest slot as a record; reset it to fill a slot without `arrive`
         self._total: tuple[float, ...] | None = None
 
     @property
@@ -118,24 +79,19 @@ class Ring(RingState):
         return self.num_open > 0 and not self.is_over
 
     @property
-    def is_told(self) -> bool:
-        """Whether the sinks have had the newest slot."""
-        return self.told[0] == self.words[HEADER_WORDS * self.newest + STEP]
-
-    @property
     def is_finite(self) -> bool:
         """Whether the norm of the newest slot is."""
-        return math.isfinite(self.words[HEADER_WORDS * self.newest + NORM])
+        return math.isfinite(self.words[HEADER_WORDS * self.newest + slot.NORM])
 
     @property
     def is_skipped(self) -> bool:
         """Whether the newest slot says that its step was skipped."""
-        return bool(int(self.words[HEADER_WORDS * self.newest + FLAGS]) & SKIPPED)
+        return bool(int(self.words[HEADER_WORDS * self.newest + slot.FLAGS]) & slot.SKIPPED)
 
     @property
     def step(self) -> int:
         """Number of the newest step; -1 before there was one."""
-        return -1 if self.newest < 0 else int(self.words[HEADER_WORDS * self.newest + STEP])
+        return -1 if self.newest < 0 else int(self.words[HEADER_WORDS * self.newest + slot.STEP])
 
     def arrive(self, judged: JudgedStep, *, again: bool = False) -> None:
         """Takes a step into the next slot; with `again`, into the newest one, over what is there but for the notes."""
@@ -146,17 +102,17 @@ class Ring(RingState):
             for i in range(at, at + HEADER_WORDS):
                 words[i] = 0.0
         loss_scale, trigger = judged.loss_scale, judged.trigger
-        words[at + STEP] = judged.step
-        words[at + NORM] = judged.norm
-        words[at + CLIP_COEF] = judged.clip_coef
-        words[at + NUM_ROWS] = len(judged.table)
-        words[at + LOSS_SCALE] = 1.0 if loss_scale is None else loss_scale
-        words[at + TRIGGER] = 0.0 if trigger is None else trigger
-        words[at + FLAGS] = (
-            (int(words[at + FLAGS]) & ~(SKIPPED | HAS_LOSS_SCALE | HAS_TRIGGER))
-            | (SKIPPED if judged.skipped else 0)
-            | (0 if loss_scale is None else HAS_LOSS_SCALE)
-            | (0 if trigger is None else HAS_TRIGGER)
+        words[at + slot.STEP] = judged.step
+        words[at + slot.NORM] = judged.norm
+        words[at + slot.CLIP_COEF] = judged.clip_coef
+        words[at + slot.NUM_ROWS] = len(judged.table)
+        words[at + slot.LOSS_SCALE] = 1.0 if loss_scale is None else loss_scale
+        words[at + slot.TRIGGER] = 0.0 if trigger is None else trigger
+        words[at + slot.FLAGS] = (
+            (int(words[at + slot.FLAGS]) & ~(slot.SKIPPED | slot.HAS_LOSS_SCALE | slot.HAS_TRIGGER))
+            | (slot.SKIPPED if judged.skipped else 0)
+            | (0 if loss_scale is None else slot.HAS_LOSS_SCALE)
+            | (0 if trigger is None else slot.HAS_TRIGGER)
         )
         self.found[TABLE], self.found[POSITIONS], self.found[OVER] = judged.table, judged.positions, judged.over or None
         self.names, self._total = judged.names, judged.total
@@ -170,7 +126,7 @@ class Ring(RingState):
         at, words_here, positions, names = HEADER_WORDS * index, self.words, pending.positions, pending.names
         num_rows = pending.num_rows
         rows, skipped = copy_slot(pending.parcel.copy, num_rows, self.headers, HEADER_BYTES * index)
-        flags = (SKIPPED if skipped else 0) | (HAS_LOSS_SCALE if pending.is_scaled else 0)
+        flags = (slot.SKIPPED if skipped else 0) | (slot.HAS_LOSS_SCALE if pending.is_scaled else 0)
         for name, (word, flag) in NOTES.items():
             value = pending.known.get(name)
             if name in pending.noted:
@@ -179,42 +135,36 @@ class Ring(RingState):
                 flags |= flag
                 words_here[at + word] = value
         if pending.trigger is not None:
-            words_here[at + TRIGGER] = pending.trigger
-            flags |= HAS_TRIGGER
-        words_here[at + OVERHEAD_S] = pending.overhead_s
-        words_here[at + NUM_ROWS] = num_rows
-        words_here[at + FLAGS] = flags
+            words_here[at + slot.TRIGGER] = pending.trigger
+            flags |= slot.HAS_TRIGGER
+        words_here[at + slot.OVERHEAD_S] = pending.overhead_s
+        words_here[at + slot.NUM_ROWS] = num_rows
+        words_here[at + slot.FLAGS] = flags
         is_other = names is not self.names
         self.found[TABLE], self.found[POSITIONS], self.found[OVER], self.names = rows, positions, None, names
         if positions is not None or is_other or self.found[SEEN] is not None:
             self.seen.take(positions, names)
         self.newest, self.num_open = index, index + 1
-        return math.isfinite(words_here[at + NORM]), skipped
+        return math.isfinite(words_here[at + slot.NORM]), skipped
 
     def note(self, name: str, value: float | None) -> None:
         """Adds `loss`, `val_loss` or `lr` to the newest slot; None takes it out."""
         word, flag = NOTES[name]
         at = HEADER_WORDS * self.newest
-        flags = int(self.words[at + FLAGS])
-        self.words[at + FLAGS] = flags & ~flag if value is None else flags | flag
+        flags = int(self.words[at + slot.FLAGS])
+        self.words[at + slot.FLAGS] = flags & ~flag if value is None else flags | flag
         self.words[at + word] = 0.0 if value is None else value
         self.made = None
 
     @property
-    def losses(self) -> list[float]:
-        """The losses of the open slots that have one."""
-        starts = range(0, HEADER_WORDS * self.num_open, HEADER_WORDS)
-        return [self.words[at + LOSS] for at in starts if int(self.words[at + FLAGS]) & HAS_LOSS]
-
-    @property
     def has_loss(self) -> bool:
         """Whether the newest slot has a loss."""
-        return self.newest >= 0 and bool(int(self.words[HEADER_WORDS * self.newest + FLAGS]) & HAS_LOSS)
+        return self.newest >= 0 and bool(int(self.words[HEADER_WORDS * self.newest + slot.FLAGS]) & slot.HAS_LOSS)
 
     @property
     def loss(self) -> float | None:
         """The loss of the newest slot, if it has one that is finite."""
-        loss = self.words[HEADER_WORDS * self.newest + LOSS]
+        loss = self.words[HEADER_WORDS * self.newest + slot.LOSS]
         return loss if self.has_loss and math.isfinite(loss) else None
 
     @property
@@ -222,28 +172,26 @@ class Ring(RingState):
         """The loss of the newest slot, if it was observed: what a closure returned gives way to it."""
         if not self.is_held or not self.has_loss or self.closure_step == self.step:
             return None
-        return self.words[HEADER_WORDS * self.newest + LOSS]
+        return self.words[HEADER_WORDS * self.newest + slot.LOSS]
 
     def mark_skipped(self, skipped: bool) -> None:
         """Says of the newest slot whether the step was skipped in the end."""
-        at = HEADER_WORDS * self.newest + FLAGS
-        self.words[at] = int(self.words[at]) & ~SKIPPED | (SKIPPED if skipped else 0)
+        at = HEADER_WORDS * self.newest + slot.FLAGS
+        self.words[at] = int(self.words[at]) & ~slot.SKIPPED | (slot.SKIPPED if skipped else 0)
         self.made = None
 
     def add_overhead(self, seconds: float) -> None:
         """Adds time that guarding took to the newest slot."""
         if self.newest >= 0:
-            self.words[HEADER_WORDS * self.newest + OVERHEAD_S] += seconds
+            self.words[HEADER_WORDS * self.newest + slot.OVERHEAD_S] += seconds
 
     def header(self, index: int) -> Entry:
         """What slot `index` says."""
         return read_header(self.headers, HEADER_BYTES * index)
 
     def attach(self, step: int, **fields: Any) -> None:
-        """Adds what was sampled at a step (`activations`, `weights`) to its record, which may still be on its way.
-
-        For a step whose record was delivered already, it goes to the next one.
-        """
+        """Adds what was sampled at a step (`activations`, `weights`) to its record, which may still be on its way, or
+        to the next one if it was delivered."""
         if self.newest >= 0 and self.step >= step:
             step = self.step + (not self.num_open)
         self.samples.setdefault(step, {}).update(fields)
@@ -256,7 +204,10 @@ class Ring(RingState):
             header = read_header(self.headers, HEADER_BYTES * self.newest)
             step, _, clip_coef, skipped, loss, val_loss, lr, loss_scale, _ = header
             if self.num_open and self.samples:
-                self._claim_samples(step)
+                first = int(self.words[slot.STEP])  # samples of steps before the open ones came too late
+                for late in sorted(earlier for earlier in self.samples if earlier < first):
+                    self.samples.setdefault(step, {}).update(self.samples[late])
+                    del self.samples[late]  # not before: an interrupt may come in between
             names, rows, positions = self.names, self.found[TABLE], self.found[POSITIONS]
             some = names if positions is None else lambda: [names[i] for i in positions]
             tensors = TensorStats(rows, some, kernels.fold_rows(rows) if self._total is None else self._total)
@@ -264,17 +215,10 @@ class Ring(RingState):
             if self.tell_of_parts is not None:
                 sampled = {**sampled, **self.tell_of_parts(self.found[OVER])}
             at = HEADER_WORDS * self.newest
-            if int(self.words[at + FLAGS]) & HAS_TRIGGER:
-                sampled = {**sampled, "trigger": self.words[at + TRIGGER]}
+            if int(self.words[at + slot.FLAGS]) & slot.HAS_TRIGGER:
+                sampled = {**sampled, "trigger": self.words[at + slot.TRIGGER]}
             self.made = StepStats(step, tensors, clip_coef, skipped, loss, val_loss, lr, loss_scale, **sampled)
         return self.made
-
-    def _claim_samples(self, step: int) -> None:
-        """Samples of steps before the open ones, which came too late, go to the record of `step`."""
-        first = int(self.words[STEP])
-        for late in sorted(earlier for earlier in self.samples if earlier < first):
-            self.samples.setdefault(step, {}).update(self.samples[late])
-            del self.samples[late]  # not before: an interrupt may come in between
 
     def keep_newest(self) -> None:
         """All open slots but the newest have been delivered."""
@@ -291,11 +235,5 @@ class Ring(RingState):
         """The open slots have been delivered."""
         if self.newest >= 0:
             self.latest()  # with its samples, before they go
-            self.let_go_of_samples()
+            self.samples = {step: fields for step, fields in self.samples.items() if step > self.step}
         self.num_open = 0
-
-    def let_go_of_samples(self) -> None:
-        """The newest step's record has what was sampled up to it."""
-        if self.samples:
-            newest = self.step
-            self.samples = {step: fields for step, fields in self.samples.items() if step > newest}

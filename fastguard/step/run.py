@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Place
 from ..names import Namer
 from ..observers.buffers import Buffers
-from ..ranks import AlikeSettings, Ranks
+from ..ranks import AlikeSettings, Ranks, refuse_shards
 from ..records.failures import Failures
 from .ring import Ring
 from .settings import GuardSettings, texts, users_policy
 from .state import RunState
-from .wrappers import refuse_shards
 
 # Their updates are orthogonalised, or signs. By name: they come from many packages.
 _IGNORES_SCALE = frozenset(
@@ -29,25 +29,19 @@ _IGNORES_SCALE = frozenset(
 
 
 class Member:
-    """One optimizer under a guard. Refers to it weakly: the optimizer owns its hooks, which hold this.
+    """One optimizer under a guard. Refers to it weakly: the optimizer owns its hooks, which hold this."""
 
-    Attributes:
-        index: its place among the members.
-        can_skip: LBFGS evaluates its closure several times a step and has no step without gradients.
-        ignores_scale: the size of its gradients does not change its updates (Muon, Lion, signs), so that clipping them
-            along with others' would do nothing but fill the norm.
-        is_paused: its steps are no part of the run.
-    """
-
-    def __init__(self, index: int, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, index: int, optimizer: Optimizer) -> None:
         self._ref = weakref.ref(optimizer)
         self.index = index
+        # LBFGS evaluates its closure several times a step and has no step without gradients.
         self.can_skip = not isinstance(optimizer, torch.optim.LBFGS)
+        # Clipped along with others', its gradients would do nothing but fill the norm.
         self.ignores_scale = any(cls.__name__ in _IGNORES_SCALE for cls in type(optimizer).__mro__)
-        self.is_paused = False
+        self.is_paused = False  # its steps are not part of the run
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
+    def optimizer(self) -> Optimizer:
         optimizer = self._ref()
         if optimizer is None:
             raise ReferenceError("the guarded optimizer no longer exists")
@@ -60,84 +54,51 @@ class Member:
 
 
 class Run(RunState):
-    """The state of one guard.
-
-    Attributes:
-        members: the optimizers.
-        proxies: wrappers around them, held weakly: they own the optimizer, which owns the guard.
-        clip: the clip policy, set by `clip_by`; None for no clipping.
-        asks_clip: whether to ask it for its limits at each step.
-        ring: the newest steps.
-        step: number of the next step.
-        failures: errors of the guard that were kept from the training.
-        fingerprint: of the parameters that the names are of; None before the first step.
-        known_names: of all parameters, as they were at the step just judged.
-        may_wait: whether the host may wait for tensors that it reads, as on the CPU.
-        waits: whether the host waits for the record of a step before the step is taken.
-        has_scaler: whether a GradScaler has been seen at work.
-        wakes_at: the next step that observers look at before it is taken.
-        ends_at, has_more_to_do: the next step that they look at after it, and whether something else is due then.
-        marks_ends: whether to note how much autograd had recorded when a step ended: losses come before their steps.
-        marked, mark: the newest step of which that was noted, and how much it was.
-        is_short: whether a step may go the short way, which asks nothing that was the same at the step before.
-        ranks: that hold the gradients; None if this process holds all of them.
-        alike: compares the ranks' settings; None if there is no other rank.
-        is_alike: whether there is nothing left to compare.
-        num_averaged: ranks over which gradients are averaged unread; None for none.
-        is_vetoed: whether recovery skips the step under way.
-        buffers: of the model; None without any.
-        buffers_at: the next step at which to follow them, beside skipped ones.
-        on_error: asked about an error of the guard in a step: whether it is kept from the training, which then goes on
-            unguarded; None to raise it.
-    """
+    """The state of one guard."""
 
     def __init__(
-        self, optimizers: Sequence[torch.optim.Optimizer], proxies: Sequence[Any], namer: Namer, settings: GuardSettings
+        self, optimizers: Sequence[Optimizer], proxies: Sequence[Any], namer: Namer, settings: GuardSettings
     ) -> None:
         self.members = [Member(i, optimizer) for i, optimizer in enumerate(optimizers)]
-        self.proxies = [weakref.ref(proxy) for proxy in proxies]
-        self.clip: ClipPolicy | None = None
+        self.proxies = [weakref.ref(proxy) for proxy in proxies]  # they own the optimizer, which owns the guard
+        self.clip: ClipPolicy | None = None  # set by `clip_by`, with `asks_clip`: whether it has limits for each step
         self.skip_nonfinite = settings.skip_nonfinite
         self.backend = kernels.resolve_backend(settings.backend)
         self.ring = Ring()
-        self.step = 0
+        self.step = 0  # number of the next step
         self.failures = Failures()
+        # Whether to keep an error of the guard from the training, which then goes on unguarded; None to raise it.
         self.on_error: Callable[[Exception], bool] | None = None
+        # Whether the host may wait for tensors that it reads, and whether it waits for the record before each step.
         self.may_wait = self.waits = True
-        self.has_scaler = False
-        self.wakes_at = self.ends_at = 0
-        self.has_more_to_do = True
-        self.marks_ends = False
-        self.marked, self.mark = -1, 0
-        self.is_short = False
-        self.is_vetoed = False
-        self.ranks: Ranks | None = None
-        self.alike: AlikeSettings | None = None
-        self.is_alike = True
-        self.num_averaged: int | None = None
-        self.buffers: Buffers | None = None
+        self.has_scaler = False  # whether a GradScaler has been seen at work
+        self.wakes_at = self.ends_at = 0  # the next steps that observers look at before and after they are taken
+        self.has_more_to_do = True  # something else is due after the next step
+        self.marks_ends = False  # note what autograd had recorded when a step ended: losses come before their steps
+        self.marked, self.mark = -1, 0  # the newest step of which that was noted, and how much it was
+        self.is_short = False  # a step may go the short way, which asks nothing that was the same at the step before
+        self.is_vetoed = False  # recovery skips the step under way
+        self.ranks: Ranks | None = None  # that hold the gradients; None if this process holds all of them
+        self.alike: AlikeSettings | None = None  # compares the ranks' settings; None if there is no other rank
+        self.is_alike = True  # there is nothing left to compare
+        self.num_averaged: int | None = None  # ranks over which gradients are averaged unread
+        self.buffers: Buffers | None = None  # of the model, with the next step at which to follow them
         self.buffers_at = math.inf
         self._namer = namer
-        self.known_names: tuple[str, ...] = ()
-        self.fingerprint: int | None = None
+        self.known_names: tuple[str, ...] = ()  # of all parameters, as they were at the step just judged
+        self.fingerprint: int | None = None  # of the parameters that these are the names of
         self.clip_by(settings.clip.value)
-
-    def watch_buffers(self, model: torch.nn.Module | None) -> None:
-        """Has those of `model` followed, if it has any."""
-        buffers = None if model is None else Buffers(model, self.failures)
-        if buffers is not None and not buffers.is_empty:
-            self.buffers, self.buffers_at = buffers, 0
 
     def follow_buffers(self, step: int, skipped: bool | torch.Tensor) -> None:
         """A step was judged, whose forward passes are over."""
         if self.buffers is not None and (skipped is not False or step >= self.buffers_at):
             self.buffers_at = self.buffers.follow(step, skipped)
 
-    def optimizers(self) -> list[torch.optim.Optimizer]:
+    def optimizers(self) -> list[Optimizer]:
         """All of them, which must exist."""
         return [member.optimizer for member in self.members]
 
-    def living_optimizers(self) -> list[torch.optim.Optimizer]:
+    def living_optimizers(self) -> list[Optimizer]:
         """Those that still exist."""
         return [member.optimizer for member in self.members if member.is_alive]
 
@@ -167,11 +128,7 @@ class Run(RunState):
         return self._namer.names(self.optimizers())
 
     def clip_by(self, clip: ClipPolicy | None) -> None:
-        """Takes another clip policy.
-
-        Raises:
-            ValueError: of the policy, which has no use for these parameters.
-        """
+        """Takes another clip policy; raises its ValueError if it has no use for these parameters."""
         apart = frozenset(m.index for m in self.members if m.ignores_scale)
         if len(apart) == len(self.members):  # there is nobody else whose norm they would fill
             apart = frozenset()
@@ -184,9 +141,14 @@ class Run(RunState):
         self.ring.tell_of_parts = clip.record_fields if isinstance(clip, CheckedPolicy) else None
         self.ring.made = None
 
+    @property
+    def policy(self) -> Any:
+        """The user's clip policy."""
+        return users_policy(self.clip)
+
     def compare_changes(self) -> None:
         """Has the ranks compare what the user assigned to `guard.clip` and `guard.skip_nonfinite`."""
-        changed = texts({"clip (max_norm)": users_policy(self.clip), "skip_nonfinite": self.skip_nonfinite})
+        changed = texts({"clip (max_norm)": self.policy, "skip_nonfinite": self.skip_nonfinite})
         if self.ranks is not None:
             self.ranks.changes = float(zlib.crc32(repr(changed).encode()))
         elif self.alike is not None:

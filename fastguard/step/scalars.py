@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from ..records import values
 
@@ -45,13 +46,13 @@ def scalar(name: str, value: Any) -> float:
         raise ValueError(f"`{name}` must be a number or a tensor of one element, got {what}.") from None
 
 
-def rate_of(optimizer: torch.optim.Optimizer) -> Any:
+def rate_of(optimizer: Optimizer) -> Any:
     """The learning rate of the first group as it is; None if it is neither a number nor a tensor of one element."""
     lr = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
     return lr if type(lr) is float or (lr is not None and is_loss(lr)) else None
 
 
-def learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
+def learning_rate(optimizer: Optimizer) -> float | None:
     """`rate_of` as a number; synchronises if it is a tensor on an accelerator."""
     lr = rate_of(optimizer)
     return None if lr is None else scalar("lr", lr)

@@ -15,27 +15,20 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim import Optimizer
 
 _log = logging.getLogger("fastguard")
 _FLAG = "_step_supports_amp_scaling"
 
 
 class Handed(NamedTuple):
-    """What a scaler handed over, as it is: nobody has waited for it.
+    """What a scaler handed over, as it is: nobody has waited for it."""
 
-    Attributes:
-        grad_scale: what the gradients have to be divided by: tensor or number; None if they are not scaled.
-        found_inf: not 0 if the scaler saw a non-finite gradient; a sum over devices, so it may be 2.
-        fused: the optimizer divides by `grad_scale` itself.
-        from_scaler: a scaler is at work, also where it has unscaled already.
-        inverse: what they are multiplied by instead of dividing, rounded as `GradScaler.unscale_` rounds it; by `read`.
-    """
-
-    grad_scale: Any = None
-    found_inf: Any = None
-    fused: bool = False
-    from_scaler: bool = False
-    inverse: float = 1.0
+    grad_scale: Any = None  # what the gradients have to be divided by: tensor or number; None if they are not scaled
+    found_inf: Any = None  # not 0 if the scaler saw a non-finite gradient; a sum over devices, so it may be 2
+    fused: bool = False  # the optimizer divides by `grad_scale` itself
+    from_scaler: bool = False  # a scaler is at work, also where it has unscaled already
+    inverse: float = 1.0  # what to multiply by instead, rounded as `GradScaler.unscale_` rounds it; set by `read`
 
     def read(self) -> Handed:
         """The same as numbers, and a truth value; synchronises if a tensor is on an accelerator."""
@@ -52,18 +45,13 @@ _NOTHING, _READ_NOTHING = Handed(), Handed(found_inf=False)
 
 
 class ScalerContract:
-    """Takes part in the contract for one optimizer.
+    """Takes part in the contract for one optimizer."""
 
-    Attributes:
-        is_skipped: whether the step under way, which a scaler asked for, is left out.
-        holds: whether something that the scaler set has to be there again after the step.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, proxies: Sequence[weakref.ref[Any]] = ()) -> None:
+    def __init__(self, optimizer: Optimizer, proxies: Sequence[weakref.ref[Any]] = ()) -> None:
         self._proxies = proxies
-        self.is_skipped = False
         self._had_flag = optimizer.__dict__.get(_FLAG)
-        self.holds = False
+        self.is_skipped = False  # the step under way, which a scaler asked for, is left out
+        self.holds = False  # what the scaler set has to be there again after the step
         self._native = bool(getattr(optimizer, _FLAG, False))
         # A step with this argument gets the scaler itself and unscales by rules of its own.
         self._takes_scaler = "grad_scaler" in inspect.signature(optimizer.step).parameters
@@ -76,14 +64,14 @@ class ScalerContract:
                 type(optimizer).__name__,
             )
 
-    def leave(self, optimizer: torch.optim.Optimizer) -> None:
+    def leave(self, optimizer: Optimizer) -> None:
         """Puts the flag back as it was."""
         if self._had_flag is None:
             optimizer.__dict__.pop(_FLAG, None)
         else:
             optimizer.__dict__[_FLAG] = self._had_flag
 
-    def give_back(self, optimizer: torch.optim.Optimizer) -> None:
+    def give_back(self, optimizer: Optimizer) -> None:
         """Before control returns to the scaler, which deletes what it set: so that there is something to delete."""
         if self.holds:
             self.holds = False
@@ -92,7 +80,7 @@ class ScalerContract:
             self.is_skipped = False
             _tell_accelerate(optimizer)
 
-    def withhold(self, optimizer: torch.optim.Optimizer) -> None:
+    def withhold(self, optimizer: Optimizer) -> None:
         """What was handed over to an optimizer that unscales by itself is for a step that is not called."""
         given = optimizer.__dict__
         if "grad_scale" in given or "found_inf" in given:
@@ -100,13 +88,13 @@ class ScalerContract:
             given.pop("grad_scale", None)
             given.pop("found_inf", None)
 
-    def abandon(self, optimizer: torch.optim.Optimizer) -> None:
+    def abandon(self, optimizer: Optimizer) -> None:
         """The step ends in an error: the scaler will not clean up, and would take leftovers into its next step."""
         self.holds = False
         for name in ("grad_scale", "found_inf"):
             optimizer.__dict__.pop(name, None)
 
-    def receive(self, optimizer: torch.optim.Optimizer, kwargs: dict[str, object]) -> Handed | None:
+    def receive(self, optimizer: Optimizer, kwargs: dict[str, object]) -> Handed | None:
         """What the scaler handed over for the step that is about to be taken; None if that is itself, and nobody but
         the optimizer knows how its gradients are scaled. Does not synchronise."""
         self.holds = self.is_skipped = False  # a step that raised left it set
@@ -126,12 +114,8 @@ class ScalerContract:
         return Handed(grad_scale, found_inf, fused, True)
 
     def _from_proxies(self) -> tuple[Any, Any]:
-        """What a scaler set on a wrapper of the optimizer.
-
-        A wrapper that passes unknown attributes on shows the optimizer's flag as its own, and so gets to hold what the
-        optimizer should have. It is the guard then that unscales, and the scaler finds its attributes where it left
-        them.
-        """
+        """What a scaler set on a wrapper of the optimizer, which shows the optimizer's flag as its own. The guard then
+        unscales, and the scaler finds its attributes where it left them."""
         for proxy in self._proxies:
             held = getattr(proxy(), "__dict__", {})
             if held.get("grad_scale") is not None or held.get("found_inf") is not None:
@@ -139,7 +123,7 @@ class ScalerContract:
         return None, None
 
 
-def _tell_accelerate(optimizer: torch.optim.Optimizer) -> None:
+def _tell_accelerate(optimizer: Optimizer) -> None:
     """accelerate knows a skipped step by `step` not being called, which the scaler leaves to us, and has its schedulers
     wait for one. It puts a function in the place of `step` to see that, in whose closure it stands itself."""
     for cell in getattr(optimizer.__dict__.get("step"), "__closure__", None) or ():

@@ -86,14 +86,9 @@ class GuardSettings:
     """What one call of `wrap` or `wrap_backward` asks for; see there for each argument.
 
     Settings are equal if they ask for the same guard, except for `on_guarded`, which says what to do if they are not.
+    `names` are keyed by the ids of parameters, to keep no parameter alive.
 
-    Attributes:
-        recovery, weights: as `as_recovery` and `sampler_settings` return them.
-        names: keyed by the ids of parameters, to keep no parameter alive.
-        hooks: None for `wrap`.
-
-    Raises:
-        ValueError, TypeError: an argument is not one of the known choices, or out of its range.
+    Raises ValueError or TypeError for an argument that is not one of the known choices, or out of its range.
     """
 
     clip: Any = None

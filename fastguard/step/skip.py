@@ -4,8 +4,8 @@ There are two simple ways and a fallback:
 
 * The step is not called: a `StepInterceptor` stands between torch's step hooks and the step.
 * Adam, AdamW, SGD and Adagrad with `fused=True` read `found_inf` on the device: the host need not wait (`FusedFlags`).
-* A step that has begun, because its closure has been called, runs without gradients (`WithoutGrads`), and torch's own
-  optimizers then change nothing. Any other optimizer gets zeros, and whatever it does is undone (`DryRunStep`).
+* A step that has begun, because its closure has been called, runs without gradients (`DryRunStep`), and torch's own
+  optimizers then change nothing. Any other optimizer gets zeros, and whatever it does is undone from a backup.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import optim
+from torch.optim import Optimizer
 
 from ..ranks import has_other_ranks
 from .backup import Backup, ClosureBackup
@@ -32,39 +32,30 @@ _LOCK_TIMEOUT_S = 0.01
 
 
 class Skip:
-    """The judge's answer for a step that is to be skipped.
-
-    Attributes:
-        repairs: what has to be undone after the step all the same.
-    """
+    """The judge's answer for a step that is to be skipped; `repairs` have to be undone after the step all the same."""
 
     def __init__(self, repairs: Undo | None = None) -> None:
         self.repairs = repairs
 
 
 class SkipStrategy:
-    """Skips the steps of one optimizer.
+    """Skips the steps of one optimizer."""
 
-    Attributes:
-        closure_backup: for steps with a closure that may have to be undone; None if that is never needed.
-    """
-
-    def __init__(self, optimizer: optim.Optimizer, can_skip: bool) -> None:
-        self._is_noop = is_noop_without_grads(optimizer)
+    def __init__(self, optimizer: Optimizer, can_skip: bool) -> None:
+        # Without gradients a step of torch's optimizers changes nothing but entries of the groups. Others may require
+        # gradients, or take missing ones for zeros.
+        self._is_noop = getattr(inspect.unwrap(type(optimizer).step), "__module__", "").startswith("torch.")
+        # For steps with a closure that may have to be undone; None if that is never needed.
         self.closure_backup = None if self._is_noop or not can_skip else ClosureBackup()
         self._warned: set[str] = set()
 
-    def interceptor(self, optimizer: optim.Optimizer) -> StepInterceptor | None:
-        """The interceptor; None if the step has to be called.
-
-        A step that communicates has to be: the other processes would wait for it for ever.
-        """
+    def interceptor(self, optimizer: Optimizer) -> StepInterceptor | None:
+        """The interceptor; None for a step that communicates: the other processes would wait for it for ever."""
         return interceptor_of(optimizer) if self._is_noop or not has_other_ranks() else None
 
-    def neutralize(self, optimizer: optim.Optimizer, repairs: Undo | None) -> Undo:
+    def neutralize(self, optimizer: Optimizer, repairs: Undo | None) -> Undo:
         """What to apply to a step that is called all the same, so that nothing of it lasts."""
-        change: Undo | None = None
-        backup = self.closure_backup
+        change, backup = DryRunStep(optimizer), self.closure_backup
         if backup is not None:
             try:
                 change = DryRunStep(optimizer, backup.complete(optimizer))
@@ -72,29 +63,19 @@ class SkipStrategy:
                 self.warn_once(optimizer, "a skipped step could not be undone for want of a copy (%s)", error)
             if backup.is_late:
                 self.warn_once(optimizer, "a skipped step had moved parameters or state before its closure was done")
-        if change is None:
-            change = WithoutGrads(optimizer)
         return change if repairs is None else UndoPair(repairs, change)
 
-    def warn_once(self, optimizer: optim.Optimizer, text: str, *values: Any) -> None:
+    def warn_once(self, optimizer: Optimizer, text: str, *values: Any) -> None:
         """Logs a warning the first time."""
         if text not in self._warned:
             self._warned.add(text)
             _log.warning("%s: " + text, type(optimizer).__name__, *values)
 
 
-def is_noop_without_grads(optimizer: optim.Optimizer) -> bool:
-    """Whether a step without gradients changes nothing but entries of the groups, as in all of torch's optimizers.
-
-    Others may require gradients, or take missing ones for zeros.
-    """
-    return getattr(inspect.unwrap(type(optimizer).step), "__module__", "").startswith("torch.")
-
-
 class SkippedCall:
     """Takes the optimizer's place among the arguments of one call of its `step`, which is then skipped."""
 
-    def __init__(self, optimizer: optim.Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
 
     def take(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,11 +137,8 @@ class StepInterceptor:
 _interceptors: weakref.WeakKeyDictionary[types.FunctionType, StepInterceptor] = weakref.WeakKeyDictionary()
 
 
-def interceptor_of(optimizer: optim.Optimizer) -> StepInterceptor | None:
-    """The interceptor of the step that runs this hook; None if torch's wrapper is not its caller, as in compiled steps.
-
-    Cost: 3 us.
-    """
+def interceptor_of(optimizer: Optimizer) -> StepInterceptor | None:
+    """The interceptor of the step that runs this hook; None in compiled steps, where torch's wrapper is gone."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
         frame = frame.f_back
@@ -222,23 +200,28 @@ class UndoPair(Undo):
         self._earlier.forget()
 
 
-class WithoutGrads(Undo):
-    """Removes the gradients for one step. Entries of the groups are kept, too: some steps count in them anyway."""
+class DryRunStep(Undo):
+    """Removes the gradients for one step, and then restores entries of the groups, in which some steps count all the
+    same. With a backup, replaces the gradients by zeros, and then restores all that changed."""
 
-    def __init__(self, optimizer: optim.Optimizer) -> None:
-        self._params = [p for group in optimizer.param_groups for p in group["params"]]
-        self._groups = [(group, dict(group)) for group in optimizer.param_groups]
-        self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
+    def __init__(self, optimizer: Optimizer, backup: Backup | None = None) -> None:
+        self.backup = backup
+        self._params = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        self._groups = [(group, dict(group)) for group in optimizer.param_groups if backup is None]
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
 
     def apply(self) -> None:
-        for p in self._params:
+        for p in self._params.values():
             if p.grad is not None:
-                self._gradients.append((p, p.grad))
-                p.grad = None
+                instead = None if self.backup is None else torch.zeros_like(p.grad.detach())
+                self._gradients.append((p, p.grad, instead))
+                p.grad = instead
 
     def give_back(self) -> None:
-        for p, gradient in self._gradients:
-            if p.grad is None:
+        if self.backup is not None:
+            self.backup.restore()
+        for p, gradient, instead in self._gradients:
+            if self.backup is not None or p.grad is instead:
                 p.grad = gradient
         for group, kept in self._groups:
             group.update(kept)
@@ -246,41 +229,10 @@ class WithoutGrads(Undo):
                 del group[key]
 
     def give_back_late(self) -> None:
-        if all(p.grad is None for p, _ in self._gradients):  # otherwise there was a backward pass since
-            for p, gradient in self._gradients:
+        if all(p.grad is instead for p, _, instead in self._gradients):  # else there was a backward pass since
+            for p, gradient, _ in self._gradients:
                 p.grad = gradient
 
     def forget(self) -> None:
         self._gradients.clear()
-
-
-class DryRunStep(Undo):
-    """Replaces the gradients by zeros for one step, and restores all that it changes from a backup."""
-
-    def __init__(self, optimizer: optim.Optimizer, backup: Backup) -> None:
-        self._params = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-        self._backup: Backup | None = backup
-        self._gradients: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-
-    def apply(self) -> None:
-        for p in self._params.values():
-            if p.grad is not None:
-                zeros = torch.zeros_like(p.grad.detach())
-                self._gradients.append((p, p.grad, zeros))
-                p.grad = zeros
-
-    def give_back(self) -> None:
-        if self._backup is not None:
-            self._backup.restore()
-        for p, gradient, _ in self._gradients:
-            if p.grad is not gradient:
-                p.grad = gradient
-
-    def give_back_late(self) -> None:
-        for p, gradient, zeros in self._gradients:
-            if p.grad is zeros:
-                p.grad = gradient
-
-    def forget(self) -> None:
-        self._gradients.clear()
-        self._backup = None
+        self.backup = None

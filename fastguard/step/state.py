@@ -13,20 +13,15 @@ from torch._C._autograd import _get_sequence_nr as num_operations
 from ..kernels.cpu import extension
 
 _Function = TypeVar("_Function")
-RingState: Any = object
-RunState: Any = object
-HooksState: Any = object
-LedgerState: Any = object
-GuardState: Any = object
-StepPreHook: Any = None
-StepPostHook: Any = None
-guard_attribute: Any = None
-
+RingState: Any = getattr(extension, "RingState", object)
+RunState: Any = getattr(extension, "RunState", object)
+HooksState: Any = getattr(extension, "HooksState", object)
+LedgerState: Any = getattr(extension, "LedgerState", object)
+GuardState: Any = getattr(extension, "GuardState", object)
+StepPreHook: Any = getattr(extension, "StepPreHook", None)
+StepPostHook: Any = getattr(extension, "StepPostHook", None)
+guard_attribute: Any = getattr(extension, "guard_attribute", None)
 if extension is not None:
-    RingState, RunState, HooksState = extension.RingState, extension.RunState, extension.HooksState
-    LedgerState, GuardState = extension.LedgerState, extension.GuardState
-    StepPreHook, StepPostHook = extension.StepPreHook, extension.StepPostHook
-    guard_attribute = extension.guard_attribute
     extension.set_step_calls(torch.get_num_threads, torch.is_grad_enabled, num_operations)
 
 

@@ -1,25 +1,21 @@
-"""What is around an optimizer or a model: wrappers, shards, and calls of `step` that are not steps of their own."""
+"""What is around an optimizer or a model: wrappers, and calls of `step` that are not steps of their own."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from .. import kernels
 from ..records import TensorStats
 
-_REMEDY = (
-    "FSDP1 keeps its shards in flat parameters that do not say whose they are, so a norm taken here would be one "
-    "rank's own. Shard with fully_shard (FSDP2), whose parameters can be guarded; or clip with FSDP1's own "
-    "model.clip_grad_norm_."
-)
 # The code of the function that torch wraps around every `step`, and that calls the hooks.
-HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
+HOOKED_STEP = Optimizer.profile_hook_step(lambda self: None).__code__
 _HOOKS = "_optimizer_step_pre_hooks"
 _PROXIES = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")  # packages that only wrap others
 
@@ -44,20 +40,15 @@ def _is_proxy(optimizer: Any) -> bool:
     if any(c.__module__.partition(".")[0] in _PROXIES for c in type(optimizer).__mro__):
         return True
     own = getattr(optimizer, "__dict__", {})
-    return not isinstance(optimizer, torch.optim.Optimizer) or not (
-        _HOOKS in own or "param_groups" in own or "state" in own
-    )
+    return not isinstance(optimizer, Optimizer) or not (_HOOKS in own or "param_groups" in own or "state" in own)
 
 
-def innermost(optimizer: Any, *, in_backward: bool = False) -> torch.optim.Optimizer:
+def innermost(optimizer: Any, *, in_backward: bool = False) -> Optimizer:
     """The optimizer that takes the steps, inside the proxies that stand around it.
-
-    Args:
-        in_backward: it may step within the backward pass.
 
     Raises:
         TypeError: it is not a torch.optim.Optimizer, or one of DeepSpeed's; its step cannot be hooked; it steps within
-            the backward pass.
+            the backward pass, and not `in_backward`.
     """
     for module in {c.__module__ for c in type(optimizer).__mro__}:
         if module.split(".")[0] == "deepspeed":
@@ -66,7 +57,7 @@ def innermost(optimizer: Any, *, in_backward: bool = False) -> torch.optim.Optim
                 f"{type(optimizer).__name__}, which steps group by group on partitioned gradients. Run without ZeRO."
             )
     inner = next((layer for layer in inwards(optimizer) if not _is_proxy(layer)), [optimizer, *inwards(optimizer)][-1])
-    if not isinstance(inner, torch.optim.Optimizer):
+    if not isinstance(inner, Optimizer):
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(inner).__name__}")
     if _HOOKS not in inner.__dict__ or not getattr(type(inner).step, "hooked", False):
         raise TypeError(
@@ -84,45 +75,7 @@ def innermost(optimizer: Any, *, in_backward: bool = False) -> torch.optim.Optim
     return inner
 
 
-def refuse_shards(groups: Iterable[Iterable[torch.Tensor]]) -> None:
-    """Raises TypeError if a parameter has become a DTensor (FSDP2, tensor parallelism), or as `refuse_flat`."""
-    for params in groups:
-        for p in params:
-            if type(p) is not torch.nn.Parameter and hasattr(p, "to_local"):
-                raise TypeError(
-                    "`optimizer` must hold whole parameters as it did when it was wrapped, got a DTensor. Shard the "
-                    "model first, then make the optimizer, then wrap it. (wrap_backward takes no shards.)"
-                )
-        refuse_flat(params)
-
-
-def refuse_flat(params: Iterable[torch.Tensor]) -> None:
-    """Raises TypeError if a parameter is a flat one of FSDP1 or a view of it, which looks like a plain one."""
-    if any(getattr(p, "_fsdp_flattened", False) for p in params):
-        raise TypeError(
-            f"`optimizer` must hold whole parameters, got one of a FullyShardedDataParallel module. {_REMEDY}"
-        )
-
-
-def refuse_sharding_model(model: torch.nn.Module | None) -> None:
-    """Raises TypeError if a module of `model` is FSDP1, whose flat local shards look like plain parameters."""
-    for module in () if model is None else model.modules():
-        if any(c.__name__ == "FullyShardedDataParallel" for c in type(module).__mro__):
-            raise TypeError(f"`model` must not be sharded, got a FullyShardedDataParallel module. {_REMEDY}")
-
-
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside `torch.compile`, DataParallel and DistributedDataParallel."""
-    while True:
-        if type(model).__name__ == "OptimizedModule":
-            model = model._orig_mod  # type: ignore[assignment]
-        elif isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
-            model = model.module
-        else:
-            return model
-
-
-def is_state_initialisation(optimizer: torch.optim.Optimizer, kwargs: dict[str, Any]) -> bool:
+def is_state_initialisation(optimizer: Optimizer, kwargs: dict[str, Any]) -> bool:
     """Whether this is the step by which torch.distributed.checkpoint makes an optimizer create its state.
 
     It calls `step(closure=None)` on an optimizer without state, with every learning rate and every gradient zero.
@@ -140,23 +93,25 @@ def is_state_initialisation(optimizer: torch.optim.Optimizer, kwargs: dict[str, 
 def may_nest(cls: type) -> bool:
     """Whether the `step` of an optimizer class may call that of a parent class, which would run all hooks twice."""
     steps = {inspect.unwrap(c.__dict__["step"]) for c in cls.__mro__ if "step" in c.__dict__}
-    return len(steps - {torch.optim.Optimizer.step}) > 1
+    return len(steps - {Optimizer.step}) > 1
 
 
-def is_nested(optimizer: torch.optim.Optimizer) -> bool:
+def is_nested(optimizer: Optimizer) -> bool:
     """Whether the step that runs this hook is part of another step of the same optimizer.
 
-    A subclass's `step` that calls `super().step()` runs all hooks again once torch has wrapped the parent's `step`,
-    which it does when the first optimizer of the parent's class is made. A counter would miss the end of a step that
-    raised.
+    A subclass's `step` that calls `super().step()` runs all hooks again once torch has wrapped the parent's `step`. A
+    counter would miss the end of a step that raised.
     """
-    count = 0
-    frame: types.FrameType | None = sys._getframe()
+    steps = (frame for frame in callers() if frame.f_code is HOOKED_STEP and frame.f_locals.get("self") is optimizer)
+    return next(steps, None) is not None and next(steps, None) is not None
+
+
+def callers() -> Iterator[types.FrameType]:
+    """The frames of all calls under way, innermost first."""
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is HOOKED_STEP and frame.f_locals.get("self") is optimizer:
-            count += 1
+        yield frame
         frame = frame.f_back
-    return count > 1
 
 
 def left_to_python(hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from .. import kernels
 from .._text import listed
@@ -17,23 +18,13 @@ from ..clip import ClipPolicy
 from ..errors import AlreadyGuardedError, explained
 from ..names import check_models, parameters_of
 from ..observers.activations import ActivationMonitor, monitor_for
-from ..ranks import (
-    Parity,
-    Ranks,
-    alike_settings,
-    compares_ranks,
-    copies_of,
-    flat_shards,
-    has_other_ranks,
-    is_sharded,
-    local_gradients,
-    num_averaged,
-)
+from ..observers.observer import unwrapped
+from ..ranks import Parity, alike_settings, compares_ranks, has_other_ranks, local_gradients, num_averaged, ranks_over
 from ..recovery import Recovery
 from .guard import GUARD, Guard
 from .settings import GuardSettings
 from .state import guard_attribute
-from .wrappers import innermost, inwards, refuse_sharding_model, unwrapped
+from .wrappers import innermost, inwards
 
 AnyOptimizer = TypeVar("AnyOptimizer")
 _Guard = TypeVar("_Guard", bound=Guard)
@@ -52,11 +43,7 @@ class _GuardAttribute:
 
 
 def sinks_of_rank(sinks: Any, ranks: str) -> tuple[list[Any], bool]:
-    """The sinks that this process writes to, and whether another process logs the warnings.
-
-    Raises:
-        TypeError: `sinks` is a single sink, or a path.
-    """
+    """The sinks that this process writes to, and whether another process logs the warnings."""
     if isinstance(sinks, (str, bytes)) or not isinstance(sinks, Iterable):
         raise TypeError(f"`sinks` must be a list of sinks, got {sinks!r}. Pass [sink] for one, [] for none.")
     sinks = list(sinks)
@@ -67,7 +54,7 @@ def sinks_of_rank(sinks: Any, ranks: str) -> tuple[list[Any], bool]:
     return [], True
 
 
-def _check_disjoint(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def _check_disjoint(optimizers: Sequence[Optimizer]) -> None:
     """Raises ValueError if optimizers share a parameter."""
     if len(optimizers) < 2:
         return  # saves 0.1 KB a parameter
@@ -81,18 +68,13 @@ def _check_disjoint(optimizers: Sequence[torch.optim.Optimizer]) -> None:
 
 def has_equal_guard(
     given: Sequence[Any],
-    inner: Sequence[torch.optim.Optimizer],
+    inner: Sequence[Optimizer],
     model: torch.nn.Module | None,
     settings: GuardSettings,
     sinks: Sequence[Any],
 ) -> bool:
-    """Whether the optimizers already have the guard that is asked for, which then writes to `sinks`.
-
-    With `on_guarded="replace"` their guards are detached instead.
-
-    Raises:
-        AlreadyGuardedError: they have another guard, or `on_guarded` is "raise".
-    """
+    """Whether the optimizers already have the guard that is asked for, which then writes to `sinks`. Detaches other
+    guards with `on_guarded="replace"`, and raises AlreadyGuardedError without."""
     guarded = [o for o in given if any(GUARD in getattr(layer, "__dict__", {}) for layer in inwards(o))]
     if not guarded:
         return False
@@ -120,7 +102,7 @@ def has_equal_guard(
 
 def build(
     kind: type[_Guard],
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[Optimizer],
     model: torch.nn.Module | None,
     settings: GuardSettings,
     local: Any = None,
@@ -156,49 +138,14 @@ def _warn_of_shared(guard: Guard) -> None:
 def show(guard: Guard, proxies: Iterable[Any] = ()) -> None:
     """Makes the guard the `guard` attribute of its optimizers and of their wrappers."""
     _warn_of_shared(guard)
-    if "guard" not in torch.optim.Optimizer.__dict__:
+    if "guard" not in Optimizer.__dict__:
         shown = _GuardAttribute() if guard_attribute is None else guard_attribute(Guard.of)
-        torch.optim.Optimizer.guard = shown  # type: ignore[attr-defined]
+        Optimizer.guard = shown  # type: ignore[attr-defined]
     for o in guard.optimizers:
         o.__dict__[GUARD] = guard
     for proxy in proxies:
         if not hasattr(proxy, "guard"):  # most find it in what they wrap, and stay picklable
             proxy.guard = guard
-
-
-def _over_ranks(
-    groups: Sequence[Sequence[torch.Tensor]],
-    model: torch.nn.Module | None,
-    settings: GuardSettings,
-) -> Ranks | None:
-    """The ranks that hold the parameters; None if this process holds all of them, and none is a DTensor.
-
-    Raises:
-        TypeError: flat parameters come without their model, or sharded ones with an option that needs whole tensors;
-            the process group is none, as `new_group` returns to processes outside of it.
-    """
-    process_group, recovery = settings.process_group, settings.recovery
-    if process_group is not None and not hasattr(process_group, "size"):
-        raise TypeError(f"`process_group` must be a process group that this process is in, got {process_group!r}")
-    params = [p for group in groups for p in group]
-    flat = flat_shards(model, params)
-    if flat is None:
-        refuse_sharding_model(model)
-    has_shards = flat is not None or any(map(is_sharded, params))
-    if process_group is None and not has_shards:
-        return None
-    over = Ranks(params, process_group, flat, copies_of(params, model, process_group))
-    if over.is_alone and not has_shards:
-        return None
-    scope = getattr(settings.clip.value, "scope", "model")
-    for argument, is_given, reason in (
-        ("recovery", recovery is not None and flat is not None, "FSDP1 keeps its parameters in storage of its own"),
-        ("weights", settings.weights is not None, "rows of a weight lie on several ranks"),
-        ("clip", scope in ("unit", "element"), f"{scope}s of a tensor lie on several ranks; clip the norm of tensors"),
-    ):
-        if is_given:
-            raise TypeError(f"`{argument}` must be left out where parameters are sharded: {reason}.")
-    return over
 
 
 @explained
@@ -318,7 +265,7 @@ def wrap(
         return optimizer
     groups = [group["params"] for o in inner for group in o.param_groups]
     _check_disjoint(inner)
-    over = _over_ranks(groups, model, settings)
+    over = ranks_over(groups, model, settings)
     kernels.require_devices(backend, groups)
     compares = compares_ranks("parity", parity)
     proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]

@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from .. import kernels
+from ..clip import limits_of
 from ..observers.tensors import leaves
+from ..ranks import refuse_sharding_model
 from ..records.columns import norm_of, norm_parts
 from ..recovery.snapshots import load_random_state, random_state
 from ..step import Guard
 from ..step.backup import Backup
-from ..step.clipping import HostClipping
+from ..step.clipping import ruling_of, shrink
 from ..step.guard import GUARD
-from ..step.wrappers import innermost, refuse_sharding_model
+from ..step.wrappers import innermost
 
 _WHOLE_NAMES = ("model", "net", "network", "module", "self_model")
 
@@ -163,9 +165,9 @@ def without_guard(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], Non
             return
         table, _, positions, _ = kernels.gradient_stats(groups, guard.backend, 1.0)
         norm = norm_of(*norm_parts(kernels.fold_rows(table)))
-        clipping = HostClipping(policy, norm, table, positions)
-        if clipping.shrink(groups, guard._run.names_now(), 1.0) is None:
-            factors = clipping.ruling.factors or [clipping.ruling.coefficient] * len(gradients)
+        ruling = ruling_of(limits_of(policy), norm, table, positions)
+        if shrink(policy, groups, guard._run.names_now(), norm, table, positions) is None:
+            factors = ruling.factors or [ruling.coefficient] * len(gradients)
             for gradient, factor in zip(gradients, factors, strict=True):
                 kernels.scale_([gradient], factor, backend=guard.backend)
 

@@ -17,13 +17,13 @@ import torch
 
 from .. import kernels
 from .._text import listed, prose, shown
+from ..observers.observer import unwrapped
 from ..ranks import has_other_ranks
 from ..records import values
 from ..recovery.snapshots import load_random_state, random_state
 from ..report.whole_file import write_whole
 from ..step import Guard
 from ..step.scalars import scalar
-from ..step.wrappers import unwrapped
 
 _NAME = re.compile(r"step-(\d+)(?:_metric-(-?\d+(?:\.\d+)?(?:e[-+]\d+)?|-?inf|nan))?\.pt")
 _SPOILT = "not-finite_"

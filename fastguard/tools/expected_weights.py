@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ..names import strip_wrappers
-from ..step.wrappers import unwrapped
+from ..observers.observer import unwrapped
 
 WITHOUT_VALUES = (
     "lazy, without a shape yet: run one batch through the model first",

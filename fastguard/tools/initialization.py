@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from .. import kernels
 from .._text import NAME_WIDTH, in_columns, listed, prose, shown
+from ..diagnosis.signals import as_in_gpt2
 from ..kernels.tensors import as_tensor
 from ..names import strip_wrappers
 from ..observers.buffers import forward_undone
 from ..records import TensorRow
-from ..records.model import as_in_gpt2
 from .bench import first_tensor, output_of, require_module
 from .expected_weights import WITHOUT_VALUES, Follower, Weight, find_followers, weights_in, why_not_judged
 

@@ -47,7 +47,7 @@ def hooks_of(model: nn.Module, optimizer: Any) -> list[Any]:
     return [hooks for hooks in found if isinstance(hooks, dict) and len(hooks)]
 
 
-STAGES = ("Ledger", "Judge", "ModelFacts", "Observers", "Sampling", "Rescue", "Hooks", "Checkup", "flush_at_end")
+STAGES = ("Ledger", "Judge", "ModelFacts", "Observers", "Observed", "Rescue", "Hooks", "Checkup", "flush_at_end")
 
 
 @pytest.mark.parametrize("stage", [*STAGES, "sinks"])

@@ -108,8 +108,8 @@ def test_a_staging_piece_is_not_written_before_its_copy_is_done() -> None:
 @pytest.mark.parametrize("extension", [True, False])
 def test_where_tensors_lie(monkeypatch: pytest.MonkeyPatch, extension: bool) -> None:
     if not extension:
-        monkeypatch.setattr(locating, "_C", None)
-    elif locating._C is None:
+        monkeypatch.setattr(locating, "extension", None)
+    elif locating.extension is None:
         pytest.skip("the extension was not built")
     x, z = image(torch.float32), torch.randn(6, dtype=torch.complex64)
     channels_last = x.to(memory_format=torch.channels_last)

@@ -65,7 +65,7 @@ def train(model: nn.Module, optimizer: Any, num_steps: int) -> list[torch.Tensor
 
 
 def observers_of(optimizer: Any) -> list[Observer]:
-    return list(optimizer.guard._sampling.observers._all())
+    return list(optimizer.guard._observers._all())
 
 
 def hooks_of(model: nn.Module) -> list[Any]:

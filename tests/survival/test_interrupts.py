@@ -24,10 +24,10 @@ import fastguard
 from fastguard.records import history as core
 from fastguard.records import running
 from fastguard.sinks import jsonl, memory, sink
-from fastguard.step import consecutive_skips, endings, ledger, ring
+from fastguard.step import endings, ledger, ring
 
 HISTORY = (core, running)
-FILES = {module.__file__ for module in (ledger, consecutive_skips, ring, *HISTORY, jsonl, memory, sink)}
+FILES = {module.__file__ for module in (ledger, ring, *HISTORY, jsonl, memory, sink)}
 NUM_STEPS = 7
 BAD_STEP = 3
 

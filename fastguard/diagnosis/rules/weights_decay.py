@@ -7,12 +7,11 @@ import re
 from itertools import pairwise
 
 from ...records import TrainingHistory
-from ...records.model import as_in_gpt2
 from ...records.sampled import is_bias
 from ..finding import Seen
 from ..needs import penalty
 from ..registry import rule
-from ..signals import has_had_time, is_stuck, median, signals_of, training_batches
+from ..signals import as_in_gpt2, has_had_time, is_stuck, median, signals_of, training_batches
 from .output import last_layer
 
 TITLE = "Weights and updates"

@@ -30,19 +30,12 @@ lock = threading.Lock()
 
 
 class Division(NamedTuple):
-    """How a tensor is shared out among the programs of a launch.
-
-    Attributes:
-        launcher: of the kernel.
-        sizes: elements, width of the matrix, rows and columns of a block.
-        num_programs: how many write partial results.
-        spread, channels, repeat: the shape of the channels' entries; without channels there are none.
-    """
+    """How a tensor is shared out among the programs of a launch."""
 
     launcher: Launcher
-    sizes: tuple[int, int, int, int]
-    num_programs: int
-    spread: int
+    sizes: tuple[int, int, int, int]  # elements, width of the matrix, rows and columns of a block
+    num_programs: int  # that write partial results
+    spread: int  # with the next two the shape of the channels' entries
     channels: int
     repeat: int
 
@@ -109,9 +102,6 @@ class ActivationWorkspace(Workspace):
         self, x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None = None
     ) -> None:
         """As `Backend.activation_into`; `row` and `table`, which may be flat, are contiguous.
-
-        Raises:
-            UnsupportedTensorError: `x` is on another device.
 
         Cost: two reads of every element, the second one from a cache; two launches; no sync. Memory is allocated for a
         larger tensor than before, and for a copy of a tensor whose elements do not fill a stretch of memory.

@@ -138,13 +138,8 @@ def activation_launcher(
     dtype: torch.dtype, columns: int, by_column: bool, table: bool, device: torch.device
 ) -> Launcher:
     """Reads tiles of `columns`, and as many rows as make a whole tile."""
-    constants = {
-        "DTYPE": _dtype(dtype),
-        "ROWS": activation_tile(dtype) // columns,
-        "COLS": columns,
-        "BY_COLUMN": by_column,
-        "TABLE": table,
-    }
+    constants = {"DTYPE": _dtype(dtype), "ROWS": activation_tile(dtype) // columns, "COLS": columns}
+    constants |= {"BY_COLUMN": by_column, "TABLE": table}
     return _launcher("activations.activation_kernel", constants, device, fp_fusion=True)
 
 
@@ -171,16 +166,9 @@ class Workspace:
     A step is `plan`, `measure`, and `scale`. All of them queue work on the current stream and return; a step on another
     stream than the last one waits, on the device, for that one. Not for two threads at once, and not in a CUDA graph,
     which would go on reading tables that are gone.
-
-    Attributes:
-        device: with its index.
-        tables: the cache behind `plan`.
-        dtype: of the words of a slot.
-        remembers_plans: the plan for the same tensors is the same object.
     """
 
     dtype = torch.float64
-    remembers_plans = True
 
     def __init__(self, device: torch.device, side: Device | None = None) -> None:
         self._side = Device(device) if side is None else side
@@ -191,15 +179,8 @@ class Workspace:
         self._stream = None
 
     def plan(self, tensors: Sequence[torch.Tensor], *, writable: bool = False) -> Plan:
-        """Tables for `tensors`, which must all be on this device.
-
-        Args:
-            tensors: as `fastguard.tensor_stats` takes them. The plan holds addresses, not the tensors: they must live
-                until the launches are queued.
-            writable: for `scale`; not needed where `plan(tensors).is_plain`.
-
-        Raises:
-            UnsupportedTensorError: a tensor that cannot be read, or (`writable`) cannot be written.
+        """Tables for `tensors`, which must be on this device, and live until the launches are queued. For `scale` they
+        have to be `writable`, unless the plan `is_plain`. Raises UnsupportedTensorError as `locate` does.
 
         Cost: 50 ns a tensor and no launch if the addresses are those of one of the last steps; else an upload, as
         `Tables` says. A tensor with gaps is copied, and written back by `scale`: one more read and write of it each.
@@ -211,11 +192,7 @@ class Workspace:
         return plan if write_back is None else plan.of_copies(keep, write_back)
 
     def measure(self, plan: Plan, slot: Slot, options: StepOptions = DEFAULT_OPTIONS, *, unscale: float = 1.0) -> None:
-        """Statistics of the tensors of `plan` times the unscaling, and a decision, into `slot`.
-
-        Args:
-            slot: with room for the rows of `plan`.
-            unscale: what to multiply by, unless `options` have a scale.
+        """Statistics of the tensors of `plan`, times `unscale` or as `options` have it, and a decision, into `slot`.
 
         Cost: one read of every element; one launch a dtype and one more; no sync, no allocation but the first time.
         """
@@ -251,9 +228,6 @@ class Workspace:
     def scale_by(self, plan: Plan, factor_address: int) -> None:
         """x *= factor for the tensors of `plan`, with one rounding; factor is a float64 at `factor_address`.
 
-        Args:
-            plan: `is_plain`, or made with `writable`.
-
         Cost: one launch a dtype; one read and one write of every element unless the factor is 1, then nothing. No sync.
         """
         layout = plan.layout
@@ -280,6 +254,6 @@ class Workspace:
         stream = self._side.stream()
         if self._stream is not None:
             stream.wait_stream(self._stream)
-            for tensor in [self._partials, *self.tables.live()]:
+            for tensor in (self._partials, *self.tables.live()):
                 tensor.record_stream(stream)
         self._stream_id, self._stream = stream_id, stream

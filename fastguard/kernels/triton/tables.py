@@ -19,12 +19,8 @@ import torch
 from ... import _env
 from ..._device import Device
 from ...errors import UnsupportedTensorError
+from ..cpu import extension
 from ..tensors import DTYPES, OVERLAP, lacks_memory, may_overlap, plain
-
-try:
-    from ... import _C
-except ImportError:  # Python calls do the same, five times as slowly
-    _C = None  # type: ignore[assignment]
 
 CHUNK = 32768  # elements a program of the statistics; the finest part of a sum that another tensor cannot change
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
@@ -68,10 +64,6 @@ class Layout:
 
     Rows of one dtype have chunks that follow each other, so that one launch serves them. No chunk holds elements of two
     rows, so a row comes out the same whatever else is in the list.
-
-    Attributes:
-        groups: (dtype, first chunk, end) for each dtype that has elements.
-        chunks, row_chunks, numels: addresses on the device.
     """
 
     def __init__(self, sizes: bytes, staging: Staging) -> None:
@@ -93,7 +85,7 @@ class Layout:
             if count:
                 groups.append((dtype, first, first + count))
             first += count
-        self.groups = tuple(groups)
+        self.groups = tuple(groups)  # dtype, first chunk, end
         words = torch.cat([rows | within << 32, begins | counts << 32, numels])
         data = ctypes.string_at(words.data_ptr(), 8 * len(words)) if len(words) else b""
         self.table = staging.upload(data)
@@ -103,22 +95,18 @@ class Layout:
 
 
 class Plan:
-    """Tables for one list of tensors: what `Workspace.measure` and `Workspace.scale` work from.
+    """Tables for one list of tensors: what `Workspace.measure` and `Workspace.scale` work from."""
 
-    Attributes:
-        layout: of the sizes.
-        addresses: on the device.
-        is_plain: every tensor is read where it is; the same plan then serves for scaling.
-    """
-
-    __slots__ = ("_keep", "_table", "addresses", "is_plain", "layout", "write_back")
+    __slots__ = ("_keep", "_table", "addresses", "is_plain", "layout", "needs_copies", "write_back")
 
     def __init__(
         self, layout: Layout, table: torch.Tensor, keep: Sequence[torch.Tensor] = (), write_back: _Copies | None = None
     ) -> None:
         self.layout, self._table, self._keep = layout, table, keep
         self.addresses = table.data_ptr()
+        # Plain: every tensor is read where it is; the same plan then serves for scaling.
         self.is_plain, self.write_back = write_back is None, write_back or []
+        self.needs_copies: bool | None = None  # whether a fused optimizer needs copies of the gradients
 
     def of_copies(self, keep: Sequence[torch.Tensor], write_back: _Copies) -> Plan:
         """The same for one call in which some tensors are read from copies, which go back where they are from."""
@@ -191,22 +179,18 @@ def device_for(tensors: Sequence[Any]) -> torch.device:
 def locate(
     tensors: Sequence[torch.Tensor], device: torch.device, *, writable: bool = False
 ) -> tuple[bytes, bytes, list[torch.Tensor], _Copies | None]:
-    """Addresses and sizes of `tensors`, which must be on `device`: the keys for `Tables.find`.
+    """Addresses and sizes of `tensors`, which must be on `device`: the keys for `Tables.find`. Also the tensors made to
+    serve, which must live until the launches are under way, and the copies to be written back; None for these if all
+    tensors are plain. A tensor whose elements do not fill a stretch of memory is copied, and one that is not plain
+    memory (sparse, float8, lazily conjugated, …) is prepared.
 
-    Returns also the tensors that were made to serve, which must live until the launches are under way, and the copies
-    that are to be written back; None for these if all tensors are plain.
-
-    A tensor whose elements do not fill a stretch of memory is copied first, and one that is not plain memory (sparse,
-    float8, lazily conjugated, …) is prepared.
-
-    Raises:
-        UnsupportedTensorError: a tensor that cannot be read, is on another device, or (`writable`) cannot be written.
+    Raises UnsupportedTensorError for a tensor that cannot be read, is on another device, or cannot be written to.
 
     Cost: about 50 ns a tensor through the exchange API, 1 us without; a copy of each tensor that is not dense.
     """
-    if _C is not None:
+    if extension is not None:  # else Python calls do the same, five times as slowly
         # The device of the first speaks for all: this returns None if they are on several.
-        found = _C.locate_tensors(tensors)
+        found = extension.locate_tensors(tensors)
         if found is not None and (not tensors or tensors[0].device == device):
             return *found, [], None
     words = struct.Struct(f"={len(tensors)}q")

@@ -36,8 +36,7 @@ def problem_on(device: torch.device, operation: str = "tensor_stats") -> str | N
     """What went wrong in a trial of `operation` on `device`; None if nothing did. There are two trials a device and
     process: one of statistics and scaling, and one of all that reads activations.
 
-    Cost: once, the kernels' compilation (some seconds, kept by Triton on disk), and a few syncs. None while a CUDA
-    graph is being captured, when nothing may sync.
+    Cost: once, the kernels' compilation and a few syncs. None while a CUDA graph is captured, when nothing may sync.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None

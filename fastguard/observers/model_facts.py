@@ -7,15 +7,11 @@ from typing import Any
 
 from .. import _env
 from ..names import Namer
-from ..observers.facts import ModelFacts
-from ..observers.loss_gradient import facts_of_loss, parameters_of_loss
-from ..observers.resources import ResourceUse
-from ..observers.sketches import guarded_parameters
-from ..ranks import LocalGradients
-from .ledger import Ledger
-from .run import Run
-from .sampling import Sampling
-from .settings import users_policy
+from .facts import ModelFacts
+from .loss_gradient import facts_of_loss, parameters_of_loss
+from .owner import Observers
+from .resources import ResourceUse
+from .sketches import guarded_parameters
 
 _ALIVE: weakref.WeakSet[ModelFactRecorder] = weakref.WeakSet()
 
@@ -25,15 +21,15 @@ class ModelFactRecorder:
 
     def __init__(
         self,
-        run: Run,
-        ledger: Ledger,
-        sampling: Sampling,
+        run: Any,
+        ledger: Any,
+        observers: Observers,
         facts: ModelFacts,
         namer: Namer,
         objective: str | None,
-        local: LocalGradients | None = None,
+        local: Any = None,
     ) -> None:
-        self._run, self._ledger, self._sampling, self.facts = run, ledger, sampling, facts
+        self._run, self._ledger, self._observers, self.facts = run, ledger, observers, facts
         self._namer = namer
         self._objective = objective
         self._local = local
@@ -73,9 +69,9 @@ class ModelFactRecorder:
     def _of_run(self) -> dict[str, Any]:
         run = self._run
         limit = None if run.clip is None else run.clip.limit
-        policy = users_policy(run.clip)
+        policy = run.policy
         return {
-            **self._sampling.observers.facts(),
+            **self._observers.facts(),
             "resources": self._resources.facts(run.step) or None,
             "objective": self._objective,
             "clip_limit": limit if isinstance(limit, (int, float)) else None,
@@ -97,8 +93,7 @@ class ModelFactRecorder:
         return None if self._ledger.history.model.num_ranks is None else 1
 
     def _guarded(self) -> set[int]:
-        groups = [group for optimizer in self._run.living_optimizers() for group in optimizer.param_groups]
-        return {id(p) for group in groups for p in group["params"]}
+        return set(map(id, self._run.params()))
 
     def _share(self, other: ModelFactRecorder) -> None:
         """The parameters of `other` are not those of an adversary."""
