@@ -325,7 +325,7 @@ class ScriptLosses:
             name, ratio = found[-1]
             if all(abs(other - ratio) <= _TOLERANCE * abs(ratio) for _, other in found):
                 self._function = name, ratio
-        batches = self.guards[0]._sampling.observers.batches
+        batches = self.guards[0]._observers.batches
         is_known = self._function is not None and len(self.guards) == 1
         if is_known and batches is not None and batches.output_width != self._width:
             self._blind = batches

@@ -61,6 +61,9 @@ class LocalGradients(Observer):
 
     Every `every` steps, and after a non-finite one, the ranks exchange results over a gloo group of their own. All must
     have one, made at the same time, and step together; a rank that does not answer within a minute ends it.
+
+    Cost: one read of the gradients, 1 us a parameter, and on a GPU a sync; 224 bytes from each rank and some 0.3 ms at
+    each exchange. Under `fully_shard` one kernel call a parameter.
     """
 
     what, so = "comparison of the ranks' own gradients", "Nothing more is said of single ranks."

@@ -49,7 +49,11 @@ def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class Parity(Observer):
-    """Compares reduced gradients and weights of replicas: of DDP's ranks, and of DTensors that are replicated."""
+    """Compares reduced gradients and weights of replicas: of DDP's ranks, and of DTensors that are replicated.
+
+    Cost of a comparison: one read of the tensors, and one reduction of 16 bytes a tensor and group; one more gather if
+    something differs. On a GPU it syncs.
+    """
 
     what = "comparison of replicas"
     _run: ObservedRun

@@ -104,9 +104,7 @@ class TestLines:
     def test_findings_as_they_come_until_ctrl_c(self, path, watching):
         process = watching()
         out, err = Path(f"{path}.out"), Path(f"{path}.err")
-        until(
-            lambda: "cannot be read: No such file" in err.read_text(), "a log that is not there"
-        )
+        until(lambda: "cannot be read: No such file" in err.read_text(), "a log that is not there")
         write(path, range(30), bad=(7,), name=HOSTILE)
         until(lambda: "non-finite-gradients" in out.read_text(), "the finding")
         assert out.read_text().count("\n") == 1 and out.read_text().strip().isprintable()

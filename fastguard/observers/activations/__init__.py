@@ -42,7 +42,10 @@ def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor 
 
 
 class ActivationWatch(Observer):
-    """Tells a monitor when the steps of a guard end, and hands its records to theirs."""
+    """Tells a monitor when the steps of a guard end, and hands its records to theirs.
+
+    Cost: as stated for `ActivationMonitor`; two calls for each sample.
+    """
 
     what = "activation sampler"
 
