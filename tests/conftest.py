@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # `backend` is the same for all examples
 )
 settings.load_profile("fastguard")
+
+# Tests of what lies in benchmarks/, beside the package, are skipped where only the tests were copied.
+ROOT = Path(__file__).resolve().parents[1]
+if (ROOT / "benchmarks").is_dir():
+    sys.path.append(str(ROOT))
 
 STATUS = kernels.backends()
 # Where Triton can neither compile for a GPU nor interprets, there are no tests of it: see left_out.py.

@@ -1,4 +1,4 @@
-"""Every clip policy through the same tests."""
+"""Every clip policy through the same tests, on the host and where nobody waits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import json
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from guard_helpers import assert_identical, make_model, snapshot, take_step, train
+from device_helpers import watched
+from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, take_step, train
 
 import fastguard
 from fastguard import clip as policies
 from fastguard.clip import ClipPolicy, GlobalNorm, as_policy
+from fastguard.step import engines
+from fastguard.step.engines import TorchEngine
 
 # How to make it, so that it acts now and then within a few steps.
 POLICIES: dict[str, Callable[[], Any]] = {
@@ -31,6 +35,7 @@ POLICIES: dict[str, Callable[[], Any]] = {
 }
 every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
 STEPS = 10
+NUM_ON_DEVICE = 8
 BAD = 4  # the step whose gradients hold a NaN
 
 
@@ -143,13 +148,44 @@ def test_what_is_no_policy_is_refused(clip: Any) -> None:
         as_policy(clip)
 
 
-class Says(ClipPolicy):
-    """Says what it is given; raises what is an exception."""
+def _train(make: Callable[[], Any], fused: bool, scale: float | None) -> tuple[Any, list[Any], list[str]]:
+    memory, model, waits = fastguard.MemorySink(), make_model(), []
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    fastguard.wrap(optimizer, model, clip=make(), check_every=0, sinks=[memory])
+    guard = optimizer.guard
+    scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+    for step in range(NUM_ON_DEVICE):
+        optimizer.zero_grad()
+        loss = loss_at(model, step)
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if step == BAD:
+            poison(model)
+        with watched() as watch:
+            optimizer.step() if scaler is None else scaler.step(optimizer)
+        if step > 1 and fused and scaler is None:
+            waits += watch.waits
+        if scaler is not None:
+            scaler.update()
+        guard._judge.arrive_all()  # so that the policy knows as much as on the host
+    guard.flush()
+    assert not len(guard._run.failures)
+    return snapshot(model, optimizer), list(memory.records), waits
 
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
 
-    def limits(self) -> Any:
-        if isinstance(self.answer, BaseException):
-            raise self.answer
-        return self.answer, self.answer
+@pytest.mark.thinned(n=5, interpreted=5)
+@pytest.mark.parametrize(("fused", "scale"), [(True, None), (True, 1024.0), (False, None), (False, 1024.0)])
+@every_policy
+def test_on_a_device_as_on_the_host_and_without_waiting(make: Any, fused: bool, scale: float | None) -> None:
+    expected, told, _ = _train(make, fused, scale)
+    with mock.patch.object(engines, "engine_for", return_value=TorchEngine):
+        found, records, waits = _train(make, fused, scale)
+    assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert waits == []
+    for ours, theirs in zip(records, told, strict=True):
+        assert ours.clip_coef == pytest.approx(theirs.clip_coef, rel=1e-4)
+        assert (ours.skipped, ours.is_skipped_by_policy) == (theirs.skipped, theirs.is_skipped_by_policy)
+        assert ours.trigger == (None if theirs.trigger is None else pytest.approx(theirs.trigger, rel=1e-4))
+        assert [g.name for g in ours.groups] == [g.name for g in theirs.groups]
+        if make().scope in ("model", "group", "tensor"):
+            assert ours.over == theirs.over
+    assert math.isnan(told[BAD].norm) and told[BAD].skipped
