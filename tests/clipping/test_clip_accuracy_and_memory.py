@@ -22,9 +22,6 @@ def _versions(parameters: list[torch.nn.Parameter]) -> list[int]:
     return [p.grad._version for p in parameters]
 
 
-# --- deviations, all documented ---
-
-
 def test_float16_whose_norm_overflows() -> None:
     """torch's norm is Inf and its gradients are all 0; ours are what they should be."""
     gradients = [torch.full((1000,), 6e4, dtype=torch.float16)]
@@ -67,9 +64,6 @@ def test_a_norm_beyond_float32_is_infinite_as_with_torch_but_clips() -> None:
     ours = as_parameters([torch.full((4,), 3e38)])
     assert fastguard.clip_grad_norm_(ours, 1.0).item() == math.inf
     torch.testing.assert_close(ours[0].grad, torch.full((4,), 0.5), rtol=1e-5, atol=0.0)
-
-
-# --- memory and autograd ---
 
 
 @pytest.mark.parametrize("norm_type", [2, 1, math.inf])
@@ -177,9 +171,6 @@ def test_any_lists_of_numbers(values: list[list[float]]) -> None:
     tensors = [torch.tensor(v, dtype=torch.float32) for v in values]
     exact = true_norm(tensors)
     assert fastguard.get_total_norm(tensors).item() == pytest.approx(exact, rel=1e-6, abs=1.5e-45)
-
-
-# --- the policy that `max_norm` is short for ---
 
 
 @settings(max_examples=100, derandomize=True)

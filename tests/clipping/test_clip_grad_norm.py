@@ -34,9 +34,6 @@ def test_the_signature_is_torchs() -> None:
         assert [p.default for p in ours.parameters.values()] == [p.default for p in theirs.parameters.values()]
 
 
-# --- what it is given ---
-
-
 def test_parameters_in_every_form() -> None:
     gradients = make_gradients()
     expected = true_norm(gradients)

@@ -39,9 +39,6 @@ def step(model: nn.Module, optimizer: Any, x: torch.Tensor, num_passes: int = 1)
     optimizer.step()
 
 
-# --- which passes ---
-
-
 @pytest.mark.parametrize("num_passes", [1, 3])
 def test_the_first_three_then_one_in_twenty(num_passes: int) -> None:
     model, x = make_model(), torch.randn(5, 6)
@@ -95,9 +92,6 @@ def test_they_come_with_the_record_of_their_step_and_into_the_log(tmp_path: Any)
     assert list(read.batches) == list(optimizer.guard.history.batches)
     assert list(read.grad_cosines) == list(optimizer.guard.history.grad_cosines) and len(read.grad_cosines) == 20
     assert read.model == optimizer.guard.history.model
-
-
-# --- what the first pass called ---
 
 
 class Functional(nn.Module):
@@ -163,9 +157,6 @@ def test_a_first_pass_that_raises_leaves_no_hooks_for_long() -> None:
     take_step(model, optimizer, 0)
     assert not any(m._forward_hooks for m in model.modules() if m is not model)
     assert optimizer.guard.report() and optimizer.guard.history.model.last_modules == ("Linear", "Tanh", "Linear")
-
-
-# --- what else is done with models ---
 
 
 def test_copies_and_files_of_a_model_have_no_hooks_that_do_anything() -> None:

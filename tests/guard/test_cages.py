@@ -44,9 +44,6 @@ def odd_rule() -> Iterator[Callable[..., None]]:
     CAUSES.pop("odd-cause", None)
 
 
-# --- rules and causes ---
-
-
 class WordlessError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -109,9 +106,6 @@ def test_the_report_shows_what_could_not_be_made(monkeypatch: pytest.MonkeyPatch
     report = optimizer.guard.report()
     assert report.status == "warning" and "2 parts failed" in str(report) and "IndexError" in str(report)
     assert report.to_dict()["numbers"]["num_steps"] == 3
-
-
-# --- samplers, facts, names ---
 
 
 PARTS: dict[str, tuple[Any, str, dict[str, Any], str]] = {
@@ -187,9 +181,6 @@ def test_a_learning_rate_that_is_no_number(lr: Any) -> None:
         assert optimizer.guard.last.lr is None and not optimizer.guard.report().findings
 
 
-# --- observe, closures ---
-
-
 @pytest.mark.parametrize("value", ["1.0", 1j, torch.tensor(1j), [1.0], object(), 10**400, np.ones(2), torch.ones(2)])
 def test_odd_losses_are_refused_and_nothing_is_lost(value: Any) -> None:
     model, optimizer = guarded_model()
@@ -205,9 +196,6 @@ def test_odd_losses_are_refused_and_nothing_is_lost(value: Any) -> None:
     for fine in (Fraction(1, 2), np.float32(0.5), np.array([0.5]), torch.tensor([0.5]), Decimal("0.5")):
         optimizer.guard.observe(loss=fine)
         assert (optimizer.guard.last.loss, type(optimizer.guard.last.loss)) == (0.5, float)
-
-
-# --- the counter itself ---
 
 
 def test_an_error_is_described_in_a_line() -> None:

@@ -210,9 +210,6 @@ def test_a_step_that_calls_its_parents_step_counts_once(closure: bool) -> None:
     assert guarded.guard.history.step == [0, 1, 2, 3]
 
 
-# --- gradients that are missing, frozen, or gathered over several batches ---
-
-
 def test_missing_gradients_stay_missing_and_keep_the_names_right(backend: str) -> None:
     plain, optimizer, model, guarded = twins(_adamw, backend=backend)
 

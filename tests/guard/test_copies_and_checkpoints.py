@@ -98,8 +98,6 @@ def test_state_goes_into_and_out_of_a_guarded_optimizer(case: Case) -> None:
     assert guarded.guard.history.step == [0, 1, 2, 3]
 
 
-# --- torch.distributed.checkpoint ---
-
 DCP_CASES = [case for case in CASES if case.model == "mlp" and not case.closure and case.id != "GroupCounter"]
 
 
@@ -129,9 +127,6 @@ def test_a_training_step_without_rate_or_without_gradient_is_recorded(lr: float)
         p.grad = torch.full_like(p, 1.0 if lr == 0.0 else 0.0)
     guarded.step(closure=None)
     assert guarded.guard.last.step == 1
-
-
-# --- the guard's own state ---
 
 
 def _records(model: nn.Module, guarded: Any, steps: range, bad: tuple[int, ...] = ()) -> None:

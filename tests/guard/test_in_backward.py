@@ -334,9 +334,6 @@ def test_a_backward_pass_that_raises_is_a_step_of_what_it_stepped() -> None:
     assert len(guard.last.tensors) == 4
 
 
-# --- what else a guard does ---
-
-
 def test_a_resumed_run_goes_on_as_if_nothing_had_been() -> None:
     model = make_model()
     optimizers = each(model)

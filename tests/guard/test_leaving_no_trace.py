@@ -145,9 +145,6 @@ def test_hooks_of_others_see_what_they_would_see() -> None:
     assert all(math.isnan(norm) for norm in norms) and len(norms) == 3  # the gradients stay where they are
 
 
-# --- autograd ---
-
-
 @pytest.mark.parametrize("max_norm", [0.01, 1e6])
 def test_versions_are_bumped_by_clipping_alone(max_norm: float, backend: str) -> None:
     model, optimizer = guarded_model(_sgd, max_norm=max_norm, backend=backend)

@@ -379,9 +379,6 @@ def test_differently_scaled_gradients_are_refused() -> None:
         scaler.step(guarded[1])
 
 
-# --- one optimizer, several groups ---
-
-
 @pytest.mark.parametrize("with_model", [True, False])
 def test_a_group_added_later_is_watched_and_named(with_model: bool) -> None:
     model = make_model()

@@ -112,9 +112,6 @@ def test_a_backend_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not hasattr(optimizer, "guard")
 
 
-# --- observe ---
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -135,9 +132,6 @@ def test_observe_needs_a_scalar_and_a_step(given: dict[str, Any], message: str) 
         optimizer.guard.observe(loss=1.0)
     with pytest.raises(ValueError, match=r"got that of an optimizer\. Save guard\.state_dict\(\) beside"):
         optimizer.guard.load_state_dict(optimizer.state_dict())
-
-
-# --- runs of skipped steps ---
 
 
 def test_a_run_of_skips_ends_in_an_error_that_names_tensors_and_steps() -> None:

@@ -194,9 +194,6 @@ def test_a_parameter_in_two_groups_gets_its_gradient_back() -> None:
     assert all(now is then for now, then in zip(gradients(model), given, strict=True))
 
 
-# --- wrappers that do something of their own are guarded from outside ---
-
-
 def test_an_optimizer_that_holds_another_is_guarded_from_outside() -> None:
     model = make_model()
     optimizer = foreign.Slow(model.parameters())
@@ -227,9 +224,6 @@ def test_optimizers_whose_steps_cannot_be_hooked_are_refused() -> None:
     assert "_guard" not in vars(releases)
 
 
-# --- optimizers under one guard whose gradients come later than the decision ---
-
-
 def _in_backward(number: float | None, **settings: Any) -> tuple[list[torch.Tensor], Any]:
     params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     optimizers = [torch.optim.SGD([p], lr=0.1) for p in params]
@@ -256,9 +250,6 @@ def test_gradients_that_come_after_the_decision_are_noticed(
         assert bool(applied[1][0].isnan()) and not other.last.skipped
         with pytest.raises(fastguard.NonFiniteGradientsError):
             _in_backward(number, max_consecutive_skips=1)
-
-
-# --- where an optimizer keeps its guard ---
 
 
 def test_the_guard_is_no_public_attribute_and_leaves_the_optimizers_own() -> None:

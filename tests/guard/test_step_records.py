@@ -101,9 +101,6 @@ def test_observe_takes_what_still_has_a_graph_and_what_is_not_finite() -> None:
     assert optimizer.guard.history.val_loss == [math.inf]
 
 
-# --- names ---
-
-
 @pytest.mark.parametrize("by", ["model", "named parameters", "place"])
 def test_names(by: str) -> None:
     """Those of the model go before the optimizer's own; without either, a parameter goes by its group and place."""
@@ -156,9 +153,6 @@ def test_a_new_parameter_is_not_called_as_one_that_is_gone() -> None:
         p.grad = torch.ones_like(p)
     optimizer.step()
     assert optimizer.guard.last.tensors.names == tuple(f"group0.param{i}" for i in range(8))
-
-
-# --- the way to history and sinks ---
 
 
 def test_a_record_is_delivered_when_the_next_step_begins() -> None:

@@ -295,8 +295,6 @@ def test_arguments(backend: str) -> None:
             channel_stats(x, dim, backend=backend)
 
 
-# --- laws that hold for any activations ---
-
 _float32 = hnp.arrays(np.float32, st.integers(0, 700), elements=st.floats(width=32))
 _matrix = hnp.arrays(np.float32, st.tuples(st.integers(1, 20), st.integers(1, 60)), elements=st.floats(width=32))
 _threshold = st.floats(0, allow_nan=False)

@@ -171,9 +171,6 @@ def test_scaling_by_the_factor_of_a_slot(any_engine: Any, is_skipped: bool) -> N
         torch.testing.assert_close(got, want, rtol=4e-3 if got.itemsize == 2 else 1e-6, atol=0.0, equal_nan=True)
 
 
-# --- what only the kernels promise ---
-
-
 def test_a_norm_that_overflows_is_infinite(workspace: Workspace) -> None:
     found = measure(workspace, [torch.full((3,), 1.7e308, dtype=torch.float64)])
     assert (found.norm, found.skipped) == (math.inf, True)
