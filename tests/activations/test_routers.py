@@ -13,6 +13,12 @@ from torch.nn import functional as F
 from fastguard import ActivationMonitor
 from fastguard.observers.activations.routers import routers_of
 from fastguard.observers.activations.selection import names_of
+from fastguard.page.parts import module_rows as page_rows
+from fastguard.report import build_report
+from fastguard.report.tables import module_rows, sample_tables
+from fastguard.visualization import plot_activations
+
+from made_runs import activity, attending, routing, with_activities
 
 
 def routed(monitor):
@@ -103,3 +109,30 @@ class TestWhatTheyChoose:
             monitor.detach()
         assert list(found[0]) == list(found[1]) == ["0.router"]
         assert found[0]["0.router"].load == found[1]["0.router"].load
+
+
+@pytest.fixture
+def history():
+    return with_activities(activity("relu"), attending(max_logit=123.0, entropy=0.25), routing([0.9, 0.9, 0.2, 0.0]))
+
+
+def test_in_the_report(history):
+    activations, choices = sample_tables(module_rows(history), ())
+    assert [line.split() for line in choices] == [
+        ["choices", "of", "entropy", "max", "logit", "max", "load", "unused", "experts"],
+        ["attn[attention]", "25%", "123", "-", "-"],
+        ["moe.gate[router]", "50%", "-", "90%", "1", "of", "4"],
+    ]
+    assert [line.split()[0] for line in activations] == ["activations", "relu"]
+    report = build_report(history)
+    assert "choices of" in str(report)
+    page = page_rows(report)
+    assert page["columns"][-3:] == ["entropy", "largest logit", "largest load"]
+    drawn = {row[0]: row[-3:] for row in page["rows"]}
+    assert drawn == {"relu": [None] * 3, "attn[attention]": [0.25, 123.0, None], "moe.gate[router]": [0.5, None, 0.9]}
+
+
+def test_in_figures(history):
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    rows = lambda value: plot_activations(history, value).data[0].y  # noqa: E731
+    assert {"attn[attention]", "moe.gate[router]"} == {*rows("entropy")} and {*rows("zeros")} == {"relu"}

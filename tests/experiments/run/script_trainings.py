@@ -1,14 +1,18 @@
-"""Trainings as scripts have them, none of which mentions fastguard. Each returns the tensors that it has trained."""
+"""Trainings as scripts have them, which do not mention fastguard, and an AutoGuard that keeps the records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from fastguard.experiments.auto import AutoGuard
+from fastguard.sinks import MemorySink
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 TRAININGS: list[Callable[[], list[nn.Module]]] = []
@@ -172,3 +176,35 @@ class Lookahead(torch.optim.Optimizer):
 @training
 def around_another() -> list[nn.Module]:
     return _trained(lambda params: Lookahead(torch.optim.Adam(params, lr=1e-2)), 8)
+
+
+class Watched(AutoGuard):
+    """An AutoGuard with a MemorySink for each guard."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.sinks: list[MemorySink] = []
+        protects = settings.pop("protects", False)
+        super().__init__(lambda index: {"sinks": [self._sink()], **settings}, protects=protects)
+
+    def _sink(self) -> MemorySink:
+        self.sinks.append(MemorySink())
+        return self.sinks[-1]
+
+    def records(self, index: int = 0) -> list[Any]:
+        """The records of one guard."""
+        return list(self.sinks[index].records)
+
+    def seen(self, name: str, index: int = 0) -> list[Any]:
+        """`loss` or `val_loss` of each record of one guard."""
+        return [getattr(record, name) for record in self.records(index)]
+
+
+@contextlib.contextmanager
+def watching(**settings: Any) -> Iterator[Watched]:
+    """Guards what is trained in the block."""
+    auto = Watched(**settings)
+    auto.start()
+    try:
+        yield auto
+    finally:
+        auto.finish(has_ended=True)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from auto_watching import watching
-from script_trainings import TRAININGS, around_another, batch, gan, nan_at_step_6, net, plain
+from script_trainings import TRAININGS, around_another, batch, gan, nan_at_step_6, net, plain, watching
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks as global_hooks
 

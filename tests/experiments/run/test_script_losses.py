@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from auto_watching import watching
-from script_trainings import batch, net
+from script_trainings import batch, net, watching
 from torch import nn
 
 
