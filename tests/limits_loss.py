@@ -97,6 +97,9 @@ RISING_TWICE = [n * 1.02**step for step, n in enumerate(noisy_norms(300))]
 TURNS = [(1.38 if s % 2 else 0.68) + random.Random(s).gauss(0.0, 0.01) for s in range(200)]
 LATE = [*falling_losses(100, noise=0.01, pace=15.0), *(0.3 + 0.02 * step for step in range(90))]
 LATE_NORMS = [1.0] * 100 + [1.0 + 0.1 * step for step in range(90)]
+NOISE = random.Random(2)
+RESTLESS = [0.8 * NOISE.lognormvariate(0.0, 0.5) for _ in range(80)]
+GROWING = [norm * (1.0 if step < 200 else 2.0) for step, norm in enumerate(noisy_norms(280))]
 RUNAWAY = tuple(0.7 - 0.02 * s**2 for s in range(80))
 
 
@@ -218,6 +221,7 @@ LIMITS = {
     ],
     "divergence-ahead": [
         (run(LATE, LATE_NORMS), True),
+        (run([*falling_losses(200, noise=0.01, pace=30.0), *RESTLESS], GROWING), None),  # its noise is as large
         (run(LATE, LATE_NORMS, loss_ops=ACTOR_CRITIC), None),
         (run(LATE, LATE_NORMS, loss_ops=VALUES), None),
     ],

@@ -173,7 +173,7 @@ LIMITS = {
     ],
     "weights-overwritten": [
         (run(falling_losses(120), **OVERWRITTEN), "info"),
-        (run(flat_losses(39), **OVERWRITTEN), "info"),
+        *((run(flat_losses(num), **OVERWRITTEN), said) for num, said in ((39, "info"), (60, "info"), (200, "warning"))),
         (run(flat_losses(120), num_overwritten=0, num_compared=5), None),
     ],
     "validation-in-training-mode": [
@@ -287,6 +287,7 @@ LIMITS = {
         (updates(lambda step: 0.2 if step == 40 else 0.01, num_steps=900), True),  # it outlasts the window
         (updates(0.6), "info"),
         (updates(0.6, flat_losses(60), 60), "info"),
+        (updates(0.6, falling_losses(200, pace=400.0), 200), "info"),  # little was gained yet, and more is being gained
         (ended(updates(0.6, flat_losses(60), 60)), "warning"),
         (updates(0.6, flat_losses(140)), "warning"),
         (updates(0.6, falling_losses(140, noise=0.8)), "warning"),  # restless

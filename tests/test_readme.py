@@ -125,3 +125,8 @@ def test_every_link_leads_somewhere(page):
         if not path.exists() or (anchor and known is not None and anchor not in known.anchors()):
             broken.append(link)
     assert not broken
+
+
+def test_the_documents_show_the_saved_results():
+    readme = pytest.importorskip("benchmarks.reliability.readme", reason="no benchmarks/ here", exc_type=ImportError)
+    assert readme.main(["--check"]) == 0, "run `python -m benchmarks.reliability.readme`"

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from fastguard.diagnosis import RULES, diagnose, find_causes
+from fastguard.diagnosis.causes import evidence_for
 from fastguard.diagnosis.rules.units_experts import siblings
 from fastguard.records import TrainingHistory
 
 from faulty_runs import BAD
-from made_runs import activity, ask, falling_losses, flipped, routed, run, with_activities
+from made_runs import (
+    activity,
+    ask,
+    batch,
+    batches_run,
+    bend,
+    falling_losses,
+    flipped,
+    lost_losses,
+    routed,
+    run,
+    signs_in,
+    with_activities,
+)
 from records import make_bad_record
 
 
@@ -95,3 +110,45 @@ class TestLoneElement:
         assert first_cause(history) == "hardware-fault"
         history.note_model(dtypes=["float16"])
         assert first_cause(history) != "hardware-fault"
+
+
+def warned(history):
+    """The rules that a user is told of."""
+    return {name for name, finding in signs_in(history).items() if finding.severity != "info"}
+
+
+@pytest.mark.parametrize(("losses", "told"), [(falling_losses(300), "info"), (lost_losses(300, 200), "warning")])
+def test_spikes_are_a_remark_while_the_loss_falls_all_the_same(losses, told):
+    spiky = run(bend(losses, range(27, 300, 44), lambda value: value + 2.0))
+    assert signs_in(spiky)["periodic-loss-spikes"].severity == told
+
+
+class TestAsksItself:
+    """A model that gives its own targets has a loss that may rise."""
+
+    LOSSES = tuple(0.1 + 0.01 * step for step in range(200))
+
+    def test_its_loss_may_rise(self):
+        own = batches_run(self.LOSSES, batch(with_grad=False), batch())
+        assert not warned(own)
+        assert "loss-explosion" in warned(batches_run(self.LOSSES, batch()))
+
+    def test_what_was_told_of_the_objective_goes_ahead(self):
+        own = batches_run(self.LOSSES, batch(with_grad=False), batch(), objective="minimise")
+        assert "loss-explosion" in warned(own)
+
+
+class TestToldOnce:
+    LOST = run([*falling_losses(100), *(0.5 * 1.1**step for step in range(40)), *[20.0] * 40], lrs=[0.1] * 180)
+
+    def test_one_event_is_one_warning(self):
+        found = signs_in(self.LOST)
+        assert found["loss-explosion"].severity == "critical"
+        assert found["loss-divergence"].severity == "info"
+        assert found["loss-divergence"].evidence["told_by"] == "loss-explosion"
+
+    def test_it_speaks_for_a_cause_as_before(self):
+        found = list(signs_in(self.LOST).values())
+        alone = [replace(one, severity="critical") if "told_by" in one.evidence else one for one in found]
+        signs = [evidence_for(some, self.LOST) for some in (found, alone)]
+        assert signs[0] == signs[1] != {}
