@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -26,6 +27,24 @@ class Embedded(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = (x.abs() * 3).long().clamp(max=6)[:, :3]  # repeats rows: the gradients are not coalesced
         return self.table(rows).sum(1)
+
+
+class Convolution(nn.Module):
+    """Parameters whose gradients may lie otherwise in memory than they do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(4, 3, 3, 3, dtype=torch.float64).contiguous())
+        self.square = nn.Parameter(torch.randn(5, 5, dtype=torch.float64))
+
+    def set_gradients(self, step: int, otherwise: bool = True, bad: bool = False) -> None:
+        generator = torch.Generator().manual_seed(step)
+        weight, square = (torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in self.parameters())
+        if bad:
+            weight[0, 0, 0, 0] = math.nan
+        self.weight.grad = weight.to(memory_format=torch.channels_last) if otherwise else weight
+        self.square.grad = square.t().contiguous().t() if otherwise else square
 
 
 def make_model(kind: str = "mlp", dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:

@@ -11,7 +11,7 @@ import torch
 from guard_helpers import classes, needs_extension, numbers
 from torch.nn import functional as F
 
-from fastguard.observers.dependence import Dependence, how_it_follows, how_near, sample_inputs
+from fastguard.observers.dependence import Dependence, sample_inputs
 from fastguard.observers.loss_gradient import LossGradient
 from fastguard.observers.loss_kind import CLASSIFYING, OutputSample
 from fastguard.records.failures import Failures
@@ -128,10 +128,6 @@ def flat(y: torch.Tensor) -> array[float]:
     return array("d", y.flatten().tolist())
 
 
-def near(x: torch.Tensor, y: torch.Tensor) -> float:
-    return how_near(x, flat(y), y.shape[1], y.is_floating_point())
-
-
 def draw(kind: str, num: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets that go with them."""
     x = torch.randn(num, 2)
@@ -203,30 +199,3 @@ def test_targets_are_those_that_the_gradient_of_the_output_shows(loss: str, is_s
         looker.watch(given := output * 1.0, [x])
         (F.mse_loss if loss == "numbers" else F.cross_entropy)(given, targets[order]).backward()
     assert (looker.facts["target_dependence"] < 2.0) == is_shuffled
-
-
-def test_how_near_is_the_distance_correlation_without_bias() -> None:
-    def centred(d: torch.Tensor) -> torch.Tensor:
-        rows = d.sum(0) / (len(d) - 2)
-        return (d - rows - rows[:, None] + rows.sum() / (len(d) - 1)).fill_diagonal_(0.0)
-
-    torch.manual_seed(5)
-    for kind in ("numbers", "rows", "classes"):
-        x, y = draw(kind)
-        distances = torch.cdist(*(2 * [x.double() / x.double().std(0)]))
-        a = centred((-torch.exp(-2.0 * (distances / distances.median()))).fill_diagonal_(0.0))
-        b = centred(torch.cdist(y.double(), y.double(), p=2.0 if y.is_floating_point() else 0.0))
-        expected = float((a * b).sum() / (a.norm() * b.norm())) * math.sqrt(len(x) * (len(x) - 3) / 2)
-        assert near(x, y) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64])
-def test_how_it_follows_is_a_correlation_or_the_share_that_is_equal(dtype: torch.dtype) -> None:
-    torch.manual_seed(6)
-    x, y = (4.0 * torch.randn(33, 5)).to(dtype), torch.randn(33, 1)
-    expected = torch.corrcoef(torch.cat([x, y], 1).T.double())[-1, :-1].abs()
-    assert list(how_it_follows(x, flat(y))) == pytest.approx(expected.tolist(), rel=1e-6)
-    tokens = torch.randint(0, 3, (33, 4))
-    found = how_it_follows(tokens, flat(tokens.roll(1, 0)))
-    share = float((tokens == tokens.roll(1, 0)).double().mean())
-    assert list(found) == pytest.approx([share] * 2) and not how_it_follows(tokens.float(), flat(tokens.roll(1, 0)))

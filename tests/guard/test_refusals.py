@@ -100,18 +100,6 @@ def test_mistakes_in_policies_and_callbacks_are_told_when_they_are_made(make: An
         make()
 
 
-def test_a_backend_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BACKENDS["cpu"], "unavailable", lambda: "the extension was not built")
-    optimizer = _sgd(make_model())
-    with pytest.raises(fastguard.BackendUnavailableError) as caught:
-        fastguard.wrap(optimizer, backend="cpu")
-    # A failure lists every backend with every reason.
-    assert "'cpu' cannot run here" in str(caught.value)
-    assert "cpu: the extension was not built" in str(caught.value)
-    assert "reference: can run" in str(caught.value)
-    assert not hasattr(optimizer, "guard")
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -19,7 +19,6 @@ from torch import nn
 import fastguard
 from fastguard.kernels import backends, cpu
 from fastguard.records import strict_json
-from fastguard.records.samples import WeightStats
 from fastguard.records.slot import LOSS_SCALE
 from fastguard.sinks import flatten
 from fastguard.step.hooks import Hooks
@@ -231,18 +230,6 @@ def test_groups_of_another_kind_are_odd(groups: Any) -> None:
     except AttributeError:
         assert groups == [{"params": [3]}]  # what has no `.grad` is no parameter
     assert bytes(headers) == bytes(128)
-
-
-def test_of_a_record_that_was_dropped_nothing_is_kept_for_ever() -> None:
-    optimizer = _guarded(make_model())
-    weights = lambda name: (WeightStats(name, 4, 1.0, 0.5, 0.7),)  # noqa: E731
-    ring = optimizer.guard._run.ring
-    ring.attach(0, weights=weights("d"))
-    ring.attach(1, weights=weights("e"))
-    ring.arrive(JudgedStep(3, bytearray(), None, (), 1.0))
-    assert optimizer.guard.last.weights == weights("e")
-    optimizer.guard.flush()
-    assert not ring.samples
 
 
 def test_a_policy_that_derives_from_nothing_survives_a_checkpoint() -> None:

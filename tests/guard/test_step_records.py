@@ -85,22 +85,6 @@ def test_bad_tensors_are_named_in_backward_order(backend: str) -> None:
     assert (last.skipped, last.clip_coef, last.clipped) == (True, 1.0, False)
 
 
-def test_observe_takes_what_still_has_a_graph_and_what_is_not_finite() -> None:
-    model, optimizer = guarded_model()
-    before = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)
-    try:
-        take_step(model, optimizer, 0)
-        optimizer.guard.observe(loss=loss_at(model, 0))
-        take_step(model, optimizer, 1)
-        optimizer.guard.observe(loss=math.nan, val_loss=torch.tensor(math.inf))
-    finally:
-        torch.set_warn_always(before)
-    optimizer.guard.flush()
-    assert math.isnan(optimizer.guard.history.loss[-1])
-    assert optimizer.guard.history.val_loss == [math.inf]
-
-
 @pytest.mark.parametrize("by", ["model", "named parameters", "place"])
 def test_names(by: str) -> None:
     """Those of the model go before the optimizer's own; without either, a parameter goes by its group and place."""

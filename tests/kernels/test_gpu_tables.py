@@ -10,7 +10,6 @@ import torch
 
 from fastguard import UnsupportedTensorError
 from fastguard._device import Device
-from fastguard.kernels.slots import StepOptions, make_slots
 from fastguard.kernels.triton import Workspace, launch
 from fastguard.kernels.triton import tables as locating
 from fastguard.kernels.triton.launch import Launcher
@@ -137,24 +136,6 @@ def test_copies_go_back(workspace: Workspace) -> None:
 def test_a_tensor_elsewhere_is_refused(workspace: Workspace) -> None:
     with pytest.raises(UnsupportedTensorError, match="must hold data"):
         workspace.plan([torch.ones(3), torch.ones(3, device="meta")])
-
-
-@pytest.mark.long_interpreted
-def test_the_steady_state_allocates_nothing(device: torch.device, workspace: Workspace) -> None:
-    tensors = [torch.randn(1000) for _ in range(5)]
-    slots = make_slots(device, 5)
-    for _ in range(2):
-        workspace.measure(workspace.plan(tensors), slots[0], StepOptions(max_norm=0.1))
-        workspace.scale(workspace.plan(tensors), slots[0])
-    held = workspace._partials.data_ptr()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"] if device.type == "cuda" else 0
-    for _ in range(3):
-        workspace.measure(workspace.plan(tensors), slots[0], StepOptions(max_norm=0.1))
-        workspace.scale(workspace.plan(tensors), slots[0])
-    assert workspace.tables.num_misses == 1
-    assert workspace._partials.data_ptr() == held
-    if device.type == "cuda":
-        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
 class FakeStream:

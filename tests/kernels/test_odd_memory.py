@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
 import torch
 
-import fastguard
 from fastguard import UnsupportedTensorError, activation_stats, tensor_stats
 from fastguard.kernels import scale_
 
@@ -92,35 +90,3 @@ def test_more_elements_than_can_be_counted_are_refused(backend: str, make: Calla
     if not make().is_complex():
         with pytest.raises(UnsupportedTensorError, match="at most"):
             activation_stats(make(), backend=backend)
-
-
-def sparse(values: list[float], indices: list[int], size: int = 5) -> torch.Tensor:
-    return torch.sparse_coo_tensor(torch.tensor([indices]), torch.tensor(values), (size,))
-
-
-SPARSE_STEPS = {
-    "duplicates are summed first": ([1.0, 2.0, 4.0], [0, 0, 3], {}, 5.0, [-3.0, 0.0, 0.0, -4.0, 0.0]),
-    "clipping scales every duplicate": (
-        [1.0, 2.0, 4.0],
-        [0, 0, 3],
-        {"max_norm": 0.5},
-        5.0,
-        [-0.3, 0.0, 0.0, -0.4, 0.0],
-    ),
-    "what is not finite is skipped": ([1.0, math.nan], [1, 2], {}, math.nan, [0.0] * 5),
-    "nothing": ([], [], {}, 0.0, [0.0] * 5),
-}
-
-
-@pytest.mark.parametrize("what", SPARSE_STEPS)
-def test_a_guarded_step_with_a_sparse_gradient(what: str) -> None:
-    """It takes the same short way as one with dense ones."""
-    values, indices, settings, norm, after = SPARSE_STEPS[what]
-    parameter, other = torch.nn.Parameter(torch.zeros(5)), torch.nn.Parameter(torch.zeros(2))
-    optimizer = fastguard.wrap(torch.optim.SGD([parameter, other], lr=1.0), **settings)
-    parameter.grad, other.grad = sparse(values, indices), torch.zeros(2)
-    optimizer.step()
-    last = optimizer.guard.last
-    assert (last.norm, last.skipped) == (pytest.approx(norm, nan_ok=True), math.isnan(norm))
-    assert last.clip_coef == (0.5 / (5.0 + 1e-6) if settings else 1.0) and last.tensors[0].numel <= len(values)
-    assert parameter.tolist() == pytest.approx(after, rel=1e-6)

@@ -11,6 +11,7 @@ import torch
 from device_helpers import slow, watched
 from foreign_optimizers import WantsGradients
 from guard_helpers import (
+    Convolution,
     assert_close,
     assert_identical,
     guarded_model,
@@ -29,6 +30,7 @@ import fastguard
 pytestmark = pytest.mark.usefixtures("engine")
 FUSED: dict[str, Any] = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True),
+    "SGD-nesterov": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, fused=True),
     "Adam": lambda params: torch.optim.Adam(params, lr=0.05, amsgrad=True, fused=True),
     "AdamW": lambda params: torch.optim.AdamW(params, lr=0.05, fused=True),
     "Adagrad": lambda params: torch.optim.Adagrad(params, lr=0.05, fused=True),
@@ -140,28 +142,6 @@ def _sgd(model: nn.Module, **settings: Any) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, "fused": True, **settings})
 
 
-@pytest.mark.parametrize("make", [_sgd, lambda m: torch.optim.AdamW(m.parameters(), fused=True)], ids=["SGD", "AdamW"])
-def test_a_skipped_first_step_leaves_parameters_and_a_state_of_zeros(make: Any) -> None:
-    """torch's own fused SGD goes on from uninitialised memory there."""
-    model = make_model()
-    optimizer = fastguard.wrap(make(model), model)
-    before = snapshot(model)["parameters"]
-    take_step(model, optimizer, 0, bad=math.nan)
-    assert_identical(snapshot(model)["parameters"], before)
-    values = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
-    assert values and all(not v.any() for v in values)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_zeros_are_what_a_first_step_starts_from(nesterov: bool) -> None:
-    plain = make_model()
-    model = copy.deepcopy(plain)
-    optimizer, guarded = _sgd(plain, nesterov=nesterov), fastguard.wrap(_sgd(model, nesterov=nesterov), model)
-    train(plain, optimizer, range(3))
-    train(model, guarded, range(3))
-    assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
-
-
 @pytest.mark.parametrize("bad_step", [0, 2])
 def test_with_dampening_the_host_decides_on_the_first_step(bad_step: int) -> None:
     """A first step is not damped, the following ones are: zeros would not do. From then on nothing waits."""
@@ -199,25 +179,6 @@ def test_a_buffer_that_is_missing_later_is_made_too() -> None:
     assert len(guarded.state) == 4
 
 
-class Convolution(nn.Module):
-    """Its gradient lies otherwise in memory than its weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.weight = nn.Parameter(torch.randn(4, 3, 3, 3, dtype=torch.float64).contiguous())
-        self.square = nn.Parameter(torch.randn(5, 5, dtype=torch.float64))
-
-    def set_gradient(self, step: int, otherwise: bool, bad: bool = False) -> None:
-        generator = torch.Generator().manual_seed(step)
-        weight = torch.randn(4, 3, 3, 3, generator=generator, dtype=torch.float64)
-        square = torch.randn(5, 5, generator=generator, dtype=torch.float64)
-        if bad:
-            weight[0, 0, 0, 0] = math.nan
-        self.weight.grad = weight.to(memory_format=torch.channels_last) if otherwise else weight
-        self.square.grad = square.t().contiguous().t() if otherwise else square
-
-
 @pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("max_norm", [1e6, 0.5])
 @pytest.mark.parametrize("fused", [torch.optim.SGD, torch.optim.Adam])
@@ -229,7 +190,7 @@ def test_gradients_that_lie_otherwise_are_put_straight(max_norm: float, fused: A
     slow(guarded)
     for step in range(5):
         bad = step == 2
-        model.set_gradient(step, otherwise=step != 3, bad=bad)
+        model.set_gradients(step, otherwise=step != 3, bad=bad)
         given, strides = model.weight.grad, model.weight.grad.stride()
         before = snapshot(model, guarded)
         guarded.step()
@@ -237,7 +198,7 @@ def test_gradients_that_lie_otherwise_are_put_straight(max_norm: float, fused: A
         if bad:
             assert_identical(snapshot(model, guarded), before)
             continue
-        plain.set_gradient(step, otherwise=False)
+        plain.set_gradients(step, otherwise=False)
         torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
         optimizer.step()
         torch.testing.assert_close(model.weight.grad.contiguous(), plain.weight.grad, rtol=1e-12, atol=1e-14)
