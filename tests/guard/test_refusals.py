@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,48 @@ def test_a_guard_says_of_what_it_is_and_how_far() -> None:
     train(model, optimizer, range(2))
     assert repr(optimizer.guard) == "<fastguard.Guard of SGD at step 2, clip=GlobalNorm(1)>"
     assert "clip=None" in repr(fastguard.wrap(torch.optim.Adam(model.parameters()), model).guard)
+
+
+def _refused_in_backward() -> Iterator[Any]:
+    model = make_model()
+    params = list(model.parameters())
+    yield model, {}, ValueError, "got an empty dict"
+    yield model, {"3.weight": torch.optim.AdamW(params[:1])}, ValueError, "'3.weight', which it does not have"
+    yield (
+        model,
+        {params[0]: torch.optim.AdamW(params[1:2])},
+        ValueError,
+        "an optimizer of it alone, got one of 1 for '0.weight'",
+    )
+    yield model, {params[0]: torch.optim.AdamW(params)}, ValueError, "got one of 4 for '0.weight'"
+    yield model, torch.optim.AdamW(params), ValueError, r"steps all of its parameters at once. Write \{p: AdamW"
+    yield model, {params[0]: 3}, TypeError, r"must be a torch\.optim\.Optimizer, got int"
+    yield (
+        make_model(),
+        {p: torch.optim.AdamW([p]) for p in params},
+        ValueError,
+        "`model` must hold parameters of `optimizer`",
+    )
+
+
+@pytest.mark.parametrize(("model", "optimizers", "error", "message"), list(_refused_in_backward()))
+def test_optimizers_that_cannot_step_in_the_backward_pass(
+    model: Any, optimizers: Any, error: Any, message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        fastguard.wrap_backward(model, optimizers)
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    for given in optimizers.values() if isinstance(optimizers, dict) else [optimizers]:
+        assert not isinstance(given, torch.optim.Optimizer) or "_guard" not in vars(given)
+
+
+def test_a_cell_that_wraps_the_backward_pass_again() -> None:
+    model = make_model()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    guard = fastguard.wrap_backward(model, optimizers, max_norm=1.0)
+    assert fastguard.wrap_backward(model, optimizers, max_norm=1.0) is guard
+    with pytest.raises(fastguard.AlreadyGuardedError, match="another clip"):
+        fastguard.wrap_backward(model, optimizers, max_norm=2.0)
+    other = fastguard.wrap_backward(model, optimizers, max_norm=2.0, on_guarded="replace")
+    loss_at(model, 0).backward()
+    assert guard.last is None and other.last.step == 0
