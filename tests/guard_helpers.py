@@ -190,6 +190,15 @@ def assert_identical(got: Any, expected: Any, at: str = "", close: tuple[float, 
         assert got == expected or (got != got and expected != expected), f"{at}: {got!r} is not {expected!r}"
 
 
+def is_identical(got: Any, expected: Any) -> bool:
+    """As `assert_identical`, as an answer."""
+    try:
+        assert_identical(got, expected)
+    except AssertionError:
+        return False
+    return True
+
+
 def assert_close(got: Any, expected: Any, rtol: float, atol: float) -> None:
     """As `assert_identical`, but floating-point numbers may differ by the tolerances."""
     assert_identical(got, expected, close=(rtol, atol))

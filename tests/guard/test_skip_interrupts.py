@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from foreign_optimizers import TensorInGroup, WantsGradients, everything
-from guard_helpers import assert_identical, gradients, guarded_model, loss_at, poison
+from guard_helpers import gradients, guarded_model, is_identical, loss_at, poison
 
 import fastguard
 
@@ -192,14 +192,14 @@ def _problem(way: Way, place: int, outcomes: list[tuple[Any, Any]]) -> str:
     now = everything(model, guarded)
     for name in ("grad_scale", "found_inf"):  # gone with the next step, at the latest
         now["optimizer"].pop(name, None)
-    after = next((after for then, after in outcomes if _is_identical(now, then)), None)
+    after = next((after for then, after in outcomes if is_identical(now, then)), None)
     if after is None:
         return f"{at}: neither taken nor as it was"
     guarded.zero_grad()
     if way.scaler:
         scaler.update(4.0)
     _step(way, model, guarded, scaler, *(_WARM_UP + 1, False))
-    if not _is_identical(everything(model, guarded), after):
+    if not is_identical(everything(model, guarded), after):
         return f"{at}: the next step goes another way"
     if {"grad_scale", "found_inf"} & vars(guarded).keys():
         return f"{at}: attributes stay"
@@ -208,11 +208,3 @@ def _problem(way: Way, place: int, outcomes: list[tuple[Any, Any]]) -> str:
     if steps != list(range(len(steps))) or len(steps) not in (_WARM_UP + 1, _WARM_UP + 2):
         return f"{at}: records {steps}"
     return ""
-
-
-def _is_identical(got: Any, expected: Any) -> bool:
-    try:
-        assert_identical(got, expected)
-    except AssertionError:
-        return False
-    return True

@@ -8,6 +8,7 @@ import random
 
 import pytest
 import torch
+from guard_helpers import is_identical
 from torch import nn
 
 import fastguard
@@ -64,16 +65,6 @@ def state(model, optimizer, batch):
     )
 
 
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
-
-
 def versions(model):
     return [p._version for p in model.parameters()]
 
@@ -85,7 +76,7 @@ class TestEverythingIsPutBack:
         counted = versions(model)
         report = fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), batch, **SHORT)
         assert report.numbers["num_failed"] == 0
-        assert same(before, state(model, optimizer, batch))
+        assert is_identical(before, state(model, optimizer, batch))
         assert pointers == [p.grad.data_ptr() for p in model.parameters()]
         assert counted == versions(model)
 
@@ -98,7 +89,7 @@ class TestEverythingIsPutBack:
 
         report = fastguard.preflight(model, optimizer, broken, batch, **SHORT)
         assert report.status == "critical" and "no loss today" in str(report)
-        assert same(before, state(model, optimizer, batch))
+        assert is_identical(before, state(model, optimizer, batch))
 
     def test_after_a_check_that_raises(self, monkeypatch, caplog):
         model, optimizer, batch = make()
@@ -113,7 +104,7 @@ class TestEverythingIsPutBack:
         report = fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), batch, **SHORT)
         assert report.numbers["num_failed"] == 1 and "KeyError" in str(report)
         assert "rule 'non-finite-inputs' failed" in caplog.text
-        assert same(before, state(model, optimizer, batch))
+        assert is_identical(before, state(model, optimizer, batch))
 
     def test_after_ctrl_c(self, monkeypatch):
         model, optimizer, batch = make()
@@ -126,7 +117,7 @@ class TestEverythingIsPutBack:
         monkeypatch.setattr(Evidence, "fit", property(interrupted))
         with pytest.raises(KeyboardInterrupt):
             fastguard.preflight(model, optimizer, nn.CrossEntropyLoss(), batch, **SHORT)
-        assert same(before, state(model, optimizer, batch))
+        assert is_identical(before, state(model, optimizer, batch))
 
 
 def test_a_guarded_training_goes_on_as_if_nothing_had_been():
@@ -157,4 +148,4 @@ def test_a_guarded_training_goes_on_as_if_nothing_had_been():
         optimizer.guard.flush()
         seen = [(r.norm, r.loss, r.activations, r.weights, r.batches) for r in sink.records]
         runs.append((repr(seen), model.state_dict(), optimizer.guard.history.num_steps))
-    assert same(*runs) and runs[0][2] == 12
+    assert is_identical(*runs) and runs[0][2] == 12
