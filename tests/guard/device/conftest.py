@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import fastguard
-from fastguard import _env
-from fastguard.kernels import triton
 from fastguard.kernels.triton import Workspace
 from fastguard.step import engines
 from fastguard.step.engines import TorchEngine
 
 ENGINES = {"reference": TorchEngine, "triton": Workspace}
-
-
-@pytest.fixture
-def interpreted() -> Iterator[None]:
-    """For tests that run the kernels on CPU tensors."""
-    if not _env.triton_interpreter() or triton.unavailable() is not None:
-        pytest.skip("the kernels take CPU tensors where Triton interprets: TRITON_INTERPRET=1")
-    with warnings.catch_warnings():  # NumPy computes, and warns of overflows and NaNs
-        warnings.simplefilter("ignore", RuntimeWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
 
 
 @pytest.fixture(params=ENGINES)

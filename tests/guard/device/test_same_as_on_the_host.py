@@ -14,7 +14,6 @@ import test_compiled_steps
 import test_copies_and_checkpoints
 import test_grad_scaler
 import test_leaving_no_trace
-import test_lr_schedulers
 import test_optimizers
 import test_proxies
 import test_step_records
@@ -25,7 +24,6 @@ MODULES = (
     test_copies_and_checkpoints,
     test_grad_scaler,
     test_leaving_no_trace,
-    test_lr_schedulers,
     test_optimizers,
     test_proxies,
     test_step_records,
@@ -33,7 +31,7 @@ MODULES = (
 # These also run the kernels themselves, if slow tests are asked for; the others the torch operations only.
 WITH_KERNELS = (test_proxies, test_step_records)
 # What takes longest, and is held for a few of its cases by test_skips.py.
-SELDOM = (test_compiled_steps, test_lr_schedulers, test_optimizers)
+SELDOM = (test_compiled_steps, test_optimizers)
 LATER = "a run of skips raises in a later step: test_skips.py"
 ZEROS = "a fused optimizer that skips its first step makes its state, all zeros: test_skips.py"
 DELIVERY = "records are delivered later: test_delivery.py"
