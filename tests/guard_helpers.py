@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import fastguard
 from fastguard.kernels import cpu
@@ -45,6 +47,21 @@ class Convolution(nn.Module):
             weight[0, 0, 0, 0] = math.nan
         self.weight.grad = weight.to(memory_format=torch.channels_last) if otherwise else weight
         self.square.grad = square.t().contiguous().t() if otherwise else square
+
+
+class Allocations(TorchDispatchMode):
+    """Notes how many bytes the operations of torch allocate, and the largest tensor that is made."""
+
+    num_bytes = largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        known = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        for x in tree_leaves(made):
+            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in known:
+                self.num_bytes += x.untyped_storage().nbytes()
+                self.largest = max(self.largest, x.untyped_storage().nbytes())
+        return made
 
 
 def make_model(kind: str = "mlp", dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:

@@ -269,14 +269,3 @@ def test_a_small_harm_of_the_null_arm_is_one_too():
     assert compare(base, arm).verdict == "no difference" and compare(base, arm, is_null=True).verdict == "harms"
     weak = [100.0 + 0.5 * (i % 5 - 1.5) for i in range(400)]  # t = -6.1, of 0.4 sqrt(300) = 6.9
     assert compare(base, weak, is_null=True).verdict == "no difference"
-
-
-def test_text_says_effect_steps_and_t():
-    text = compare([2.0, 2.1] * 20, [1.5, 1.7] * 20).text("the learning rate times 10")
-    assert text == "Tried: with the learning rate times 10 the loss is 0.45 lower after 40 steps (t = 48.5)."
-    assert compare([1.0, 1.1] * 20, [1.1, 1.0] * 20).text("x").endswith("(t = 0.0), no clear difference.")
-    assert (
-        compare([1.0] * 5 + [INF], [1.0] * 40).text("x").endswith("stays finite; without, it does not after 5 steps.")
-    )
-    assert compare([1.0] * 40, [1.0, NAN]).text("x") == "Tried: with x the loss becomes NaN or Inf after 1 steps."
-    assert "only 3 steps" in compare([1.0] * 3, [1.0] * 3).text("x")

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import classes, guarded_model, make_model, needs_extension, numbers
+from guard_helpers import Allocations, classes, guarded_model, make_model, needs_extension, numbers
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import fastguard
 from fastguard.observers.loss_gradient import LossGradient
@@ -247,20 +245,6 @@ class TestSampled:
         assert (looker.facts["target_in_inputs"] == 1.0) != is_shifted
 
 
-class Copied(TorchDispatchMode):
-    """Counts the bytes that operations of torch allocate."""
-
-    num_bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-        made = func(*args, **(kwargs or {}))
-        for x in tree_leaves(made):
-            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in known:
-                self.num_bytes += x.untyped_storage().nbytes()
-        return made
-
-
 @pytest.mark.parametrize(
     ("shape", "input_shape"),
     [
@@ -280,7 +264,7 @@ def test_at_most_a_mebibyte_or_one_percent_is_copied(
     y, x = torch.zeros(shape, dtype=dtype, requires_grad=True) * 1.0, torch.ones(input_shape, dtype=dtype)
     gradient, looker = torch.full_like(y, 1e-3), LossGradient(Failures())
     gradient.view(-1)[::2] *= -1.0
-    with Copied() as copied:
+    with Allocations() as copied:
         looker.watch(y, [x, x])
         [hook] = y._backward_hooks.values()  # type: ignore[union-attr]
         hook(gradient)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import json
 import math
 import pickle
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from guard_helpers import assert_identical, guarded_model, loss_at, make_model, poison, snapshot
+from guard_helpers import assert_identical, loss_at, make_model, poison, snapshot
 from torch import nn
 
 import fastguard
@@ -27,6 +26,7 @@ from fastguard.step.guard import Guard
 
 pytestmark = pytest.mark.skipif(cpu.extension is None, reason="the extension is not installed")
 NUM_STEPS = 330
+SERIES = ["step", "grad_norm", "loss", "val_loss", "learning_rate", "num_clipped", "num_nonfinite", "num_skipped"]
 NAN_STEPS, CLOSURE_STEPS, RAISING_STEPS = (57, 203), (80, 260), (120, 121, 290)
 
 
@@ -111,16 +111,7 @@ def test_cpp_and_python_do_the_same(
     assert found.last == expected.last or math.isnan(found.last.norm)
     for guard in (expected, found):
         guard.close()
-    for name in (
-        "step",
-        "grad_norm",
-        "loss",
-        "val_loss",
-        "learning_rate",
-        "num_clipped",
-        "num_nonfinite",
-        "num_skipped",
-    ):
+    for name in SERIES:
         assert repr(getattr(found.history, name)) == repr(getattr(expected.history, name))
     lines = _lines(tmp_path / "cpp")
     assert lines == _lines(tmp_path / "python") and [line["step"] for line in lines] == expected.history.step
@@ -156,26 +147,6 @@ def test_thousands_of_steps_leak_nothing(tmp_path: Path) -> None:
     assert counts() == before
     assert abs(sys.getrefcount(None) - num_none) < 1000
     assert sys.getallocatedblocks() - num_blocks < 5000
-
-
-class TestObserve:
-    def test_it_is_a_method_like_any_other(self) -> None:
-        assert list(inspect.signature(Guard.observe).parameters) == ["self", "loss", "val_loss", "metrics"]
-        assert Guard.observe.__name__ == "observe" and "Adds a loss" in inspect.getdoc(Guard.observe)
-        model, optimizer = guarded_model()
-        loss_at(model, 0).backward()
-        optimizer.step()
-        observe = optimizer.guard.observe  # bound
-        observe(1.0)
-        assert optimizer.guard.last.loss == 1.0
-        Guard.observe(optimizer.guard, val_loss=2.0)
-        assert optimizer.guard.last.val_loss == 2.0
-        with pytest.raises(TypeError):
-            Guard.observe()
-        with pytest.raises(TypeError):
-            optimizer.guard.observe(1.0, los=2.0)
-        with pytest.raises(ValueError, match="loss"):
-            optimizer.guard.observe("much")
 
 
 def test_hooks_refuse_what_is_not_theirs() -> None:

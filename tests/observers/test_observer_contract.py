@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from guard_helpers import Allocations
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import fastguard
 import fastguard.observers
@@ -128,20 +127,6 @@ def test_gradients_set_by_hand_keep_nothing_awake() -> None:
         p.grad = torch.ones(3)
         optimizer.step()
     assert optimizer.guard._run.wakes_at > 100 and not optimizer.guard._run.has_more_to_do
-
-
-class Allocations(TorchDispatchMode):
-    """Notes the largest tensor that is made."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        known = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-        for x in tree_leaves(made):
-            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in known:
-                self.largest = max(self.largest, x.untyped_storage().nbytes())
-        return made
 
 
 @pytest.mark.skipif(cpu.extension is None, reason="the extension is not built")

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from guard_helpers import Allocations
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("benchmarks.speed", reason="the benchmarks are not beside these tests", exc_type=ImportError)
 
@@ -77,23 +76,9 @@ def test_nothing_of_a_step_outlives_it(settings: dict[str, Any]) -> None:
         gc.enable()
 
 
-class _Allocations(TorchDispatchMode):
-    """Notes the largest tensor that is made."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        known = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-        for x in tree_leaves(found):
-            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in known:
-                self.largest = max(self.largest, x.untyped_storage().nbytes())
-        return found
-
-
 @contextmanager
 def at_most(num_bytes: int) -> Iterator[None]:
-    with _Allocations() as seen:
+    with Allocations() as seen:
         yield
     assert seen.largest <= num_bytes
 

@@ -1,6 +1,6 @@
 """Trains under guard in one forked process after the other, each of which ends in its own way.
 
-python endings_script.py FOLDER    # prints how each ended, as JSON
+python endings_script.py FOLDER NAME...    # prints how each ended, as JSON
 """
 
 from __future__ import annotations
@@ -192,21 +192,12 @@ def forks_after_a_parallel_region(path: Path) -> None:
     train(guarded(path))
 
 
-SCENARIOS = [
-    *(exits, exits_at_once, trains_in_a_thread),
-    *(is_terminated, is_terminated_and_leaves_that_alone, handles_sigterm_already),
-    *(ignores_sigterm, takes_sigterm_over_and_passes_it_on, is_terminated_while_a_sink_writes),
-    *(is_terminated_twice_while_a_sink_hangs, is_terminated_while_a_thread_trains, closes),
-    *(forks, forks_by_multiprocessing, forks_after_a_parallel_region),
-]
-
-
 def main() -> None:
     folder, ended = Path(sys.argv[1]), {}
     p = torch.nn.Parameter(torch.ones(3))
     train(fastguard.wrap(torch.optim.SGD([p], lr=0.1)))  # what torch imports at a first step is there for all
     gc.freeze()  # else each child goes through all of torch's objects as it ends
-    for scenario in SCENARIOS:
+    for scenario in map(globals().__getitem__, sys.argv[2:]):
         child = os.fork()
         if not child:
             sys.stderr = open(folder / f"{scenario.__name__}.stderr", "w")  # noqa: SIM115 - until the process ends

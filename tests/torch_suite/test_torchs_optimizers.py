@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,13 @@ def known(name: str) -> dict[str, Any]:
         "closure": name == "LBFGS",
         "groups": name != "LBFGS",
     }
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _sparse_tensors_unchecked() -> Iterator[None]:
+    """Said in so many words, since torch warns where it is not."""
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        yield
 
 
 def attempt(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
