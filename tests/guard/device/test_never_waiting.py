@@ -1,4 +1,4 @@
-"""Which judge a run gets; on a device no step of a fused optimizer waits, and in the steady state none makes tensors."""
+"""Which judge a run gets; on a device no fused step waits, and in the steady state none makes tensors."""
 
 from __future__ import annotations
 
