@@ -1,7 +1,5 @@
 """Where the rules on gradients begin and end: runs, and what each sign says of them."""
 
-from __future__ import annotations
-
 import random
 
 from fastguard.records import StepStats, TrainingHistory

@@ -1,7 +1,5 @@
 """Where the rules on the loss and on steps begin and end: runs, and what each sign says of them."""
 
-from __future__ import annotations
-
 import math
 import random
 
@@ -74,10 +72,6 @@ def rising(num_steps, begin=1e-5, losses=None):
     return run(losses or flat_losses(num_steps), lrs=[begin * (step + 1) for step in range(num_steps)])
 
 
-def both_ways(losses, norms):
-    return run(losses, norms)
-
-
 def held(first, then, num=90):
     """Ten losses of one level, and those of another."""
     return [first] * 10 + [then] * num
@@ -85,10 +79,6 @@ def held(first, then, num=90):
 
 def updates(ratio, losses=None, num_steps=140, **notes):
     return weights_run(lambda step, name: ratio, losses, num_steps=num_steps, **notes)
-
-
-def validations(**values):
-    return {int(step[1:]): value for step, value in values.items()}
 
 
 VALIDATED = range(19, 400, 20)

@@ -1,7 +1,5 @@
 """Where the rules on model, optimizer and gradients begin and end: runs, and what each sign says of them."""
 
-from __future__ import annotations
-
 import math
 
 from fastguard.records.samples import WeightStats
@@ -32,7 +30,6 @@ LEARNT = falling_losses(200, pace=20.0)
 LOST = [*falling_losses(100), *flat_losses(100, level=2.0)]
 HALF_LEARNT = [2.3] * 10 + [1.45] * 90
 MET = [max(0.0, 1.0 - step / 50) for step in range(120)]
-DEAD = (activity(dead=0.8),)
 WEIGHTS = tuple(f"{place}.weight" for place in range(8))
 BESIDE = ("router.weight", *(f"experts.{i}.weight" for i in range(7)))
 BIASES = [f"layers.{i}.{kind}" for i in range(4) for kind in ("weight", "bias")]

@@ -1,7 +1,5 @@
 """Root causes: what explains what, how surely, how they argue, and what is left to "unknown"."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

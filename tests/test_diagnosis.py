@@ -1,7 +1,5 @@
 """Every rule fires on a run that has its fault, is silent on healthy ones, and keeps to the table of limits."""
 
-from __future__ import annotations
-
 import json
 import math
 

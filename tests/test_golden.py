@@ -3,8 +3,6 @@
 `python tests/test_golden.py` writes the file. Of trained runs it holds no numbers: those depend on the machine.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

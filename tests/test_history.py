@@ -1,7 +1,5 @@
 """The history: laws that hold for any run (split and merge, resume, copy), what it counts, and bounded memory."""
 
-from __future__ import annotations
-
 import gc
 import json
 import logging

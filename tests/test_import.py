@@ -1,7 +1,5 @@
 """`import fastguard` is light, its door has what it promises, and all of it needs torch alone: NumPy may be missing."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -23,7 +21,7 @@ print(json.dumps(sorted(new - set(sys.stdlib_module_names) - {{"fastguard"}})))
 EVERYTHING = "import fastguard\nfor name in fastguard.__all__: getattr(fastguard, name)"
 
 
-def brought_in(code: str, before: str = "", *, path: str | None = None) -> list[str]:
+def brought_in(code, before="", *, path=None):
     """Packages, other than Python's own and fastguard, that `code` imports in a fresh process after `before`."""
     extra = f"sys.path.insert(0, {path!r})\n" if path else ""
     script = PROBE.format(before=extra + before, code=code)

@@ -1,10 +1,7 @@
 """Every Python that is declared: nothing newer than the oldest is used, and the tests run under each in CI."""
 
-from __future__ import annotations
-
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ OLDEST = (3, 10)
 PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 
 
-def too_new(source: str) -> Iterator[str]:
+def too_new(source):
     """Forms in `source` that the oldest Python does not know, of those that compiling there or mypy would not tell."""
     try:
         tree = ast.parse(source, feature_version=OLDEST)

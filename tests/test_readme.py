@@ -1,7 +1,5 @@
 """README.md and the pages of docs/ do not lie: their Python runs, what they show is printed, rules have their pages."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path
@@ -34,7 +32,7 @@ class Block(NamedTuple):
 class Page:
     """A document of ours, and the blocks in it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
         self.name = str(path.relative_to(ROOT))
         self.text = path.read_text(encoding="utf-8")
@@ -43,20 +41,20 @@ class Page:
             for match in _BLOCK.finditer(self.text)
         ]
 
-    def snippets(self) -> list[Block]:
+    def snippets(self):
         """Its Python."""
         return [block for block in self.blocks if block.kind in ("python", "diff")]
 
-    def shown(self, part: str) -> str:
+    def shown(self, part):
         """The text block that holds `part`."""
         return next(block.body for block in self.blocks if block.kind == "text" and part in block.body)
 
-    def anchors(self) -> set[str]:
+    def anchors(self):
         """What `#...` can point to in it."""
         titles = re.findall(r"^#+ (.*)$", _BLOCK.sub("", self.text), re.MULTILINE)
         return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
-    def links(self) -> list[str]:
+    def links(self):
         """What it links to within the repository."""
         return sorted(set(re.findall(r"\]\((?!https?:)([^)\s]+)\)", _BLOCK.sub("", self.text))))
 
@@ -78,7 +76,7 @@ x, y = loader[0]
 """
 
 
-def _python(kind: str, body: str) -> str:
+def _python(kind, body):
     """The code of a block; of a diff, what it looks like once applied."""
     if kind != "diff":
         return body
@@ -92,7 +90,7 @@ RUN_HERE = [page for page in OURS if page.snippets() and page.name != "docs/fram
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
 def test_every_snippet_runs_in_order(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {}
+    namespace = {}
     exec(SETUP, namespace)
     for kind, body, line in page.snippets():
         # Empty lines before it make a traceback point at the line of the page.
@@ -180,7 +178,7 @@ def test_causes_are_explained():
 
 def test_the_rule_of_the_index_works():
     code = re.findall(r"```python\n(.*?)```", (RULE_PAGES / "README.md").read_text(encoding="utf-8"), flags=re.S)[0]
-    space: dict = {"__name__": "docs"}
+    space = {"__name__": "docs"}
     try:
         exec(code, space)
         history = TrainingHistory()

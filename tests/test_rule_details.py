@@ -1,10 +1,7 @@
 """What findings of single rules say, and of the machine; and which rules need a loss that is to fall."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -163,7 +160,7 @@ class TestToldOnce:
 OF_THE_MACHINE = {"page-faults", "swapping", "starved-of-cores"}
 
 
-def found(**used: float) -> set[str]:
+def found(**used):
     history = run(falling_losses(50), resources=machine(**used))
     return signs_in(history).keys() & OF_THE_MACHINE
 
@@ -185,18 +182,18 @@ def test_each_limit(rule, used):
 class Machine:
     """Counters that a test turns on; as of a process."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.step, self.seconds, self.faults, self.thread = 0, 0.0, 0, 1
         monkeypatch.setattr(resources, "_usage", self.usage)
         monkeypatch.setattr(resources.time, "perf_counter", lambda: self.seconds)
 
-    def usage(self, step: int) -> Any:
+    def usage(self, step):
         cpu = 0.5 * self.seconds
         used = {"cpu_s": cpu, "system_s": 0.1 * cpu, "page_faults": self.faults, "major_faults": 0}
         at = {"step": step, "seconds": self.seconds, "core_wait_s": 0.25 * self.seconds, "thread": self.thread}
         return {**used, **at}
 
-    def train(self, num_steps: int, faults_a_step: int) -> None:
+    def train(self, num_steps, faults_a_step):
         self.step += num_steps
         self.seconds += 0.1 * num_steps
         self.faults += faults_a_step * num_steps

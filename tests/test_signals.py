@@ -1,7 +1,5 @@
 """What rules have in common: the fall of a loss, sizes of steps, progress, its graph, and when an alarm is a remark."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

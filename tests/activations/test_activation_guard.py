@@ -1,7 +1,5 @@
 """wrap(..., activations=...): records of modules on those of steps, and the module where something goes wrong."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """ActivationMonitor: what it takes and selects, when it samples, what modules may return, and what it leaves behind."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import io

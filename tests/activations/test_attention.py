@@ -1,8 +1,6 @@
 """Attention that is scaled_dot_product_attention: what is computed of it, for whom, and what is left behind; and sound
 models with attention and experts, of which no rule may speak."""
 
-from __future__ import annotations
-
 import math
 
 import choosing_models

@@ -1,7 +1,5 @@
 """Routers: which modules are taken for one, and what their load, entropy and unused experts are."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

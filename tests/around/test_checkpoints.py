@@ -1,7 +1,5 @@
 """Checkpoints: whole or not there, the right ones kept, nothing spoilt, and a run that goes on bit for bit."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import errno
@@ -12,7 +10,6 @@ import random
 import stat
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,29 +22,29 @@ from fastguard import Checkpoints
 from fastguard.report import whole_file as module
 
 
-def make(**settings: Any) -> tuple[nn.Module, Any]:
+def make(**settings):
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return model, fastguard.wrap(optimizer, model, max_norm=1.0, **settings)
 
 
-def take_step(model: nn.Module, optimizer: Any) -> None:
+def take_step(model, optimizer):
     x = torch.randn(8, 4) * random.uniform(0.5, 1.5) + float(np.random.rand())
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
-def names(checkpoints: Checkpoints) -> list[str]:
+def names(checkpoints):
     return sorted(path.name for path in checkpoints.folder.iterdir())
 
 
-def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path):
     class Parts:
         """A run with all that belongs to one."""
 
-        def __init__(self) -> None:
+        def __init__(self):
             self.model, self.optimizer = make()
             self.scheduler = fastguard.warmup_cosine(self.optimizer, 3, 20)
             self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
@@ -57,7 +54,7 @@ def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
             parts = ("scheduler", "scaler", "average", "stop", "order")
             self.checkpoints = Checkpoints(tmp_path, state={name: getattr(self, name) for name in parts})
 
-        def go_on(self, start: int, end: int) -> None:
+        def go_on(self, start, end):
             for step in range(start, end):
                 x = torch.randn(8, 4, generator=self.order) * random.uniform(0.5, 1.5) + float(np.random.rand())
                 self.scaler.scale(self.model(x).square().mean()).backward()
@@ -70,7 +67,7 @@ def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
                 self.average.update_parameters(self.model)
                 self.stop(self.optimizer.guard, 1.0 / (step + 1))
 
-        def all(self) -> dict[str, Any]:
+        def all(self):
             names = ("model", "optimizer", "scaler", "average", "stop", "scheduler")
             found = {name: getattr(self, name).state_dict() for name in names}
             guard = self.optimizer.guard.state_dict()
@@ -94,7 +91,7 @@ def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert path == again.checkpoints.latest() == again.checkpoints.best()
 
 
-def test_trap_26_float32_state_of_bfloat16_parameters_stays(tmp_path: Path) -> None:
+def test_trap_26_float32_state_of_bfloat16_parameters_stays(tmp_path):
     model = nn.Linear(3, 3).bfloat16()
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     masters = [p.detach().float() + 1e-4 for p in model.parameters()]
@@ -112,7 +109,7 @@ def test_trap_26_float32_state_of_bfloat16_parameters_stays(tmp_path: Path) -> N
     assert all(optimizer.state[p]["master"].dtype is torch.bfloat16 for p in model.parameters())
 
 
-def test_trap_24_which_are_kept(tmp_path: Path) -> None:
+def test_trap_24_which_are_kept(tmp_path):
     _, optimizer = make()
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
     assert checkpoints.latest() is None and checkpoints.best() is None and checkpoints.load(optimizer.guard) == 0
@@ -130,7 +127,7 @@ def test_trap_24_which_are_kept(tmp_path: Path) -> None:
     assert [c.step for c in checkpoints.all()] == [1, 3, 5] and checkpoints.best().name == "step-00000001_metric-0.9.pt"
 
 
-def test_trap_24_steps_are_numbers_and_not_text(tmp_path: Path) -> None:
+def test_trap_24_steps_are_numbers_and_not_text(tmp_path):
     _, optimizer = make()
     checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=0)
     for step in (9, 10, 99_999_999, 100_000_000):
@@ -142,9 +139,9 @@ def test_trap_24_steps_are_numbers_and_not_text(tmp_path: Path) -> None:
     assert checkpoints.latest().name == "step-100000000.pt"
 
 
-def test_trap_24_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trap_24_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     class Full(io.FileIO):
-        def write(self, data: Any) -> int:
+        def write(self, data):
             if self.tell() + len(data) > 4096:
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().write(data)
@@ -164,16 +161,16 @@ def test_trap_24_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="opens no folders, and has no mode bits")
-def test_traps_23_and_24_file_and_folder_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
+def test_traps_23_and_24_file_and_folder_reach_the_disk(tmp_path, monkeypatch):
+    done = []
     plain_fsync, plain_replace = os.fsync, os.replace
 
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
         done.append("folder" if is_folder else "file" if os.fstat(descriptor).st_size > 1000 else "empty file")
         plain_fsync(descriptor)
 
-    def replace(source: Path, target: Path) -> None:
+    def replace(source, target):
         assert source.parent == target.parent == tmp_path / "new"  # no rename across file systems
         assert not target.exists() and source.stat().st_size > 1000
         done.append("rename")
@@ -191,7 +188,7 @@ def test_traps_23_and_24_file_and_folder_reach_the_disk(tmp_path: Path, monkeypa
     assert done == ["folder", "file", "rename", "folder"]  # that above the new folder first
 
 
-def test_trap_16_what_is_not_finite_takes_no_place_of_what_is(tmp_path: Path) -> None:
+def test_trap_16_what_is_not_finite_takes_no_place_of_what_is(tmp_path):
     model, optimizer = make()
     checkpoints = Checkpoints(tmp_path, keep_last=1)
     good = checkpoints.save(optimizer.guard, 1, metric=1.0)
@@ -215,7 +212,7 @@ def test_trap_16_what_is_not_finite_takes_no_place_of_what_is(tmp_path: Path) ->
     assert checkpoints.load(optimizer.guard) == 2 and model[0].weight.isfinite().all()
 
 
-def test_trap_25_all_that_is_written_loads_as_weights(tmp_path: Path) -> None:
+def test_trap_25_all_that_is_written_loads_as_weights(tmp_path):
     model, optimizer = make(activations={"every": 1, "overhead_budget": None}, weights=1)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     for _ in range(3):
@@ -230,7 +227,7 @@ def test_trap_25_all_that_is_written_loads_as_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [collections.deque([1]), np.float64(1.0), np.ones(2), Path("."), lambda: 1, open])
-def test_trap_25_what_would_not_load_is_refused(tmp_path: Path, value: Any) -> None:
+def test_trap_25_what_would_not_load_is_refused(tmp_path, value):
     _, optimizer = make()
     checkpoints = Checkpoints(tmp_path)
     good = checkpoints.save(optimizer.guard, 1)
@@ -239,7 +236,7 @@ def test_trap_25_what_would_not_load_is_refused(tmp_path: Path, value: Any) -> N
     assert names(checkpoints) == [good.name]
 
 
-def test_a_wrapped_model_is_saved_without_its_wrapper(tmp_path: Path) -> None:
+def test_a_wrapped_model_is_saved_without_its_wrapper(tmp_path):
     model = nn.DataParallel(nn.Linear(2, 2))
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     path = Checkpoints(tmp_path).save(optimizer, 1)  # the optimizer stands for its guard
@@ -247,7 +244,7 @@ def test_a_wrapped_model_is_saved_without_its_wrapper(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).load(optimizer) == 1
 
 
-def test_a_step_of_a_future_that_was_left_is_in_the_way(tmp_path: Path) -> None:
+def test_a_step_of_a_future_that_was_left_is_in_the_way(tmp_path):
     _, optimizer = make()
     checkpoints = Checkpoints(tmp_path)
     for step in (100, 200):
@@ -258,7 +255,7 @@ def test_a_step_of_a_future_that_was_left_is_in_the_way(tmp_path: Path) -> None:
     assert [c.step for c in checkpoints.all()] == [100, 200]
 
 
-def test_what_the_guard_cannot_give(tmp_path: Path) -> None:
+def test_what_the_guard_cannot_give(tmp_path):
     model = nn.Linear(2, 2)
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="`guard` must know the model"):
@@ -272,7 +269,7 @@ def test_what_the_guard_cannot_give(tmp_path: Path) -> None:
         checkpoints.save(torch.optim.SGD(model.parameters(), lr=0.1), 2)
 
 
-def test_what_is_missing_or_forgotten_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_what_is_missing_or_forgotten_is_said_before_anything_is_loaded(tmp_path):
     model, optimizer = make()
     scheduler = fastguard.warmup_cosine(optimizer, 1, 5)
     Checkpoints(tmp_path, state={"scheduler": scheduler}).save(optimizer.guard, 1)
@@ -293,7 +290,7 @@ def test_what_is_missing_or_forgotten_is_said_before_anything_is_loaded(tmp_path
         Checkpoints(tmp_path).load(optimizer.guard, tmp_path / "nothing.pt")
 
 
-def everything(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+def everything(model, optimizer):
     """All that `load` may change."""
     guard = optimizer.guard
     parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "torch": torch.get_rng_state()}
@@ -301,14 +298,14 @@ def everything(model: nn.Module, optimizer: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyError("no"), TypeError("no")], ids=repr)
-def test_a_part_that_refuses_leaves_all_parts_as_they_were(tmp_path: Path, error: Exception) -> None:
-    def load(state: dict[str, Any]) -> None:
+def test_a_part_that_refuses_leaves_all_parts_as_they_were(tmp_path, error):
+    def load(state):
         fastguard.EarlyStopping.load_state_dict(part, state)
         if part.num_checks == 7:
             raise error
 
     model, optimizer = make()
-    part: Any = fastguard.EarlyStopping(1)
+    part = fastguard.EarlyStopping(1)
     part.load_state_dict, part.num_checks = load, 7
     checkpoints = Checkpoints(tmp_path, state={"part": part})
     checkpoints.save(optimizer.guard, 1)
@@ -327,7 +324,7 @@ def test_a_part_that_refuses_leaves_all_parts_as_they_were(tmp_path: Path, error
     assert is_identical(everything(other, wrapped), before)
 
 
-def test_damage_is_told_by_checksums_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_damage_is_told_by_checksums_before_anything_is_loaded(tmp_path):
     model, optimizer = make()
     take_step(model, optimizer)
     torch.serialization.set_crc32_options(False)
@@ -363,7 +360,7 @@ def test_damage_is_told_by_checksums_before_anything_is_loaded(tmp_path: Path) -
             assert is_identical(everything(model, optimizer), before)
 
 
-def test_wrong_settings_state_steps_and_metrics(tmp_path: Path) -> None:
+def test_wrong_settings_state_steps_and_metrics(tmp_path):
     _, optimizer = make()
     for settings, message in (
         ({"keep_last": 0}, "`keep_last` must be an integer >= 1, got 0"),
@@ -381,7 +378,7 @@ def test_wrong_settings_state_steps_and_metrics(tmp_path: Path) -> None:
         Checkpoints(tmp_path).save(optimizer.guard, 1, metric="low")
 
 
-def test_shards_and_several_processes_are_sent_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_and_several_processes_are_sent_elsewhere(tmp_path, monkeypatch):
     _, optimizer = make()
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

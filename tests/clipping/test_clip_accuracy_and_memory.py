@@ -1,12 +1,7 @@
 """`get_total_norm` against torch's, where ours is better on purpose, and clipping beside memory and autograd."""
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +14,11 @@ import fastguard
 from fastguard.clip import limits_of
 
 
-def _versions(parameters: list[torch.nn.Parameter]) -> list[int]:
+def _versions(parameters):
     return [p.grad._version for p in parameters]
 
 
-def test_float16_whose_norm_overflows() -> None:
+def test_float16_whose_norm_overflows():
     """torch's norm is Inf and its gradients are all 0; ours are what they should be."""
     gradients = [torch.full((1000,), 6e4, dtype=torch.float16)]
     theirs, ours = as_parameters(copied(gradients)), as_parameters(copied(gradients))
@@ -38,7 +33,7 @@ def test_float16_whose_norm_overflows() -> None:
     torch.testing.assert_close(ours[0].grad, expected, rtol=1e-3, atol=0.0)
 
 
-def test_the_coefficient_comes_from_the_accurate_norm() -> None:
+def test_the_coefficient_comes_from_the_accurate_norm():
     """torch puts its bfloat16 norm, 9.75 where 9.761 is true, into the coefficient; ours is rounded at the end only."""
     gradients = make_gradients([(95,)], torch.bfloat16)
     gradients[0].mul_(9.761 / true_norm(gradients))
@@ -52,7 +47,7 @@ def test_the_coefficient_comes_from_the_accurate_norm() -> None:
 
 
 @pytest.mark.parametrize("value", [1.5e38, 1e-30, 1e-42])
-def test_float32_at_its_ends(value: float) -> None:
+def test_float32_at_its_ends(value):
     """The squares of these are no float32 any more; their norm is."""
     gradients = [torch.full((4,), value)]
     norm = fastguard.get_total_norm(gradients)
@@ -61,14 +56,14 @@ def test_float32_at_its_ends(value: float) -> None:
     assert norm.item() > 0.0
 
 
-def test_a_norm_beyond_float32_is_infinite_as_with_torch_but_clips() -> None:
+def test_a_norm_beyond_float32_is_infinite_as_with_torch_but_clips():
     ours = as_parameters([torch.full((4,), 3e38)])
     assert fastguard.clip_grad_norm_(ours, 1.0).item() == math.inf
     torch.testing.assert_close(ours[0].grad, torch.full((4,), 0.5), rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("norm_type", [2, 1, math.inf])
-def test_clipping_bumps_versions(norm_type: float) -> None:
+def test_clipping_bumps_versions(norm_type):
     parameters = as_parameters(make_gradients([(5, 5), (7,)]))
     before = _versions(parameters)
     fastguard.clip_grad_norm_(parameters, 0.01, norm_type)
@@ -76,7 +71,7 @@ def test_clipping_bumps_versions(norm_type: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
-def test_read_only_memory_will_do_where_nothing_is_clipped(tmp_path: Path) -> None:
+def test_read_only_memory_will_do_where_nothing_is_clipped(tmp_path):
     """The proof that nothing is written: a write to this memory would end the process."""
     values = make_gradients([(1000,)])[0]
     path = tmp_path / "gradients.bin"
@@ -88,7 +83,7 @@ def test_read_only_memory_will_do_where_nothing_is_clipped(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("clips", [True, False])
-def test_a_graph_through_clipped_gradients_fails_rather_than_go_on(clips: bool) -> None:
+def test_a_graph_through_clipped_gradients_fails_rather_than_go_on(clips):
     x = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
     (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
     x.grad = gradient
@@ -102,7 +97,7 @@ def test_a_graph_through_clipped_gradients_fails_rather_than_go_on(clips: bool) 
         torch.testing.assert_close(second, 36.0 * torch.tensor([8.0, 27.0]))
 
 
-def test_gradients_that_require_grad_are_clipped_in_place() -> None:
+def test_gradients_that_require_grad_are_clipped_in_place():
     x = torch.nn.Parameter(torch.ones(2))
     x.grad = torch.tensor([3.0, 4.0], requires_grad=True)
     own = x.grad
@@ -112,7 +107,7 @@ def test_gradients_that_require_grad_are_clipped_in_place() -> None:
     torch.testing.assert_close(own.detach(), torch.tensor([0.6, 0.8]), rtol=1e-6, atol=0.0)
 
 
-def assert_as_torch(tensors: Any, *args: Any, rtol: float | None = None, **kwargs: Any) -> Any:
+def assert_as_torch(tensors, *args, rtol=None, **kwargs):
     expected, expected_warnings = outcome(torch.nn.utils.get_total_norm, tensors, *args, **kwargs)
     got, got_warnings = outcome(fastguard.get_total_norm, tensors, *args, **kwargs)
     assert got_warnings == expected_warnings
@@ -125,14 +120,14 @@ def assert_as_torch(tensors: Any, *args: Any, rtol: float | None = None, **kwarg
     [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128],
     ids=str,
 )
-def test_every_dtype(dtype: torch.dtype) -> None:
+def test_every_dtype(dtype):
     tensors = make_gradients(SHAPES, dtype)
     norm = assert_as_torch(tensors)
     real = dtype.to_real() if dtype.is_complex else dtype
     assert norm == torch.tensor(true_norm(tensors), dtype=real)  # the exact norm, rounded once
 
 
-def test_nothing() -> None:
+def test_nothing():
     for nothing in ([], (), (t for t in [])):
         norm = fastguard.get_total_norm(nothing)
         assert (norm.item(), norm.dtype, norm.shape) == (0.0, torch.float32, ())
@@ -141,7 +136,7 @@ def test_nothing() -> None:
     assert_as_torch([torch.empty(0, dtype=torch.float64), torch.ones(2, dtype=torch.float64)])
 
 
-def test_a_single_tensor_counts_as_a_list_of_one() -> None:
+def test_a_single_tensor_counts_as_a_list_of_one():
     assert fastguard.get_total_norm(torch.full((3, 3), 2.0)).item() == 6.0
     assert_as_torch(torch.tensor(-3.0))
 
@@ -151,12 +146,12 @@ def test_a_single_tensor_counts_as_a_list_of_one() -> None:
     [[torch.ones(2, dtype=torch.int64)], [torch.eye(2).to_sparse()], [None], [torch.ones(1), None]],
     ids=["integers", "sparse", "none", "one-none"],
 )
-def test_what_torch_refuses_is_refused_alike(tensors: Sequence[Any]) -> None:
+def test_what_torch_refuses_is_refused_alike(tensors):
     kind, _ = outcome(fastguard.get_total_norm, tensors)[0]
     assert kind is outcome(torch.nn.utils.get_total_norm, tensors)[0][0]
 
 
-def test_tensors_are_only_read() -> None:
+def test_tensors_are_only_read():
     tensors = make_gradients()
     before = [(t.clone(), t._version) for t in tensors]
     fastguard.get_total_norm(tensors)
@@ -168,7 +163,7 @@ numbers = st.floats(-(2.0**60), 2.0**60, width=32)
 
 @settings(max_examples=100, derandomize=True)
 @given(st.lists(st.lists(numbers, max_size=20), max_size=6))
-def test_any_lists_of_numbers(values: list[list[float]]) -> None:
+def test_any_lists_of_numbers(values):
     tensors = [torch.tensor(v, dtype=torch.float32) for v in values]
     exact = true_norm(tensors)
     assert fastguard.get_total_norm(tensors).item() == pytest.approx(exact, rel=1e-6, abs=1.5e-45)
@@ -176,7 +171,7 @@ def test_any_lists_of_numbers(values: list[list[float]]) -> None:
 
 @settings(max_examples=100, derandomize=True)
 @given(st.floats(0, 1e300), st.floats(1e-300, 1e300))
-def test_global_norm_is_torchs_formula(norm: float, max_norm: float) -> None:
+def test_global_norm_is_torchs_formula(norm, max_norm):
     limits = limits_of(fastguard.GlobalNorm(max_norm))
     assert limits is not None
     coefficient = limits.apply(norm, (), None).coefficient
@@ -187,7 +182,7 @@ def test_global_norm_is_torchs_formula(norm: float, max_norm: float) -> None:
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 
 
-def by_torch(gradients: list[torch.Tensor], max_norm: float) -> tuple[list[torch.Tensor], float]:
+def by_torch(gradients, max_norm):
     parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients]
     for p, g in zip(parameters, gradients, strict=True):
         p.grad = g.clone()

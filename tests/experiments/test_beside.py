@@ -1,7 +1,5 @@
 """Experiments beside a training: what they find, and that the training does not notice."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

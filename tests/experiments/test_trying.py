@@ -1,7 +1,5 @@
 """`fastguard try`: what it says of runs, and that the runs leave the user's files alone."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

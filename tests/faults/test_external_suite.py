@@ -1,7 +1,5 @@
 """The external suite: its truths, a few of its trainings, and its saved figures in the documents."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path
@@ -17,7 +15,6 @@ from benchmarks.faults.external import runs
 from benchmarks.faults.external.cases import CASES
 from benchmarks.faults.external.loop import Guarded, Watch, carry_out
 from fastguard.diagnosis import CAUSES, RULES, diagnose
-from fastguard.step import Guard
 
 SOUND = "tasks/flowers/four-units"
 SOUND_ONES = """
@@ -30,7 +27,7 @@ _train = runs.train  # some tests put another in its place
 
 
 @functools.cache
-def trained(name: str) -> runs.Run:
+def trained(name):
     return _train(CASES[name])
 
 
@@ -56,7 +53,7 @@ def test_a_run_tells_again_what_its_guard_told():
         plan, watch = CASES[run.case].make(0), Guarded(runs.Notebook, runs.SETTINGS["default"])
         bare = carry_out(CASES[run.case].make(0), Watch())
         assert carry_out(plan, watch) == bare, "training is the same with and without a guard"
-        guard: Guard = watch.guards[0]
+        guard = watch.guards[0]
         guard.flush()
         told = guard.report()
     assert run.outcome.quality == bare.quality >= plan.least

@@ -1,10 +1,7 @@
 """Activations and weights sampled on a real device: nothing waits, and the records are those of the CPU."""
 
-from __future__ import annotations
-
 import copy
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from fastguard import ActivationMonitor
 pytestmark = pytest.mark.gpu
 
 
-def test_watching_does_not_wait(device: Any, no_sync: Any) -> None:
+def test_watching_does_not_wait(device, no_sync):
     model = make_model(device)
     optimizer = fastguard.wrap(
         torch.optim.AdamW(model.parameters(), fused=True),
@@ -37,7 +34,7 @@ def test_watching_does_not_wait(device: Any, no_sync: Any) -> None:
     assert {record.name for record in optimizer.guard.activations.activities} == {"0", "1", "2", "Sequential"}
 
 
-def test_a_graph_can_be_captured_while_hooks_are_set(device: Any) -> None:
+def test_a_graph_can_be_captured_while_hooks_are_set(device):
     model, x = make_model(device), batches(device, 1)[0]
     with torch.no_grad():
         model(x)
@@ -52,7 +49,7 @@ def test_a_graph_can_be_captured_while_hooks_are_set(device: Any) -> None:
     assert monitor.cost.num_samples == 1
 
 
-def test_records_are_those_of_the_cpu(device: Any) -> None:
+def test_records_are_those_of_the_cpu(device):
     model = make_model(torch.device("cpu"))
     with torch.no_grad():
         model[0].bias[3] = torch.nan
@@ -84,7 +81,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
-def test_updates_are_the_exact_differences(make: Any, clip_through: str, device: Any, backend: str) -> None:
+def test_updates_are_the_exact_differences(make, clip_through, device, backend):
     model, memory = make_model(device), fastguard.MemorySink()
     optimizer = fastguard.wrap(
         make(model.parameters()),
@@ -109,7 +106,7 @@ def test_updates_are_the_exact_differences(make: Any, clip_through: str, device:
             assert w.update_norm == expected
 
 
-def test_only_sampled_steps_wait(device: Any, no_sync: Any) -> None:
+def test_only_sampled_steps_wait(device, no_sync):
     model, memory = make_model(device), fastguard.MemorySink()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     fastguard.wrap(optimizer, model, sinks=[memory], weights=8)

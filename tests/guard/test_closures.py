@@ -1,11 +1,7 @@
 """Closures in every manner, gradients missing or gathered over batches, steps that raise, and traps of torch's."""
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -24,19 +20,18 @@ from guard_helpers import (
     true_norm,
     twins,
 )
-from torch import nn
 
 import fastguard
 
 
-def _adamw(params: Any) -> torch.optim.Optimizer:
+def _adamw(params):
     return torch.optim.AdamW(params, lr=0.05)
 
 
-def _closure(model: nn.Module, optimizer: Any, step: int, bad: float | None = None) -> Callable[[], torch.Tensor]:
+def _closure(model, optimizer, step, bad=None):
     """Forward and backward, as Lightning passes it: the loss that it returns still has its graph."""
 
-    def closure() -> torch.Tensor:
+    def closure():
         optimizer.zero_grad()
         loss = loss_at(model, step)
         loss.backward()
@@ -48,7 +43,7 @@ def _closure(model: nn.Module, optimizer: Any, step: int, bad: float | None = No
 
 
 @pytest.fixture
-def every_warning_is_raised() -> Any:
+def every_warning_is_raised():
     """torch warns of some things only once a process; here it must not depend on the order of the tests."""
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
@@ -58,7 +53,7 @@ def every_warning_is_raised() -> Any:
 
 @pytest.mark.parametrize("by_keyword", [False, True])
 @pytest.mark.usefixtures("every_warning_is_raised")
-def test_closure_by_position_and_by_keyword(by_keyword: bool, backend: str) -> None:
+def test_closure_by_position_and_by_keyword(by_keyword, backend):
     plain, optimizer, model, guarded = twins(_adamw, dtype=torch.float64, max_norm=0.05, backend=backend)
     for step in range(4):
         loss = loss_at(plain, step)
@@ -75,7 +70,7 @@ def test_closure_by_position_and_by_keyword(by_keyword: bool, backend: str) -> N
 
 
 @pytest.mark.parametrize("left", [None, math.nan])
-def test_trap_2_2_gradients_left_from_before_do_not_count(left: float | None) -> None:
+def test_trap_2_2_gradients_left_from_before_do_not_count(left):
     """Neither do bad ones have a good evaluation skipped, nor do good ones hide a bad one."""
     model, guarded = guarded_model(_adamw)
     loss_at(model, 0).backward()
@@ -91,7 +86,7 @@ def test_trap_2_2_gradients_left_from_before_do_not_count(left: float | None) ->
 class CallsTwice(torch.optim.SGD):
     """Evaluates its closure twice a step, as sharpness-aware optimizers do, and counts steps in its groups."""
 
-    def step(self, closure: Callable[[], Any]) -> Any:
+    def step(self, closure):
         with torch.enable_grad():
             closure()
             loss = closure()
@@ -101,12 +96,12 @@ class CallsTwice(torch.optim.SGD):
         return loss
 
 
-def _twice(bad_calls: set[int], **settings: Any) -> tuple[nn.Module, Any, Callable[[], torch.Tensor]]:
+def _twice(bad_calls, **settings):
     """A closure that alternates between good and bad gradients, and the function that calls it."""
     model, guarded = guarded_model(lambda p: CallsTwice(p, lr=0.1), **settings)
-    calls: list[int] = []
+    calls = []
 
-    def closure() -> torch.Tensor:
+    def closure():
         guarded.zero_grad()
         loss = loss_at(model, 0)
         loss.backward()
@@ -119,7 +114,7 @@ def _twice(bad_calls: set[int], **settings: Any) -> tuple[nn.Module, Any, Callab
 
 
 @pytest.mark.parametrize("bad_call", [0, 1])
-def test_the_last_call_of_a_closure_decides_about_the_skip(bad_call: int) -> None:
+def test_the_last_call_of_a_closure_decides_about_the_skip(bad_call):
     model, guarded, closure = _twice({bad_call})
     before = snapshot(model, guarded)
     guarded.step(closure)
@@ -135,10 +130,10 @@ THREE = 3
 
 
 @pytest.mark.parametrize("odd", [None, (1.0, 2.0), {"loss": 1.0}, torch.ones(2), "done", THREE])
-def test_whatever_a_closure_returns_passes_through(odd: Any) -> None:
+def test_whatever_a_closure_returns_passes_through(odd):
     model, guarded = guarded_model(_adamw)
 
-    def closure() -> Any:
+    def closure():
         loss_at(model, 0).backward()
         return odd
 
@@ -146,13 +141,13 @@ def test_whatever_a_closure_returns_passes_through(odd: Any) -> None:
     assert guarded.guard.last.loss == (3.0 if odd is THREE else None)
 
 
-def test_a_closure_that_raises_loses_nothing() -> None:
+def test_a_closure_that_raises_loses_nothing():
     plain, optimizer, model, guarded = twins(_adamw)
     take_step(plain, optimizer, 0)
     take_step(model, guarded, 0)
     before = snapshot(model, guarded)
 
-    def raises() -> None:
+    def raises():
         raise LookupError("no more data")
 
     with pytest.raises(LookupError, match="no more data"):
@@ -166,7 +161,7 @@ def test_a_closure_that_raises_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("bad_calls", [{0}, {1}, {0, 1}], ids=str)
-def test_only_steps_that_were_skipped_count_towards_the_limit(bad_calls: set[int]) -> None:
+def test_only_steps_that_were_skipped_count_towards_the_limit(bad_calls):
     _, guarded, closure = _twice(bad_calls, max_consecutive_skips=3)
     guarded.step(closure)
     guarded.step(closure)
@@ -184,14 +179,14 @@ class Stumbles(torch.optim.SGD):
 
     stumble = False
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure=None):
         if self.stumble:
             raise OSError("stumbled")
         return super().step(closure)
 
 
 @pytest.mark.parametrize("closure", [False, True])
-def test_a_step_that_calls_its_parents_step_counts_once(closure: bool) -> None:
+def test_a_step_that_calls_its_parents_step_counts_once(closure):
     torch.optim.SGD(make_model().parameters(), lr=0.1)  # from now on SGD.step runs the hooks too
     plain, optimizer, model, guarded = twins(
         lambda p: Stumbles(p, lr=0.1, momentum=0.9), dtype=torch.float64, max_norm=0.05
@@ -211,11 +206,11 @@ def test_a_step_that_calls_its_parents_step_counts_once(closure: bool) -> None:
     assert guarded.guard.history.step == [0, 1, 2, 3]
 
 
-def test_missing_gradients_stay_missing_and_keep_the_names_right(backend: str) -> None:
+def test_missing_gradients_stay_missing_and_keep_the_names_right(backend):
     plain, optimizer, model, guarded = twins(_adamw, backend=backend)
 
-    def drop(model: nn.Module, step: int) -> Callable[[], None]:
-        def run() -> None:
+    def drop(model, step):
+        def run():
             list(model.parameters())[step % 4].grad = None
 
         return run
@@ -231,7 +226,7 @@ def test_missing_gradients_stay_missing_and_keep_the_names_right(backend: str) -
     assert_identical(gradients(model), gradients(plain))
 
 
-def test_frozen_parameters() -> None:
+def test_frozen_parameters():
     plain = make_model()
     plain[0].weight.requires_grad_(False)
     model = copy.deepcopy(plain)
@@ -248,7 +243,7 @@ def test_frozen_parameters() -> None:
     assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
 
 
-def test_gradients_gathered_over_batches_are_judged_once_at_the_step() -> None:
+def test_gradients_gathered_over_batches_are_judged_once_at_the_step():
     plain, optimizer, model, guarded = twins(_adamw, dtype=torch.float64, max_norm=0.05)
     for step in range(3):
         for m in (plain, model):
@@ -264,7 +259,7 @@ def test_gradients_gathered_over_batches_are_judged_once_at_the_step() -> None:
     assert guarded.guard.history.num_steps == 3
 
 
-def test_trap_1_without_skipping_the_poison_is_not_spread() -> None:
+def test_trap_1_without_skipping_the_poison_is_not_spread():
     """torch's clipping makes every gradient NaN; the guard leaves the others as they are."""
     model, optimizer = guarded_model(max_norm=0.01, skip_nonfinite=False)
     loss_at(model, 0).backward()
@@ -276,7 +271,7 @@ def test_trap_1_without_skipping_the_poison_is_not_spread() -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("max_norm", [1e6, 0.5])
-def test_trap_1_gradients_that_are_not_contiguous(fused: bool, max_norm: float, backend: str) -> None:
+def test_trap_1_gradients_that_are_not_contiguous(fused, max_norm, backend):
     """Whatever the optimizer makes of their strides, it makes of them with the guard too."""
     plain = Convolution()
     model = copy.deepcopy(plain)
@@ -294,7 +289,7 @@ def test_trap_1_gradients_that_are_not_contiguous(fused: bool, max_norm: float, 
     assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=1e-12, atol=1e-14)
 
 
-def test_a_group_whose_parameters_are_a_tuple_is_guarded_as_torch_steps_it() -> None:
+def test_a_group_whose_parameters_are_a_tuple_is_guarded_as_torch_steps_it():
     plain, model = make_model(), make_model()
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=0.01)
     other = torch.optim.SGD(plain.parameters(), lr=0.1)

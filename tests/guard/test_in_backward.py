@@ -1,14 +1,11 @@
 """Optimizers that step within the backward pass: one record a step, tensors left out, gradients let go at once."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc
 import math
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -25,11 +22,11 @@ NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
-def adamw(params: list[torch.Tensor]) -> torch.optim.Optimizer:
+def adamw(params):
     return torch.optim.AdamW(params, lr=0.05)
 
 
-MAKERS: dict[str, Make] = {
+MAKERS = {
     "AdamW": adamw,
     "fused AdamW": lambda p: torch.optim.AdamW(p, lr=0.05, fused=True),
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -37,14 +34,14 @@ MAKERS: dict[str, Make] = {
 }
 
 
-def each(model: nn.Module, make: Make = adamw) -> dict[torch.Tensor, torch.optim.Optimizer]:
+def each(model, make=adamw):
     return {p: make([p]) for p in model.parameters()}
 
 
-def release(optimizers: dict[torch.Tensor, torch.optim.Optimizer]) -> None:
+def release(optimizers):
     """Torch's recipe."""
 
-    def hook(p: torch.Tensor) -> None:
+    def hook(p):
         optimizers[p].step()
         optimizers[p].zero_grad()
 
@@ -52,11 +49,11 @@ def release(optimizers: dict[torch.Tensor, torch.optim.Optimizer]) -> None:
         p.register_post_accumulate_grad_hook(hook)
 
 
-def backward(model: nn.Module, step: int, bad: int | None = None, value: float = math.nan) -> torch.Tensor:
+def backward(model, step, bad=None, value=math.nan):
     """One training step; with `bad`, an element of that parameter's gradient is `value`."""
     loss = loss_at(model, step)
 
-    def poisoned(gradient: torch.Tensor) -> torch.Tensor:
+    def poisoned(gradient):
         gradient = gradient.clone()
         gradient.view(-1)[0] = value
         return gradient
@@ -68,7 +65,7 @@ def backward(model: nn.Module, step: int, bad: int | None = None, value: float =
     return loss.detach()
 
 
-def gradients_of(model: nn.Module, step: int) -> list[torch.Tensor]:
+def gradients_of(model, step):
     twin = copy.deepcopy(model)  # without its hooks
     return list(torch.autograd.grad(loss_at(twin, step), list(twin.parameters())))
 
@@ -76,7 +73,7 @@ def gradients_of(model: nn.Module, step: int) -> list[torch.Tensor]:
 @pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("whose", ["wrap_backward's", "the user's, before", "the user's, after", "only the user's"])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-def test_idle_guarding_is_bit_identical_whoever_sets_the_hooks(make: Make, whose: str) -> None:
+def test_idle_guarding_is_bit_identical_whoever_sets_the_hooks(make, whose):
     plain, model = make_model(), make_model()
     alone, optimizers = each(plain, make), each(model, make)
     release(alone)
@@ -97,7 +94,7 @@ def test_idle_guarding_is_bit_identical_whoever_sets_the_hooks(make: Make, whose
     assert [p.grad for p in model.parameters()] == [None] * 4
 
 
-def test_the_norm_of_the_step_before_or_of_what_has_come_if_that_is_more() -> None:
+def test_the_norm_of_the_step_before_or_of_what_has_come_if_that_is_more():
     """The definition, in plain torch."""
     model, plain = make_model(), make_model()
     optimizers = each(model, lambda p: torch.optim.SGD(p, lr=0.1))
@@ -129,7 +126,7 @@ def test_the_norm_of_the_step_before_or_of_what_has_come_if_that_is_more() -> No
         lambda: fastguard.Value(0.02),
     ],
 )
-def test_policies_of_tensors_units_and_elements_are_exact(clip: Any) -> None:
+def test_policies_of_tensors_units_and_elements_are_exact(clip):
     plain, model = make_model(), make_model()
     one = fastguard.wrap(adamw(list(plain.parameters())), plain, clip=clip())
     guard = fastguard.wrap_backward(model, each(model), clip=clip())
@@ -146,7 +143,7 @@ def test_policies_of_tensors_units_and_elements_are_exact(clip: Any) -> None:
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-def test_a_tensor_that_is_not_finite_is_left_out_alone(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tensor_that_is_not_finite_is_left_out_alone(make, caplog):
     plain, model = make_model(), make_model()
     alone, optimizers = each(plain, make), each(model, make)
     release(alone)
@@ -174,11 +171,11 @@ def test_a_tensor_that_is_not_finite_is_left_out_alone(make: Make, caplog: pytes
     assert [r.skipped for r in memory.records] == [False, False, False, True, False]
 
 
-def test_a_policy_leaves_out_what_it_wants_left_out() -> None:
+def test_a_policy_leaves_out_what_it_wants_left_out():
     class Drop(ClipPolicy):
         scope = "tensor"
 
-        def limits(self) -> tuple[list[float], list[float]]:
+        def limits(self):
             return [0.0, math.inf, math.inf, math.inf], [0.0, math.inf, math.inf, math.inf]
 
     model = make_model()
@@ -191,7 +188,7 @@ def test_a_policy_leaves_out_what_it_wants_left_out() -> None:
     assert guard.last.is_skipped_by_policy and guard.last.over == ("0.weight",)
 
 
-def test_too_many_in_a_row_raise_from_backward() -> None:
+def test_too_many_in_a_row_raise_from_backward():
     model = make_model()
     guard = fastguard.wrap_backward(model, each(model), max_consecutive_skips=2)
     backward(model, 0, bad=1)
@@ -202,18 +199,18 @@ def test_too_many_in_a_row_raise_from_backward() -> None:
     assert (guard.last.step, guard.last.skipped) == (2, False)
 
 
-def test_no_gradient_lives_longer_than_before() -> None:
+def test_no_gradient_lives_longer_than_before():
     """How many there are at a time, with torch's recipe and with a guard that measures, clips and leaves out."""
 
-    def most(guarded: bool) -> int:
+    def most(guarded):
         model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(12)])
         optimizers = each(model)
         made, counts = [], []
 
-        def num_alive() -> int:
+        def num_alive():
             return sum(not storage.expired() for storage in made)
 
-        def count(p: torch.Tensor) -> None:
+        def count(p):
             made.append(StorageWeakRef(p.grad.untyped_storage()))
             counts.append(num_alive())
 
@@ -233,7 +230,7 @@ def test_no_gradient_lives_longer_than_before() -> None:
     assert most(guarded=True) <= most(guarded=False) <= 2
 
 
-def test_groups_are_clipped_by_what_is_known_of_each() -> None:
+def test_groups_are_clipped_by_what_is_known_of_each():
     model = make_model()
     groups = fastguard.PerGroup({"*.bias": 0.05, "*": 1e9})
     guard = fastguard.wrap_backward(model, each(model), clip=groups)
@@ -247,22 +244,22 @@ def test_groups_are_clipped_by_what_is_known_of_each() -> None:
 class Deep(nn.Module):
     """Two blocks within checkpoints, and a third beside them."""
 
-    def __init__(self, reentrant: bool) -> None:
+    def __init__(self, reentrant):
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
         self.head = nn.Linear(6, 4)
         self.reentrant = reentrant
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = x.requires_grad_()
         for block in self.blocks:
             x = checkpoint(lambda h, block=block: block(h).tanh(), x, use_reentrant=self.reentrant)
-        return self.head(x)  # type: ignore[no-any-return]
+        return self.head(x)
 
 
 @pytest.mark.parametrize("looks", [True, False])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_makes_no_step_of_its_own(reentrant: bool, looks: bool) -> None:
+def test_a_checkpoint_makes_no_step_of_its_own(reentrant, looks):
     model = Deep(reentrant)
     guard = fastguard.wrap_backward(model, each(model))
     for step in range(4):
@@ -273,12 +270,12 @@ def test_a_checkpoint_makes_no_step_of_its_own(reentrant: bool, looks: bool) -> 
     assert guard.history.step == [0, 1, 2, 3]
 
 
-def test_micro_batches_of_ones_own_hooks_are_one_step() -> None:
+def test_micro_batches_of_ones_own_hooks_are_one_step():
     plain, model = make_model(), make_model()
     one, optimizers = adamw(list(plain.parameters())), each(model)
     is_last = False
 
-    def hook(p: torch.Tensor) -> None:
+    def hook(p):
         if is_last:
             optimizers[p].step()
             optimizers[p].zero_grad()
@@ -298,7 +295,7 @@ def test_micro_batches_of_ones_own_hooks_are_one_step() -> None:
     assert_identical(snapshot(model)["parameters"], snapshot(plain)["parameters"])
 
 
-def test_a_backward_pass_that_raises_is_a_step_of_what_it_stepped() -> None:
+def test_a_backward_pass_that_raises_is_a_step_of_what_it_stepped():
     model = make_model()
     guard = fastguard.wrap_backward(model, each(model))
     with model[0].weight.register_hook(lambda gradient: 1 / 0), pytest.raises(ZeroDivisionError):
@@ -309,10 +306,10 @@ def test_a_backward_pass_that_raises_is_a_step_of_what_it_stepped() -> None:
     assert len(guard.last.tensors) == 4
 
 
-def test_a_resumed_run_goes_on_as_if_nothing_had_been() -> None:
+def test_a_resumed_run_goes_on_as_if_nothing_had_been():
     model = make_model()
     optimizers = each(model)
-    settings: dict[str, Any] = {"check_every": 0}
+    settings = {"check_every": 0}
     make_clip = lambda: fastguard.Percentile(50, window=4, min_steps=2)  # noqa: E731
     guard = fastguard.wrap_backward(model, optimizers, clip=make_clip(), **settings)
     for step in range(6):
@@ -332,7 +329,7 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_been() -> None:
     assert_identical(snapshot(twin), snapshot(model))
 
 
-def test_detach_leaves_everything_as_it_was() -> None:
+def test_detach_leaves_everything_as_it_was():
     model = make_model()
     optimizers = each(model)
     before = [set(vars(o)) for o in optimizers.values()]
@@ -358,25 +355,25 @@ def test_detach_leaves_everything_as_it_was() -> None:
 class Releasing(torch.optim.SGD):
     """In the manner of optimi's: one optimizer, whose step takes one parameter."""
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params):
         super().__init__(params, lr=0.1, momentum=0.9)
         self.defaults["gradient_release"] = True
 
     @torch.no_grad()
-    def step(self, closure: Any = None, param: torch.Tensor | None = None) -> None:  # type: ignore[override]
+    def step(self, closure=None, param=None):
         if param is not None:
             buffer = self.state[param].setdefault("momentum", torch.zeros_like(param))
             param -= 0.1 * buffer.mul_(0.9).add_(param.grad)
 
 
 @pytest.mark.parametrize("hooks", [True, False])
-def test_an_optimizer_that_steps_one_parameter_of_many(hooks: bool) -> None:
+def test_an_optimizer_that_steps_one_parameter_of_many(hooks):
     plain, model = make_model(), make_model()
     alone, optimizer = Releasing(plain.parameters()), Releasing(model.parameters())
     for o, hooked in ((alone, True), (optimizer, not hooks)):
         for p in o.param_groups[0]["params"] if hooked else ():
 
-            def hook(p: torch.Tensor, o: Any = o) -> None:
+            def hook(p, o=o):
                 o.step(param=p)
                 p.grad = None
 

@@ -1,7 +1,5 @@
 """Which kind of loss a gradient of the output is of, its targets, and whether near inputs have near targets."""
 
-from __future__ import annotations
-
 import math
 from array import array
 from collections.abc import Callable
@@ -23,13 +21,13 @@ SQUARED = "squared error"
 Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
-def kind_of_loss(output: torch.Tensor, gradient: torch.Tensor) -> tuple[str, torch.Tensor | None]:
+def kind_of_loss(output, gradient):
     kind, targets, *_ = OutputSample(output).loss_of(gradient)
     found = None if targets is None else torch.tensor(targets, dtype=torch.float64)
     return kind, found.long() if found is not None and kind in CLASSIFYING else found
 
 
-def told(loss: Loss, output: torch.Tensor) -> tuple[str, torch.Tensor | None]:
+def told(loss, output):
     """The kind and the targets of `loss`, of what it does to `output`."""
     leaf = output.detach().clone().requires_grad_()
     loss(leaf).backward()
@@ -45,7 +43,7 @@ PADDED = classes(4, 6)
 PADDED[:, 4:] = -100
 ANSWERS = classes(32, 1, num=2).float()
 LOGITS = numbers(16, 5)
-CROSS: dict[str, Loss] = {
+CROSS = {
     "mean": lambda y: F.cross_entropy(y, CLASSES),
     "sum": lambda y: F.cross_entropy(y, CLASSES, reduction="sum"),
     "small": lambda y: 1e-2 * F.cross_entropy(y, CLASSES),
@@ -56,7 +54,7 @@ CROSS: dict[str, Loss] = {
     "nll": lambda y: F.nll_loss(y.log_softmax(1), CLASSES),
     "log of softmax": lambda y: F.nll_loss(y.softmax(1).log(), CLASSES),
 }
-OTHERS: dict[str, tuple[Loss, torch.Tensor, str, torch.Tensor]] = {
+OTHERS = {
     "classes second": (lambda y: F.cross_entropy(y, classes(4, 3, 3)), numbers(4, 5, 3, 3), "", classes(4, 3, 3)),
     "places": (lambda y: F.cross_entropy(y, classes(4, 7)), numbers(4, 5, 7), "", classes(4, 7)),
     "as many places": (lambda y: F.cross_entropy(y, classes(4, 5)), numbers(4, 5, 5), "", classes(4, 5)),
@@ -76,8 +74,8 @@ OTHERS: dict[str, tuple[Loss, torch.Tensor, str, torch.Tensor]] = {
 
 @pytest.mark.parametrize("loss", CROSS.values(), ids=CROSS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
-def test_cross_entropy(loss: Loss, dtype: torch.dtype) -> None:
-    def of_floats(y: torch.Tensor) -> torch.Tensor:  # as autocast has it
+def test_cross_entropy(loss, dtype):
+    def of_floats(y):  # as autocast has it
         return loss(y.float() if dtype is torch.float16 else y)
 
     kind, found = told(of_floats, LOGITS.to(dtype))
@@ -86,21 +84,21 @@ def test_cross_entropy(loss: Loss, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_kinds_and_targets(name: str) -> None:
+def test_kinds_and_targets(name):
     loss, output, expected, targets = OTHERS[name]
     kind, found = told(loss, output)
     assert kind == (expected or CROSS_ENTROPY) and found is not None
     torch.testing.assert_close(found.double(), targets.double().flatten(), rtol=0.0, atol=1e-5)
 
 
-def test_a_softmax_before_it_gives_another_gradient_to_what_went_into_it() -> None:
+def test_a_softmax_before_it_gives_another_gradient_to_what_went_into_it():
     assert told(lambda y: F.cross_entropy(y.softmax(1), CLASSES), LOGITS)[0] != CROSS_ENTROPY
 
 
 @pytest.mark.parametrize("smoothing", [0.05, 0.1, 0.3])
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_smoothed_labels(smoothing: float, scale: float, dtype: torch.dtype) -> None:
+def test_smoothed_labels(smoothing, scale, dtype):
     y = (scale * LOGITS).to(dtype)
     kind, found = told(lambda y: F.cross_entropy(y.float(), CLASSES, label_smoothing=smoothing), y)
     assert kind == "cross-entropy with smoothed labels"
@@ -108,7 +106,7 @@ def test_smoothed_labels(smoothing: float, scale: float, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_labels_that_are_not_smoothed(dtype: torch.dtype) -> None:
+def test_labels_that_are_not_smoothed(dtype):
     for scale in (0.0, 1e-3, 0.1, 1.0, 5.0):
         y = (scale * LOGITS).to(dtype)
         assert told(lambda y: F.cross_entropy(y.float(), CLASSES), y)[0] == CROSS_ENTROPY
@@ -118,17 +116,17 @@ def test_labels_that_are_not_smoothed(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "loss", [lambda y: -y.sum() / 52, lambda y: y.mean(), lambda y: (y * classes(8, 13, num=2)).sum()]
 )
-def test_one_number_everywhere_is_of_a_sum_and_has_no_targets(loss: Loss) -> None:
+def test_one_number_everywhere_is_of_a_sum_and_has_no_targets(loss):
     """Of log-probabilities that are nearly alike, as of an untrained model, it once was a BCE of ones."""
     for output in (-4.16 + 1e-2 * numbers(8, 13), numbers(8, 13)):
         assert told(loss, output) == ("", None)
 
 
-def flat(y: torch.Tensor) -> array[float]:
+def flat(y):
     return array("d", y.flatten().tolist())
 
 
-def draw(kind: str, num: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(kind, num=32):
     """Inputs and targets that go with them."""
     x = torch.randn(num, 2)
     if kind == "classes":
@@ -151,7 +149,7 @@ KINDS = ("classes", "ring", "numbers", "rows", "tokens", "category")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_shuffled", [False, True])
-def test_targets_that_follow_from_inputs_and_those_of_others(kind: str, is_shuffled: bool) -> None:
+def test_targets_that_follow_from_inputs_and_those_of_others(kind, is_shuffled):
     torch.manual_seed(1)
     found, value = Dependence(), None
     for _ in range(8):
@@ -177,14 +175,14 @@ def test_targets_that_follow_from_inputs_and_those_of_others(kind: str, is_shuff
         ([torch.ones(32, 2)], 32, (32, 4)),
     ],
 )
-def test_where_nothing_can_be_said(given: list[torch.Tensor], targets: int, output: tuple[int, ...]) -> None:
+def test_where_nothing_can_be_said(given, targets, output):
     found = Dependence()
     assert [found.add(sample_inputs(given), flat(torch.arange(targets) % 3), output) for _ in range(8)] == [None] * 8
 
 
 @pytest.mark.parametrize("is_shuffled", [False, True])
 @pytest.mark.parametrize("loss", ["classes", "numbers", "images"])
-def test_targets_are_those_that_the_gradient_of_the_output_shows(loss: str, is_shuffled: bool) -> None:
+def test_targets_are_those_that_the_gradient_of_the_output_shows(loss, is_shuffled):
     torch.manual_seed(4)
     looker = LossGradient(Failures())
     for _ in range(8):

@@ -5,13 +5,9 @@ Warnings are errors in this suite; a scheduler warns when it finds its count of 
 replaced `step` methods show.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +22,7 @@ from guard_helpers import (
     true_norm,
     twins,
 )
-from optimizer_cases import CASES, SKIPPING, Case
+from optimizer_cases import CASES, SKIPPING
 from torch.optim import lr_scheduler as lrs
 from torch.optim import swa_utils
 
@@ -42,15 +38,15 @@ every_skipping_case = pytest.mark.parametrize("case", SKIPPING, ids=lambda case:
 
 @pytest.mark.thinned(n=5)
 @every_case
-def test_clipping_is_torchs(case: Case, backend: str) -> None:
+def test_clipping_is_torchs(case, backend):
     # In float64, so that the rounding of torch's own norm does not count.
     plain, optimizer, model, guarded = twins(
         case.make, kind=case.model, dtype=torch.float64, max_norm=MAX_NORM, backend=backend
     )
     for step in range(NUM_STEPS):
-        norms: list[float] = []
+        norms = []
 
-        def clip(norms: list[float] = norms) -> None:
+        def clip(norms=norms):
             norms.append(clip_by_torch(plain, MAX_NORM))
 
         take_step(plain, optimizer, step, closure=case.closure, before_step=clip)
@@ -69,7 +65,7 @@ def test_clipping_is_torchs(case: Case, backend: str) -> None:
 @pytest.mark.parametrize(
     ("bad_step", "value", "closure"), [(0, math.nan, False), (3, -math.inf, False), (2, math.nan, True)]
 )
-def test_a_skipped_step_never_was(case: Case, bad_step: int, value: float, closure: bool, backend: str) -> None:
+def test_a_skipped_step_never_was(case, bad_step, value, closure, backend):
     plain, optimizer, model, guarded = twins(case.make, kind=case.model, max_norm=1e6, backend=backend)
     for step in range(NUM_STEPS):
         if step != bad_step:
@@ -77,7 +73,7 @@ def test_a_skipped_step_never_was(case: Case, bad_step: int, value: float, closu
             take_step(model, guarded, step, closure=closure)
             continue
         before = snapshot(model, guarded)
-        seen: list[torch.Tensor | None] = []
+        seen = []
         look = lambda seen=seen: seen.extend(gradients(model))  # noqa: E731
         loss = take_step(model, guarded, step, closure=closure, bad=value, before_step=look)
         assert guarded.guard.last.skipped and (math.isfinite(loss) if closure else loss is None)
@@ -89,7 +85,7 @@ def test_a_skipped_step_never_was(case: Case, bad_step: int, value: float, closu
 
 
 @pytest.mark.parametrize("line_search_fn", [None, "strong_wolfe"])
-def test_lbfgs_is_not_skipped_and_says_so(line_search_fn: str | None) -> None:
+def test_lbfgs_is_not_skipped_and_says_so(line_search_fn):
     plain = make_model()
     model = copy.deepcopy(plain)
     optimizer = torch.optim.LBFGS(plain.parameters(), lr=0.5, max_iter=3, line_search_fn=line_search_fn)
@@ -104,9 +100,7 @@ def test_lbfgs_is_not_skipped_and_says_so(line_search_fn: str | None) -> None:
     assert guarded.guard.last.nonfinite[0] == "0.weight"
 
 
-Maker = Callable[[torch.optim.Optimizer], Any]
-
-SCHEDULERS: dict[str, Maker] = {
+SCHEDULERS = {
     "LambdaLR": lambda o: lrs.LambdaLR(o, lambda t: 0.9**t),
     "MultiplicativeLR": lambda o: lrs.MultiplicativeLR(o, lambda t: 0.8),
     "StepLR": lambda o: lrs.StepLR(o, 2),
@@ -128,11 +122,11 @@ SCHEDULERS: dict[str, Maker] = {
 }
 
 
-def _optimizer(model: torch.nn.Module, lr: Any = 0.1) -> torch.optim.Optimizer:
+def _optimizer(model, lr=0.1):
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
-def _run(model: torch.nn.Module, optimizer: Any, scheduler: Any, bad_step: int | None = None) -> list[list[float]]:
+def _run(model, optimizer, scheduler, bad_step=None):
     rates = []
     for step in range(9):
         rates.append([float(group["lr"]) for group in optimizer.param_groups])
@@ -144,7 +138,7 @@ def _run(model: torch.nn.Module, optimizer: Any, scheduler: Any, bad_step: int |
     return rates
 
 
-def test_every_scheduler_of_torch_is_here() -> None:
+def test_every_scheduler_of_torch_is_here():
     families = {
         name
         for name, cls in vars(lrs).items()
@@ -159,7 +153,7 @@ def test_every_scheduler_of_torch_is_here() -> None:
 @pytest.mark.parametrize("bad_step", [None, 0])
 @pytest.mark.parametrize("is_made", ["before", "after"])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_rates_and_training_are_the_same(name: str, is_made: str, bad_step: int | None) -> None:
+def test_rates_and_training_are_the_same(name, is_made, bad_step):
     """A skipped step is one to the scheduler: if it thought the first had not been taken, it would warn."""
     make = SCHEDULERS[name]
     plain = make_model()
@@ -181,7 +175,7 @@ def test_rates_and_training_are_the_same(name: str, is_made: str, bad_step: int 
         assert guarded.guard.history.first_events[0].step == 0
 
 
-def test_trap_2_7_a_changed_class_keeps_the_guard() -> None:
+def test_trap_2_7_a_changed_class_keeps_the_guard():
     model = make_model()
     guarded = fastguard.wrap(_optimizer(model), model)
     guarded.__class__ = type("Renamed", (type(guarded),), {})

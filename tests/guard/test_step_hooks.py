@@ -1,20 +1,15 @@
 """The step hooks in C++ against those in Python: the same records, lines and parameters, and nothing kept alive."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import json
 import math
 import pickle
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from guard_helpers import assert_identical, loss_at, make_model, poison, snapshot
-from torch import nn
 
 import fastguard
 from fastguard.kernels import cpu
@@ -31,7 +26,7 @@ NAN_STEPS, CLOSURE_STEPS, RAISING_STEPS = (57, 203), (80, 260), (120, 121, 290)
 
 
 @pytest.fixture
-def in_python(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def in_python(monkeypatch):
     """Call `undo` to get C++ back."""
     monkeypatch.setattr(hooks, "StepPreHook", None)
     monkeypatch.setattr(Guard, "observe", Guard.observe.__wrapped__)
@@ -43,11 +38,11 @@ class _StopError(Exception):
     pass
 
 
-def _raise(*_: Any) -> None:
+def _raise(*_):
     raise _StopError
 
 
-def _train(path: Path, *, early: bool = False, max_norm: float | None = 0.5) -> tuple[nn.Module, Any]:
+def _train(path, *, early=False, max_norm=0.5):
     """A training with steps of every kind; with `early`, each loss is observed ahead of its step."""
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -55,7 +50,7 @@ def _train(path: Path, *, early: bool = False, max_norm: float | None = 0.5) -> 
     for step in range(NUM_STEPS):
         if step in CLOSURE_STEPS:
 
-            def closure() -> torch.Tensor:
+            def closure():
                 optimizer.zero_grad()
                 loss = loss_at(model, step)  # noqa: B023
                 loss.backward()
@@ -90,7 +85,7 @@ def _train(path: Path, *, early: bool = False, max_norm: float | None = 0.5) -> 
     return model, optimizer
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path):
     """The lines of steps; those about the model come when there is time for them."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
@@ -99,9 +94,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("early", "max_norm"), [(False, 0.5), (True, None)])
-def test_cpp_and_python_do_the_same(
-    early: bool, max_norm: float | None, tmp_path: Path, in_python: pytest.MonkeyPatch
-) -> None:
+def test_cpp_and_python_do_the_same(early, max_norm, tmp_path, in_python):
     model, optimizer = _train(tmp_path / "python", early=early, max_norm=max_norm)
     in_python.undo()
     twin, other = _train(tmp_path / "cpp", early=early, max_norm=max_norm)
@@ -119,13 +112,13 @@ def test_cpp_and_python_do_the_same(
     assert found.history.num_skipped == expected.history.num_skipped == len(NAN_STEPS)
 
 
-def _hand_set(num_steps: int, optimizer: Any, loss: torch.Tensor) -> None:
+def _hand_set(num_steps, optimizer, loss):
     for _ in range(num_steps):
         optimizer.step()
         optimizer.guard.observe(loss)
 
 
-def test_thousands_of_steps_leak_nothing(tmp_path: Path) -> None:
+def test_thousands_of_steps_leak_nothing(tmp_path):
     model = make_model()
     optimizer = fastguard.wrap(
         torch.optim.SGD(model.parameters(), lr=1e-9), model, max_norm=1e9, sinks=[JsonlSink(tmp_path / "log")]
@@ -138,7 +131,7 @@ def test_thousands_of_steps_leak_nothing(tmp_path: Path) -> None:
     held = [guard, run, run.ring, run.ring.headers, run.ring.found, run.clock, guard._ledger, run.clip, loss, optimizer]
     held += [guard._hooks[0], *model.parameters(), *(p.grad for p in model.parameters())]
 
-    def counts() -> list[int]:
+    def counts():
         gc.collect()
         return [sys.getrefcount(one) for one in held]
 
@@ -149,7 +142,7 @@ def test_thousands_of_steps_leak_nothing(tmp_path: Path) -> None:
     assert sys.getallocatedblocks() - num_blocks < 5000
 
 
-def test_hooks_refuse_what_is_not_theirs() -> None:
+def test_hooks_refuse_what_is_not_theirs():
     extension = cpu.extension
     for make in (extension.StepPreHook, extension.StepPostHook):
         with pytest.raises(TypeError):
@@ -157,7 +150,7 @@ def test_hooks_refuse_what_is_not_theirs() -> None:
     with pytest.raises(TypeError):
         extension.ScheduleState(1, make_model())
     plain = extension.HooksState()
-    calls: list[Any] = []
+    calls = []
     hook = extension.StepPreHook(plain, lambda *given: calls.append(given))
     hook(1, (2,), {})  # no state that it knows: Python takes it
     hook(1)

@@ -1,12 +1,7 @@
 """`attach` with the real Accelerator, and steps that are skipped under its scaler."""
 
-from __future__ import annotations
-
 import logging
 import math
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,25 +23,25 @@ class Tracker(GeneralTracker):
 
     name, requires_logging_directory, main_process_only = "kept", False, True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.rows: list[dict[str, Any]] = []
+        self.rows = []
 
     @property
-    def tracker(self) -> Any:
+    def tracker(self):
         return self.rows
 
     @on_main_process
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
+    def store_init_configuration(self, values):
         return
 
     @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **others: Any) -> None:
+    def log(self, values, step=None, **others):
         self.rows.append({**values, "step": step})
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh():
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     yield
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -55,7 +50,7 @@ def _fresh() -> Iterator[None]:
 class Run:
     """A prepared model and its guarded optimizer."""
 
-    def __init__(self, *, accumulation: int = 1, precision: str = "no", attach: bool = True, **settings: Any) -> None:
+    def __init__(self, *, accumulation=1, precision="no", attach=True, **settings):
         self.tracker, self.sink = Tracker(), fastguard.MemorySink()
         self.accelerator = accelerate.Accelerator(
             cpu=True, gradient_accumulation_steps=accumulation, mixed_precision=precision, log_with=self.tracker
@@ -70,7 +65,7 @@ class Run:
         if attach:
             fastguard.integrations.accelerate.attach(self.accelerator, self.optimizer)
 
-    def train(self, data: Any, clip: float | None = None) -> None:
+    def train(self, data, clip=None):
         for x, y in data:
             with self.accelerator.accumulate(self.model):
                 loss = nn.functional.mse_loss(self.model(x), y)
@@ -116,10 +111,10 @@ def test_a_bad_batch_is_skipped():
     assert run.tracker.rows[-1]["fastguard/num_skipped"] == 1
 
 
-def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path: Path):
+def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path):
     data = batches(8)
 
-    def run(resume: bool) -> Run:
+    def run(resume):
         one = Run(clip=fastguard.Percentile(50.0, window=8, min_steps=2))
         if resume:
             one.accelerator.load_state(str(tmp_path))
@@ -135,7 +130,7 @@ def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path: Path):
     assert_same_parameters(whole.model, resumed.model)
 
 
-def _train(guarded: str, fused: bool = False) -> tuple[list[bool], list[float], list[float], Any]:
+def _train(guarded, fused=False):
     from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.scheduler import AcceleratedScheduler
@@ -143,7 +138,7 @@ def _train(guarded: str, fused: bool = False) -> tuple[list[bool], list[float], 
     Accelerator(cpu=True)
     model = make_model()
     inner = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
-    settings: dict[str, Any] = {} if guarded == "policy" else {"max_norm": 1e9}
+    settings = {} if guarded == "policy" else {"max_norm": 1e9}
     if guarded == "policy":
         settings["clip"] = fastguard.SkipSpikes()
     if guarded == "before":
@@ -169,9 +164,7 @@ def _train(guarded: str, fused: bool = False) -> tuple[list[bool], list[float], 
 
 @pytest.mark.parametrize("guarded", ["before", "after", "policy"])
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_skip_is_one_to_accelerate_and_its_scheduler_waits(
-    guarded: str, fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_skip_is_one_to_accelerate_and_its_scheduler_waits(guarded, fused, monkeypatch):
     state = pytest.importorskip("accelerate.state", reason="accelerate is not installed")
     monkeypatch.setattr(state.AcceleratorState, "_shared_state", {})  # not left to others
     expected, got = _train("not at all"), _train(guarded, fused)

@@ -1,10 +1,7 @@
 """What only the GPU kernels for activations promise, and the trial that "auto" makes of all of them on a device."""
 
-from __future__ import annotations
-
 import math
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from activation_truth import assert_stats, expected, expected_table
 from fastguard import ActivationStats
 from fastguard.kernels import reference, registry
 from fastguard.kernels.registry import BACKENDS, choose_or_fall_back
-from fastguard.kernels.slots import DEFAULT_OPTIONS, StepOptions
+from fastguard.kernels.slots import DEFAULT_OPTIONS
 from fastguard.kernels.triton import Workspace, activations, trial
 from fastguard.kernels.triton.activations import ActivationWorkspace
 from fastguard.records.columns import INDEX
@@ -28,7 +25,7 @@ LIMITS = (-0.99, 0.99, 1e-6)
 pytestmark = pytest.mark.usefixtures("device")
 
 
-def test_a_program_s_counts_have_room() -> None:
+def test_a_program_s_counts_have_room():
     """What lang/activations.py relies on."""
     cpu = torch.device("cpu")
     for dtype in DTYPES:
@@ -44,7 +41,7 @@ def test_a_program_s_counts_have_room() -> None:
                 assert tiles_down * -(-columns // constants["COLS"]) < 2**10
 
 
-def test_figures_land_in_their_place_and_nowhere_else(device: torch.device) -> None:
+def test_figures_land_in_their_place_and_nowhere_else(device):
     rows = torch.full((3, 10), math.nan, dtype=torch.float64)
     table = torch.full((7, 4), math.nan, dtype=torch.float64)
     tensor = torch.randn(40, 5)
@@ -61,15 +58,13 @@ def test_figures_land_in_their_place_and_nowhere_else(device: torch.device) -> N
     assert tuple(rows[2].tolist()) == EMPTY_ACTIVATION_ROW and not table[2:].any()
 
 
-def test_in_a_steady_state_nothing_is_allocated_and_nothing_waits(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_steady_state_nothing_is_allocated_and_nothing_waits(device, monkeypatch):
     workspace = ActivationWorkspace(device)
     large, small = torch.randn(60, 70), torch.randn(3, 4, 5)
     row, table = torch.empty(10, dtype=torch.float64), torch.empty(70, 4, dtype=torch.float64)
     workspace.measure_activation(large, 1, LIMITS, row, table)
 
-    def refuse(*arguments: object, **options: object) -> None:
+    def refuse(*arguments, **options):
         raise AssertionError("allocates or synchronises")
 
     for name in ("empty", "zeros", "full", "tensor"):
@@ -83,7 +78,7 @@ def test_in_a_steady_state_nothing_is_allocated_and_nothing_waits(
     np.testing.assert_allclose(table[:4].cpu().numpy(), expected_table(small, 1), rtol=1e-6)
 
 
-def test_the_same_bits_each_time_and_for_the_same_memory() -> None:
+def test_the_same_bits_each_time_and_for_the_same_memory():
     tensor = torch.randn(6, 5, 9, 8)
     tensor[1, 2, 3, 4] = math.nan
     found = activations.activation(tensor, 1, LIMITS)
@@ -94,7 +89,7 @@ def test_the_same_bits_each_time_and_for_the_same_memory() -> None:
 
 
 @pytest.mark.parametrize("backend", ["triton", "reference", "cpu"])
-def test_figures_stay_on_the_device_whatever_the_backend(backend: str, device: torch.device) -> None:
+def test_figures_stay_on_the_device_whatever_the_backend(backend, device):
     if backend == "cpu" and device.type != "cpu":
         pytest.skip("the C++ kernels read CPU tensors only")
     x = torch.randn(12, 5, 4)
@@ -112,30 +107,30 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture(autouse=True)
-def anew(workspace: Workspace) -> Any:
+def anew(workspace):
     trial._verdicts.clear()
     yield
     trial._verdicts.clear()
 
 
 @pytest.mark.parametrize("operation", ["tensor_stats", pytest.param("activation", marks=pytest.mark.slow)])
-def test_right_kernels_pass(operation: str) -> None:
+def test_right_kernels_pass(operation):
     assert trial.problem_on(DEVICE, operation) is None
 
 
-def _wrong(column: str) -> Any:
-    def measure(self: Workspace, plan: Any, slot: Any, *arguments: Any, **others: Any) -> None:
+def _wrong(column):
+    def measure(self, plan, slot, *arguments, **others):
         MEASURE(self, plan, slot, *arguments, **others)
         slot.rows[3, INDEX[column]] = slot.rows[3, INDEX[column]] * (1 + 2e-6) + (column == "num_nans")
 
     return measure
 
 
-def _never_skips(self: Workspace, plan: Any, slot: Any, options: StepOptions = DEFAULT_OPTIONS, **others: Any) -> None:
+def _never_skips(self, plan, slot, options=DEFAULT_OPTIONS, **others):
     MEASURE(self, plan, slot, options._replace(skip_nonfinite=False), **others)
 
 
-def _raises(*arguments: Any, **others: Any) -> None:
+def _raises(*arguments, **others):
     raise RuntimeError("PTX was compiled with an unsupported toolchain\nmore")
 
 
@@ -152,16 +147,14 @@ FAULTS = [
 
 @pytest.mark.thinned(interpreted=6)
 @pytest.mark.parametrize(("method", "fault", "message"), FAULTS, ids=[message for *_, message in FAULTS])
-def test_what_is_wrong_is_caught_and_said(
-    method: str, fault: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_is_caught_and_said(method, fault, message, monkeypatch):
     monkeypatch.setattr(Workspace, method, fault)
     assert re.match(rf"a trial on {DEVICE} (gave )?{message}", str(trial.problem_on(DEVICE)))
 
 
 @pytest.mark.long_interpreted
-def test_a_full_device_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **kwargs: Any) -> None:
+def test_a_full_device_is_tried_again(monkeypatch):
+    def fail(*args, **kwargs):
         raise torch.OutOfMemoryError("tried to allocate 20 MiB")
 
     with monkeypatch.context() as full:
@@ -181,9 +174,7 @@ def test_a_full_device_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_wrong_activations_leave_statistics_to_triton(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, result: Any, message: str
-) -> None:
+def test_wrong_activations_leave_statistics_to_triton(monkeypatch, caplog, result, message):
     monkeypatch.setattr(activations, "activation", result)
     monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
     registry.say_once.cache_clear()

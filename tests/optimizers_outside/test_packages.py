@@ -1,13 +1,10 @@
 """Optimizers as people install them: odd classes of the packages in requirements.txt, where they are installed; and
 the page of what sits in a model and what trains it."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +19,7 @@ PACKAGE = {package.name: package for package in PACKAGES}
 OURS = Path(__file__).with_name("requirements.txt")
 
 # By package, module and class.
-CLASSES: dict[str, dict[str, tuple[str, ...]]] = {
+CLASSES = {
     "dadaptation": {"dadaptation": ("DAdaptAdam", "DAdaptSGD")},
     "lion-pytorch": {"lion_pytorch": ("Lion",), "lion_pytorch.foreach": ("Lion",)},
     "madgrad": {"madgrad": ("MADGRAD", "MirrorMADGRAD")},
@@ -46,7 +43,7 @@ CASES = [
 ]
 
 
-def class_of(package: str, module: str, name: str) -> Any:
+def class_of(package, module, name):
     if importlib.util.find_spec(module.split(".")[0]) is None:
         pytest.skip(f"{package} is not installed: pip install --no-deps -r tests/optimizers_outside/requirements.txt")
     with warnings.catch_warnings():
@@ -71,7 +68,7 @@ def test_one_that_hooks_cannot_be_put_on_is_refused():
     assert "got Lookahead, which never calls Optimizer.__init__" in verdict.refused
 
 
-def pins(path: Path) -> set[str]:
+def pins(path):
     lines = path.read_text(encoding="utf-8").splitlines()
     return {line.strip() for line in lines if "==" in line and not line.startswith("#")}
 

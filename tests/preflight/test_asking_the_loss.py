@@ -1,7 +1,5 @@
 """What a loss wants of free outputs, and that asking leaves everything as it was."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

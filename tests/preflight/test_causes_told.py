@@ -1,7 +1,5 @@
 """What preflight as a whole says, one cause where there is one fault; and that it leaves everything as it was."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import random
@@ -49,7 +47,7 @@ def named(model, batch):
     return model(batch[0]).square().mean()
 
 
-def annotated(m: nn.Module, batch):
+def annotated(m, batch):
     return m(batch[0]).square().mean()
 
 
@@ -133,7 +131,7 @@ SHORT = {"num_steps": 4}
 class Counting(nn.Module):
     """Keeps in Python and in a buffer what it has seen; dropout and BatchNorm change on the way as well."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(
             nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.2), nn.Linear(8, 3)

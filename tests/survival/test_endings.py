@@ -1,8 +1,6 @@
 """However a process ends, or forks, each record is in the log once. The last reference to a guard frees what it holds,
 without the garbage collector, as torch's tests want it."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -10,9 +8,7 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -41,7 +37,7 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     if not hasattr(os, "fork"):
         pytest.skip("needs os.fork")
     folder = tmp_path_factory.mktemp("endings")
@@ -58,13 +54,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _steps(path: Path) -> list[int]:
+def _steps(path):
     return [line["step"] for line in map(json.loads, path.read_text().splitlines()) if "step" in line]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
-def test_each_record_is_there_once(name: str, folder: Path) -> None:
+def test_each_record_is_there_once(name, folder):
     code, num_steps = EXPECTED[name]
     ended = json.loads((folder / "ended.json").read_text())
     assert ended.keys() == EXPECTED.keys()
@@ -78,12 +74,12 @@ def test_each_record_is_there_once(name: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sink_that_has_a_record_in_hand_is_let_finish_it_and_later_ones_get_theirs(folder: Path) -> None:
+def test_a_sink_that_has_a_record_in_hand_is_let_finish_it_and_later_ones_get_theirs(folder):
     after = (folder / "is_terminated_while_a_sink_writes").with_suffix(".after")
     assert after.read_text() == "[1]"
 
 
-SETTINGS: dict[str, Callable[[Path], dict[str, Any]]] = {
+SETTINGS = {
     "plain": lambda folder: {},
     "clipping": lambda folder: {"max_norm": 1.0},
     "a log": lambda folder: {"sinks": [fastguard.JsonlSink(folder / "run.jsonl")]},
@@ -102,13 +98,13 @@ SETTINGS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 @pytest.fixture(autouse=True)
-def _no_gc() -> Iterator[None]:
+def _no_gc():
     gc.disable()
     yield
     gc.enable()
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _step(model, optimizer):
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -118,7 +114,7 @@ CASES = [(name, 3, True) for name in SETTINGS] + [("plain", 0, True), ("plain", 
 
 
 @pytest.mark.parametrize(("name", "num_steps", "with_model"), CASES)
-def test_nothing_is_left_to_the_collector(name: str, num_steps: int, with_model: bool, tmp_path: Path) -> None:
+def test_nothing_is_left_to_the_collector(name, num_steps, with_model, tmp_path):
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     _step(model, torch.optim.SGD(model.parameters(), lr=0.5))
     str(fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.5)).guard.report())
@@ -138,7 +134,7 @@ def test_nothing_is_left_to_the_collector(name: str, num_steps: int, with_model:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_the_last_record_is_written_where_all_goes_at_once() -> None:
+def test_the_last_record_is_written_where_all_goes_at_once():
     records = fastguard.MemorySink()
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

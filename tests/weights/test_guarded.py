@@ -1,14 +1,10 @@
 """wrap(..., weights=...): the sampled steps of a guarded run, and the second moments beside the weights."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
 from guard_helpers import loss_at, make_model
-from torch import nn
 
 import fastguard
 from fastguard.observers.weights import WeightSampler
@@ -16,15 +12,15 @@ from fastguard.records import TrainingHistory
 from fastguard.sinks import JsonlSink
 
 
-def copies(model: nn.Module) -> dict[str, torch.Tensor]:
+def copies(model):
     return {name: p.detach().double().clone() for name, p in model.named_parameters()}
 
 
-def differences(model: nn.Module, before: dict[str, torch.Tensor]) -> dict[str, float]:
+def differences(model, before):
     return {name: float((p.detach().double() - before[name]).norm()) for name, p in model.named_parameters()}
 
 
-def assert_updates(record, truth: dict[str, float]) -> None:
+def assert_updates(record, truth):
     found = {w.name: w.update_norm for w in record.weights}
     assert found == {name: pytest.approx(t, rel=1e-4, abs=1e-7) for name, t in truth.items()}
     assert all(w.grad_norm == record.tensors[w.name].norm for w in record.weights)
@@ -86,7 +82,7 @@ def test_closures(cls):
     model = make_model()
     optimizer = fastguard.wrap(cls(model.parameters(), lr=0.1), model, weights=1)
 
-    def closure() -> torch.Tensor:
+    def closure():
         optimizer.zero_grad()
         loss = loss_at(model, 0)
         loss.backward()
@@ -207,7 +203,7 @@ def test_refusals(weights, error, message):
     assert not optimizer._optimizer_step_pre_hooks
 
 
-def step(model: nn.Module, optimizer: Any, number: int, scale: float = 1.0) -> None:
+def step(model, optimizer, number, scale=1.0):
     x = torch.randn(16, 6, generator=torch.Generator().manual_seed(number))
     optimizer.zero_grad()
     loss = scale * (model(x) - x[:, :4]).square().mean()
@@ -216,7 +212,7 @@ def step(model: nn.Module, optimizer: Any, number: int, scale: float = 1.0) -> N
     optimizer.guard.observe(loss=loss)
 
 
-def found(optimizer: Any) -> dict[str, Any]:
+def found(optimizer):
     return fastguard.diagnosis.by_sign(optimizer.guard.report().findings)
 
 
@@ -229,7 +225,7 @@ ADAPTIVE = {
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
-def test_what_is_told_is_what_the_state_holds(name: str, tmp_path: Any) -> None:
+def test_what_is_told_is_what_the_state_holds(name, tmp_path):
     make, key, eps = ADAPTIVE[name]
     model = make_model()
     with JsonlSink(tmp_path / "run.jsonl") as log:
@@ -250,7 +246,7 @@ def test_what_is_told_is_what_the_state_holds(name: str, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.Adafactor(p, lr=0.01)])
-def test_others_have_none(make: Any) -> None:
+def test_others_have_none(make):
     model = make_model()
     optimizer = fastguard.wrap(make(model.parameters()), model, weights=1)
     step(model, optimizer, 0)
@@ -259,12 +255,12 @@ def test_others_have_none(make: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [1e4, math.inf])
-def test_a_moment_that_no_gradient_can_have_made(value: float) -> None:
+def test_a_moment_that_no_gradient_can_have_made(value):
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=1e-3), model, weights=5)
     for number in range(20):
         step(model, optimizer, number)
-    optimizer.state[model[0].weight]["exp_avg_sq"][0, 0] = value  # type: ignore[index]
+    optimizer.state[model[0].weight]["exp_avg_sq"][0, 0] = value
     for number in range(20, 26):
         step(model, optimizer, number)
     finding = found(optimizer)["moment-out-of-bounds"]
@@ -281,7 +277,7 @@ def test_a_moment_that_no_gradient_can_have_made(value: float) -> None:
     ],
 )
 @pytest.mark.parametrize("clipped", [None, 0.01])
-def test_sound_runs_have_moments_within_bounds(make: Any, clipped: float | None) -> None:
+def test_sound_runs_have_moments_within_bounds(make, clipped):
     model = make_model()
     optimizer = fastguard.wrap(make(model.parameters()), model, weights=3, max_norm=clipped)
     for number in range(60):
@@ -289,7 +285,7 @@ def test_sound_runs_have_moments_within_bounds(make: Any, clipped: float | None)
     assert "moment-out-of-bounds" not in found(optimizer)
 
 
-def test_a_state_from_before_the_guard_is_no_fault() -> None:
+def test_a_state_from_before_the_guard_is_no_fault():
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(20):

@@ -1,7 +1,5 @@
 """When a sampler samples, what it holds and says of the weights; and the table of gradients and weights."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -10,10 +8,9 @@ from torch import nn, optim
 
 import fastguard
 from fastguard.observers.weights import WeightSampler
-from fastguard.records.samples import WeightStats
 
 
-def sampled(sampler, optimizer, parameters, **settings) -> tuple[WeightStats, ...]:
+def sampled(sampler, optimizer, parameters, **settings):
     for p in parameters:
         p.grad = torch.ones_like(p)
     sample = sampler.before(optimizer)
@@ -109,7 +106,7 @@ def test_refusals(settings, message):
         WeightSampler(**settings)
 
 
-def make_model() -> nn.Module:
+def make_model():
     model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
     model[0].weight.grad = torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]])
     model[0].bias.grad = torch.tensor([math.nan, 1.0])

@@ -1,11 +1,7 @@
 """Every optimizer is guarded at its first step, with the losses that the script computes; training does not notice."""
 
-from __future__ import annotations
-
 import os
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +25,7 @@ REPLACED = [
 ]
 
 
-def _trained(training: Callable[[], list[nn.Module]]) -> list[Any]:
+def _trained(training):
     torch.manual_seed(3)
     random.seed(3)
     tensors = [t for model in training() for t in model.state_dict().values()]
@@ -96,7 +92,7 @@ def test_what_steps_within_the_backward_pass_is_named():
 def test_no_error_of_ours_reaches_the_training(where, monkeypatch):
     expected = _trained(plain)
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise ZeroDivisionError("injected")
 
     with watching() as auto:
@@ -129,11 +125,11 @@ class Fails(torch.autograd.Function):
     num_calls = 0
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, *gradients):
         Fails.num_calls += 1
         raise ValueError("of the script")
 
@@ -167,7 +163,7 @@ def test_a_forked_child_is_not_guarded():
 class Holder(nn.Module):
     """Holds two models, and has no `forward`, as a LightningModule of a GAN may have none."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second = net(), net()
 
@@ -186,7 +182,7 @@ def test_finds_the_model_that_is_called():
     assert find_model(parallel.parameters())[0] is parallel
 
 
-def _steps(step: Any, number: int = 8, num_losses: int = 1) -> tuple[Any, list[float]]:
+def _steps(step, number=8, num_losses=1):
     """Trains a model by `step(loss)`, after `num_losses` calls of `backward`; the AutoGuard, and the mean losses."""
     losses = []
     torch.manual_seed(0)
@@ -259,7 +255,7 @@ def test_two_optimizers_after_one_backward_pass_get_the_same_loss_and_those_in_t
     assert auto.seen("loss", 1) == pytest.approx([*losses[:5], losses[5], losses[7]])
 
 
-def _evaluated(evaluate: Any, loss_fn: Any = F.cross_entropy) -> tuple[list[float], list[float]]:
+def _evaluated(evaluate, loss_fn=F.cross_entropy):
     """Validation losses that were seen after every fourth step, and those that `evaluate` has computed."""
     model, expected = net(), []
     with watching() as auto:
@@ -275,25 +271,25 @@ def _evaluated(evaluate: Any, loss_fn: Any = F.cross_entropy) -> tuple[list[floa
     return [loss for loss in auto.seen("val_loss") if loss is not None], expected
 
 
-def _eval_mode(model: nn.Module) -> float:
+def _eval_mode(model):
     model.eval()
     with torch.no_grad():
         parts = [(size, F.cross_entropy(model(x), y).item()) for size in (32, 32, 16) for x, y, _ in [batch(size)]]
     return sum(size * loss for size, loss in parts) / 80
 
 
-def _sums(model: nn.Module) -> float:
+def _sums(model):
     model.eval()
     with torch.inference_mode():
         return sum(F.cross_entropy(model(x), y, reduction="sum").item() for x, y, _ in (batch(), batch(16))) / 48
 
 
-def _in_train_mode(model: nn.Module) -> float:
+def _in_train_mode(model):
     with torch.no_grad():
         return sum(F.cross_entropy(model(x), y).item() for x, y, _ in (batch(), batch())) / 2
 
 
-def _with_gradients(model: nn.Module) -> float:
+def _with_gradients(model):
     model.eval()
     return nn.CrossEntropyLoss()(model(batch()[0]), torch.zeros(32, dtype=torch.long)).item()
 
@@ -305,19 +301,19 @@ def test_validation_losses_are_averaged_over_an_evaluation(evaluate):
 
 
 def test_no_validation_loss_where_it_cannot_be_compared():
-    def with_another_term(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def with_another_term(output, y):
         return F.cross_entropy(output, y) + output.pow(2).mean() * torch.rand(())
 
     assert _evaluated(_eval_mode, with_another_term)[0] == []
 
-    def other_loss(model: nn.Module) -> float:
+    def other_loss(model):
         model.eval()
         with torch.no_grad():
             return F.mse_loss(model(batch()[0]), torch.zeros(32, 3)).item()
 
     assert _evaluated(other_loss)[0] == []
 
-    def a_teacher(model: nn.Module) -> float:
+    def a_teacher(model):
         with torch.no_grad():
             return F.cross_entropy(model(batch()[0]), batch()[1]).item()
 

@@ -1,9 +1,5 @@
 """Runs guards on the CPU as they run on a GPU: records on their way, decisions where the gradients are."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 import fastguard
@@ -15,7 +11,7 @@ ENGINES = {"reference": TorchEngine, "triton": Workspace}
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def engine(request, monkeypatch):
     """Every engine, taken for tensors on the CPU whatever backend a guard was given."""
     if request.param == "triton":
         request.getfixturevalue("interpreted")
@@ -24,13 +20,13 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.fixture
-def no_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_lag(monkeypatch):
     """`last` and `history` wait for the step just taken, as nobody should who trains on a GPU."""
 
     for name in ("last", "history"):
         get = getattr(fastguard.Guard, name).fget
 
-        def waiting(guard: fastguard.Guard, get: Any = get) -> Any:
+        def waiting(guard, get=get):
             guard._judge.arrive_all()
             return get(guard)
 
@@ -38,6 +34,6 @@ def no_lag(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def backend() -> str:
+def backend():
     """Tests that ask for every backend get one: it is the engine that counts here."""
     return "auto"

@@ -3,10 +3,7 @@
 A few are left out, each for a reason; the tests beside this file say what holds instead.
 """
 
-from __future__ import annotations
-
 import re
-from types import ModuleType
 
 import pytest
 import test_closures
@@ -50,13 +47,13 @@ LEFT_OUT = {
 
 
 @pytest.fixture(autouse=True)
-def _left_out(request: pytest.FixtureRequest) -> None:
+def _left_out(request):
     for pattern, reason in LEFT_OUT.items():
         if re.match(pattern, request.node.name):
             pytest.skip(reason)
 
 
-def _class_of(module: ModuleType) -> type:
+def _class_of(module):
     """The tests of `module`, in a class of their own, because some modules have tests of one name."""
     tests = {name: staticmethod(test) for name, test in vars(module).items() if name.startswith("test_")}
     marks = getattr(module, "pytestmark", [])
@@ -76,7 +73,7 @@ for _module in MODULES:
             globals()[_name] = _value
 
 
-def test_what_is_left_out_exists() -> None:
+def test_what_is_left_out_exists():
     names = [name for module in MODULES for name in vars(module)]
     for pattern in LEFT_OUT:
         assert pattern.split(r"\[")[0] in names

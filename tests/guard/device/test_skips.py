@@ -1,10 +1,7 @@
 """Skips that the host hears of later, and what fused kernels do with a flag or with odd gradients."""
 
-from __future__ import annotations
-
 import copy
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -23,19 +20,18 @@ from guard_helpers import (
     train,
     twins,
 )
-from torch import nn
 
 import fastguard
 
 pytestmark = pytest.mark.usefixtures("engine")
-FUSED: dict[str, Any] = {
+FUSED = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True),
     "SGD-nesterov": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, fused=True),
     "Adam": lambda params: torch.optim.Adam(params, lr=0.05, amsgrad=True, fused=True),
     "AdamW": lambda params: torch.optim.AdamW(params, lr=0.05, fused=True),
     "Adagrad": lambda params: torch.optim.Adagrad(params, lr=0.05, fused=True),
 }
-OTHERS: dict[str, Any] = {
+OTHERS = {
     "SGD-foreach": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True),
     "RMSprop": lambda params: torch.optim.RMSprop(params, lr=0.05),
     "foreign": WantsGradients,
@@ -43,14 +39,14 @@ OTHERS: dict[str, Any] = {
 every_one = pytest.mark.parametrize("make", [*FUSED.values(), *OTHERS.values()], ids=[*FUSED, *OTHERS])
 
 
-def _guarded(model: nn.Module, **settings: Any) -> Any:
+def _guarded(model, **settings):
     return fastguard.wrap(FUSED["AdamW"](model.parameters()), model, **settings)
 
 
 @pytest.mark.thinned(interpreted=6)
 @every_one
 @pytest.mark.parametrize("max_norm", [None, 0.05])
-def test_a_skipped_step_changes_no_bit_although_nobody_has_heard_of_it(make: Any, max_norm: float | None) -> None:
+def test_a_skipped_step_changes_no_bit_although_nobody_has_heard_of_it(make, max_norm):
     model, optimizer = guarded_model(make, max_norm=max_norm)
     slow(optimizer)
     train(model, optimizer, range(2))
@@ -67,7 +63,7 @@ def test_a_skipped_step_changes_no_bit_although_nobody_has_heard_of_it(make: Any
 
 @pytest.mark.thinned(interpreted=6)
 @every_one
-def test_training_goes_on_as_if_the_step_had_never_been(make: Any) -> None:
+def test_training_goes_on_as_if_the_step_had_never_been(make):
     plain, optimizer, model, guarded = twins(make)
     train(plain, optimizer, [1, 2, 4])
     for step in range(5):  # the very first one too
@@ -78,7 +74,7 @@ def test_training_goes_on_as_if_the_step_had_never_been(make: Any) -> None:
 @pytest.mark.thinned(interpreted=6)
 @every_one
 @pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
-def test_clipping_is_torchs_whichever_way(make: Any, clip_through: str) -> None:
+def test_clipping_is_torchs_whichever_way(make, clip_through):
     plain, optimizer, model, guarded = twins(make, max_norm=0.05, clip_through=clip_through)
     slow(guarded)
     for step in range(4):
@@ -92,7 +88,7 @@ def test_clipping_is_torchs_whichever_way(make: Any, clip_through: str) -> None:
     assert guarded.guard.history.num_clipped == 4
 
 
-def test_too_many_skips_raise_in_a_later_step() -> None:
+def test_too_many_skips_raise_in_a_later_step():
     model = make_model()
     optimizer = _guarded(model, max_consecutive_skips=3)
     couriers = slow(optimizer)
@@ -112,7 +108,7 @@ def test_too_many_skips_raise_in_a_later_step() -> None:
     assert not optimizer.guard.last.skipped
 
 
-def test_the_run_of_skips_goes_on_across_a_restart() -> None:
+def test_the_run_of_skips_goes_on_across_a_restart():
     model = make_model()
     optimizer = _guarded(model, max_consecutive_skips=3)
     for step in range(2):
@@ -128,7 +124,7 @@ def test_the_run_of_skips_goes_on_across_a_restart() -> None:
     assert caught.value.steps == [0, 1, 2]
 
 
-def test_a_step_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_cannot_be_captured(monkeypatch):
     model = make_model()
     optimizer = _guarded(model)
     monkeypatch.setattr("fastguard.step.device_judge.is_capturing", lambda device: True)
@@ -138,12 +134,12 @@ def test_a_step_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_identical(snapshot(model, optimizer), before)
 
 
-def _sgd(model: nn.Module, **settings: Any) -> torch.optim.SGD:
+def _sgd(model, **settings):
     return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, "fused": True, **settings})
 
 
 @pytest.mark.parametrize("bad_step", [0, 2])
-def test_with_dampening_the_host_decides_on_the_first_step(bad_step: int) -> None:
+def test_with_dampening_the_host_decides_on_the_first_step(bad_step):
     """A first step is not damped, the following ones are: zeros would not do. From then on nothing waits."""
     plain = make_model()
     model = copy.deepcopy(plain)
@@ -160,7 +156,7 @@ def test_with_dampening_the_host_decides_on_the_first_step(bad_step: int) -> Non
     assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
 
 
-def test_a_buffer_that_is_missing_later_is_made_too() -> None:
+def test_a_buffer_that_is_missing_later_is_made_too():
     """A parameter that had no gradient before; and a state that was loaded without buffers."""
     model = make_model()
     guarded = fastguard.wrap(_sgd(model), model)
@@ -182,7 +178,7 @@ def test_a_buffer_that_is_missing_later_is_made_too() -> None:
 @pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("max_norm", [1e6, 0.5])
 @pytest.mark.parametrize("fused", [torch.optim.SGD, torch.optim.Adam])
-def test_gradients_that_lie_otherwise_are_put_straight(max_norm: float, fused: Any) -> None:
+def test_gradients_that_lie_otherwise_are_put_straight(max_norm, fused):
     plain = Convolution()
     model = copy.deepcopy(plain)
     optimizer = fused(plain.parameters(), lr=0.1, foreach=False)
@@ -209,7 +205,7 @@ def test_gradients_that_lie_otherwise_are_put_straight(max_norm: float, fused: A
 class Decaying(torch.optim.AdamW):
     """Changes parameters outside of what it inherits: no flag holds that back."""
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         with torch.no_grad():
             for group in self.param_groups:
                 for p in group["params"]:
@@ -223,7 +219,7 @@ class Renamed(torch.optim.AdamW):
 
 
 @pytest.mark.parametrize(("cls", "waits"), [(Decaying, True), (Renamed, False), (torch.optim.AdamW, False)])
-def test_a_step_of_a_subclasss_own_is_not_trusted_with_a_flag(cls: Any, waits: bool) -> None:
+def test_a_step_of_a_subclasss_own_is_not_trusted_with_a_flag(cls, waits):
     model, guarded = guarded_model(lambda p: cls(p, lr=0.1, fused=True))
     take_step(model, guarded, 0)
     before = snapshot(model, guarded)
@@ -235,7 +231,7 @@ def test_a_step_of_a_subclasss_own_is_not_trusted_with_a_flag(cls: Any, waits: b
     assert bool(watch.waits) is waits
 
 
-def test_groups_of_which_only_one_is_fused() -> None:
+def test_groups_of_which_only_one_is_fused():
     model = make_model()
     groups = [
         {"params": model[0].parameters(), "fused": True},
@@ -248,8 +244,8 @@ def test_groups_of_which_only_one_is_fused() -> None:
     assert_identical(snapshot(model, guarded), before)
 
 
-def test_what_a_step_that_raised_left_is_gone_in_the_next() -> None:
-    def raises(*_: Any) -> None:
+def test_what_a_step_that_raised_left_is_gone_in_the_next():
+    def raises(*_):
         if raising:
             raise LookupError("in between")
 
