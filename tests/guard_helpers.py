@@ -1,5 +1,6 @@
 """Small models, deterministic steps, and bit-for-bit comparison: what the guard's tests are made of."""
 
+import copy
 import math
 
 import pytest
@@ -72,6 +73,10 @@ def _sgd(params):
     return torch.optim.SGD(params, lr=0.1)
 
 
+def adamw(params, **settings):
+    return torch.optim.AdamW(params, lr=0.05, **settings)
+
+
 def guarded_model(make=_sgd, kind="mlp", dtype=torch.float32, **settings):
     """A model, and an optimizer of its parameters under a guard."""
     model = make_model(kind, dtype)
@@ -142,22 +147,12 @@ def snapshot(model, *optimizers):
     """A copy of all parameters, of all optimizer state and of all groups, down to the last bit."""
     return {
         "parameters": {name: p.detach().clone() for name, p in model.named_parameters()},
-        "optimizers": [_copy(optimizer.state_dict()) for optimizer in optimizers],
+        "optimizers": [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers],
     }
 
 
 def gradients(model):
     return [p.grad for p in model.parameters()]
-
-
-def _copy(value):
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copy(v) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_copy(v) for v in value]
-    return value
 
 
 def _bits(tensor):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from guard_helpers import (
     Convolution,
+    adamw,
     assert_close,
     assert_identical,
     gradients,
@@ -22,10 +23,6 @@ from guard_helpers import (
 )
 
 import fastguard
-
-
-def _adamw(params):
-    return torch.optim.AdamW(params, lr=0.05)
 
 
 def _closure(model, optimizer, step, bad=None):
@@ -54,7 +51,7 @@ def every_warning_is_raised():
 @pytest.mark.parametrize("by_keyword", [False, True])
 @pytest.mark.usefixtures("every_warning_is_raised")
 def test_closure_by_position_and_by_keyword(by_keyword, backend):
-    plain, optimizer, model, guarded = twins(_adamw, dtype=torch.float64, max_norm=0.05, backend=backend)
+    plain, optimizer, model, guarded = twins(adamw, dtype=torch.float64, max_norm=0.05, backend=backend)
     for step in range(4):
         loss = loss_at(plain, step)
         optimizer.zero_grad()
@@ -72,7 +69,7 @@ def test_closure_by_position_and_by_keyword(by_keyword, backend):
 @pytest.mark.parametrize("left", [None, math.nan])
 def test_trap_2_2_gradients_left_from_before_do_not_count(left):
     """Neither do bad ones have a good evaluation skipped, nor do good ones hide a bad one."""
-    model, guarded = guarded_model(_adamw)
+    model, guarded = guarded_model(adamw)
     loss_at(model, 0).backward()
     if left is not None:
         poison(model, left)
@@ -131,7 +128,7 @@ THREE = 3
 
 @pytest.mark.parametrize("odd", [None, (1.0, 2.0), {"loss": 1.0}, torch.ones(2), "done", THREE])
 def test_whatever_a_closure_returns_passes_through(odd):
-    model, guarded = guarded_model(_adamw)
+    model, guarded = guarded_model(adamw)
 
     def closure():
         loss_at(model, 0).backward()
@@ -142,7 +139,7 @@ def test_whatever_a_closure_returns_passes_through(odd):
 
 
 def test_a_closure_that_raises_loses_nothing():
-    plain, optimizer, model, guarded = twins(_adamw)
+    plain, optimizer, model, guarded = twins(adamw)
     take_step(plain, optimizer, 0)
     take_step(model, guarded, 0)
     before = snapshot(model, guarded)
@@ -207,7 +204,7 @@ def test_a_step_that_calls_its_parents_step_counts_once(closure):
 
 
 def test_missing_gradients_stay_missing_and_keep_the_names_right(backend):
-    plain, optimizer, model, guarded = twins(_adamw, backend=backend)
+    plain, optimizer, model, guarded = twins(adamw, backend=backend)
 
     def drop(model, step):
         def run():
@@ -230,8 +227,8 @@ def test_frozen_parameters():
     plain = make_model()
     plain[0].weight.requires_grad_(False)
     model = copy.deepcopy(plain)
-    optimizer = _adamw(plain.parameters())
-    guarded = fastguard.wrap(_adamw(model.parameters()), model)
+    optimizer = adamw(plain.parameters())
+    guarded = fastguard.wrap(adamw(model.parameters()), model)
     train(plain, optimizer, range(3))
     train(model, guarded, range(3))
     assert "0.weight" not in guarded.guard.last.tensors.names
@@ -244,7 +241,7 @@ def test_frozen_parameters():
 
 
 def test_gradients_gathered_over_batches_are_judged_once_at_the_step():
-    plain, optimizer, model, guarded = twins(_adamw, dtype=torch.float64, max_norm=0.05)
+    plain, optimizer, model, guarded = twins(adamw, dtype=torch.float64, max_norm=0.05)
     for step in range(3):
         for m in (plain, model):
             m.zero_grad()

@@ -8,16 +8,12 @@ import pickle
 
 import pytest
 import torch
-from guard_helpers import assert_identical, guarded_model, make_model, snapshot, take_step, train, twins
+from guard_helpers import adamw, assert_identical, guarded_model, make_model, snapshot, take_step, train, twins
 from optimizer_cases import CASES
 from torch.distributed.checkpoint import state_dict as dcp
 
 import fastguard
 from fastguard.records.values import MisfitError
-
-
-def _adamw(params):
-    return torch.optim.AdamW(params, lr=0.05)
 
 
 def _through_pickle(value):
@@ -41,7 +37,7 @@ every_way = pytest.mark.parametrize("copied", WAYS.values(), ids=WAYS)
 
 @every_way
 def test_trap_2_9_a_copy_is_unguarded_and_says_how_to_guard_it(copied):
-    model, guarded = guarded_model(_adamw, max_norm=1e-3)
+    model, guarded = guarded_model(adamw, max_norm=1e-3)
     take_step(model, guarded, 0)
     model_copy, twin = copied((model, guarded))  # together, so that they share their parameters
     for ask in (fastguard.Guard.of, lambda optimizer: optimizer.guard):
@@ -50,7 +46,7 @@ def test_trap_2_9_a_copy_is_unguarded_and_says_how_to_guard_it(copied):
     assert not hasattr(twin, "guard")
 
     plain = copy.deepcopy(model)
-    optimizer = _adamw(plain.parameters())
+    optimizer = adamw(plain.parameters())
     optimizer.load_state_dict(copy.deepcopy(guarded.state_dict()))
     train(plain, optimizer, [1, 2])
     train(model_copy, twin, [1, 2])  # neither clipped nor recorded
@@ -135,11 +131,11 @@ def test_a_run_that_was_saved_and_resumed_is_the_run_that_was_not(stored):
     whole = make_model()
     model = copy.deepcopy(whole)
     sink, first, second = (fastguard.MemorySink() for _ in range(3))
-    guarded = fastguard.wrap(_adamw(whole.parameters()), whole, max_norm=0.1, max_consecutive_skips=3, sinks=[sink])
+    guarded = fastguard.wrap(adamw(whole.parameters()), whole, max_norm=0.1, max_consecutive_skips=3, sinks=[sink])
     _records(whole, guarded, range(10), bad=(1, 4, 5))
     guarded.guard.flush()
 
-    half = fastguard.wrap(_adamw(model.parameters()), model, max_norm=0.1, max_consecutive_skips=3, sinks=[first])
+    half = fastguard.wrap(adamw(model.parameters()), model, max_norm=0.1, max_consecutive_skips=3, sinks=[first])
     _records(model, half, range(5), bad=(1, 4))
     state = half.guard.state_dict()
     # Plain data: a load that allows nothing else takes it, and so does JSON.
@@ -155,7 +151,7 @@ def test_a_run_that_was_saved_and_resumed_is_the_run_that_was_not(stored):
 
     other = make_model(seed=5)
     other.load_state_dict(checkpoint[0])
-    resumed = _adamw(other.parameters())
+    resumed = adamw(other.parameters())
     resumed.load_state_dict(checkpoint[1])
     fastguard.wrap(resumed, other, max_norm=0.1, max_consecutive_skips=3, sinks=[second])
     resumed.guard.load_state_dict(state)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from foreign_optimizers import WantsGradients
-from guard_helpers import assert_identical, loss_at, make_model, snapshot, train, true_norm
+from guard_helpers import adamw, assert_identical, loss_at, make_model, snapshot, train, true_norm
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
@@ -20,10 +20,6 @@ from fastguard.clip import ClipPolicy
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
-
-
-def adamw(params):
-    return torch.optim.AdamW(params, lr=0.05)
 
 
 MAKERS = {

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from guard_helpers import (
+    adamw,
     assert_close,
     assert_identical,
     gradients,
@@ -86,17 +87,13 @@ class Lit:
 every_proxy = pytest.mark.parametrize("proxy", [Accelerated, Lit])
 
 
-def _adamw(model, **settings):
-    return torch.optim.AdamW(model.parameters(), lr=0.05, **settings)
-
-
 @pytest.mark.parametrize(
     "proxy", [Accelerated, Lit, lambda inner: Lit(Accelerated(inner)), lambda inner: Lit(Lit(inner))]
 )
 @pytest.mark.parametrize("is_late", [False, True])
 def test_wrapping_a_proxy_guards_what_is_inside(proxy, is_late):
     model = make_model()
-    inner = _adamw(model)
+    inner = adamw(model.parameters())
     if is_late:
         fastguard.wrap(inner, model)
     outer = proxy(inner)
@@ -124,7 +121,7 @@ def test_a_proxy_that_shows_nothing_of_what_it_wraps_gets_the_guard_itself():
             self.optimizer = optimizer
 
     model = make_model()
-    inner = _adamw(model)
+    inner = adamw(model.parameters())
     outer = fastguard.wrap(Opaque(inner), model)
     guard = outer.guard
     assert guard is inner.guard
@@ -136,7 +133,7 @@ def test_a_proxy_that_shows_nothing_of_what_it_wraps_gets_the_guard_itself():
 def test_training_through_a_proxy_is_bit_identical(proxy):
     plain = make_model()
     model = copy.deepcopy(plain)
-    optimizer, inner = _adamw(plain), _adamw(model)
+    optimizer, inner = adamw(plain.parameters()), adamw(model.parameters())
     outer = fastguard.wrap(proxy(inner), model, max_norm=1e6)
     train(plain, proxy(optimizer), [0, 1, 3])
     for step in range(4):
@@ -149,7 +146,7 @@ def test_training_through_a_proxy_is_bit_identical(proxy):
 def test_trap_2_1_groups_that_are_replaced_are_read_anew(proxy):
     """load_state_dict puts new groups in place of the old; who kept the old ones watches nothing."""
     model = make_model()
-    inner = _adamw(model)
+    inner = adamw(model.parameters())
     outer = fastguard.wrap(proxy(inner), model, max_norm=0.01)
     take_step(model, outer, 0)
     outer.load_state_dict(copy.deepcopy(outer.state_dict()))
@@ -172,7 +169,7 @@ def test_traps_2_3_and_2_7_a_proxy_under_a_scaler(proxy, unscales, max_norm, fus
     plain = make_model()
     model = copy.deepcopy(plain)
     scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
-    optimizer, inner = _adamw(plain), _adamw(model, fused=fused)
+    optimizer, inner = adamw(plain.parameters()), adamw(model.parameters(), fused=fused)
     outer = fastguard.wrap(Lit(inner) if proxy is Lit else Accelerated(inner, scalers[1]), model, max_norm=max_norm)
     for step in range(5):
         for m, o, scaler in ((plain, optimizer, scalers[0]), (model, outer, scalers[1])):
