@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from guard_helpers import loss_at, make_model
+from guard_helpers import guarded_model, loss_at, make_model
 
 import fastguard
 from fastguard.observers.weights import WeightSampler
@@ -153,8 +153,7 @@ def test_a_step_that_raises_leaves_no_sample_behind():
 
 
 def test_a_resumed_run_samples_on_its_schedule():
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, weights=4)
+    model, optimizer = guarded_model(weights=4)
     loss_at(model, 0).backward()
     optimizer.step()
     state = optimizer.guard.state_dict()
@@ -174,8 +173,7 @@ def _overhead(optimizer):
 
 
 def test_what_sampling_costs_is_counted(monkeypatch):
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, weights=1)
+    model, optimizer = guarded_model(weights=1)
     loss_at(model, 0).backward()
     optimizer.step()
     plain = _overhead(optimizer)
