@@ -15,6 +15,7 @@ from torch import nn
 import fastguard
 from fastguard.kernels import backends, cpu
 from fastguard.records import strict_json
+from fastguard.records.samples import WeightStats
 from fastguard.records.slot import LOSS_SCALE
 from fastguard.sinks import flatten
 from fastguard.step.hooks import Hooks
@@ -224,6 +225,17 @@ def test_groups_of_another_kind_are_odd(groups):
     except AttributeError:
         assert groups == [{"params": [3]}]  # what has no `.grad` is no parameter
     assert bytes(headers) == bytes(128)
+
+
+def test_samples_of_a_step_that_was_dropped_go_to_the_next_record():
+    optimizer = _guarded(make_model())
+    ring = optimizer.guard._run.ring
+    for step, name in enumerate("de"):
+        ring.attach(step, weights=(WeightStats(name, 4, 1.0, 0.5, 0.7),))
+    ring.arrive(JudgedStep(3, bytearray(), None, (), 1.0))
+    assert [found.name for found in optimizer.guard.last.weights] == ["e"]
+    optimizer.guard.flush()
+    assert not ring.samples
 
 
 def test_a_policy_that_derives_from_nothing_survives_a_checkpoint():

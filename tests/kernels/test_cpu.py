@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from fastguard import kernels
+from fastguard import UnsupportedTensorError, kernels
 from fastguard.kernels import cpu, plain_stats
 from fastguard.kernels.registry import BACKENDS
 from fastguard.records import TensorStats, fold_rows
@@ -172,6 +172,13 @@ def test_after_a_fork_the_kernels_still_run():
     if not hasattr(os, "fork"):
         pytest.skip("no fork on this system")
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_what_has_no_channels_or_is_not_real_is_refused():
+    with pytest.raises(UnsupportedTensorError, match="must be dense to have channels"):
+        CPU.activation(torch.eye(4).to_sparse(), 1, LIMITS)
+    with pytest.raises(UnsupportedTensorError, match="must be real"):
+        CPU.activation(torch.zeros(4, dtype=torch.complex64), None, LIMITS)
 
 
 def test_collect_gradients():
