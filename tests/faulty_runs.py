@@ -260,6 +260,9 @@ BAD = {
     "negated-loss": run(
         [-2.3 - 0.1 * s for s in range(60)], loss_ops=["NegBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]
     ),
+    "negated-policy-loss": batches_run(
+        flat_losses(60, level=-9.0), batch(num_samples=1), loss_ops=["MulBackward0", "GatherBackward0"]
+    ),
     "loss-without-floor": run([-0.01 * 1.1**s for s in range(200)], [1.05**s for s in range(200)]),
     "loss-begins-high": batches_run(
         [90.0, *flat_losses(120, level=4.0)], batch(output_std=40.0), loss_kind="cross-entropy"
@@ -292,7 +295,9 @@ BAD = {
     "broadcast-targets": run(
         flat_losses(60), loss_ops=["MeanBackward0", "PowBackward0", "SubBackward0", "ExpandBackward0", "AddmmBackward0"]
     ),
-    "loss-still-falling": ended(run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0))),
+    "loss-still-falling": ended(
+        run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0), val_losses={19: 1.5, 39: 0.9, 59: 0.6})
+    ),
     "sorted-targets": batches_run(
         [*flat_losses(20), *flat_losses(80, level=3.0)], batch(), num_targets=200, num_target_classes=4,
         target_top_share=0.3, target_batch_top_share=1.0,

@@ -257,6 +257,7 @@ LIMITS = {
         (takes("MseLoss", "Expand", "Addmm"), "warning"),
         (takes("Mean", "Abs", "Sub", "Expand"), "warning"),
         (takes("MseLoss", "Addmm"), None),
+        (run(flat_losses(20), loss_ops=["SumBackward1", "SmoothL1LossBackward0", "ExpandBackward0"]), None),
         (takes("MseLoss", "View", "Expand"), None),
         (takes("Add", "Expand"), None),
         (takes("MseLoss"), None),

@@ -24,18 +24,11 @@ ACTOR_CRITIC = ("SubBackward0", "AddBackward0", "NegBackward0", "MeanBackward0")
 VALUES = ("SmoothL1LossBackward0", "SelectBackward0", "GatherBackward0", LINEAR)
 FLAT, FALLING, FALLING_LONG = flat_losses(100), falling_losses(100), falling_losses(300)
 HUBER = ("HuberLossBackward0",)
-SPIKED = [norm * (50.0 if step == 200 else 1.0) for step, norm in enumerate(noisy_norms(300))]
-LOST = [*falling_losses(240, pace=20.0), *flat_losses(60, level=2.0)]
 
 
 def rates(*parts, **notes):
     """A run with these learning rates, each for so many steps."""
     return run(falling_losses(sum(n for _, n in parts)), lrs=[lr for lr, n in parts for _ in range(n)], **notes)
-
-
-def clipped(coef, losses, kind=None):
-    notes = {} if kind is None else {"optimizer_settings": settings(kind)}
-    return run(losses, change=lambda step: {"clip_coef": coef}, **notes)
 
 
 def spiky(*steps, losses=FALLING_LONG, **notes):
@@ -83,7 +76,7 @@ def updates(ratio, losses=None, num_steps=140, **notes):
 
 VALIDATED = range(19, 400, 20)
 BY_HEART = falling_losses(400, floor=0.005, noise=0.0, pace=15.0)
-RISING_TWICE = [n * 1.02**step for step, n in enumerate(noisy_norms(300))]
+
 TURNS = [(1.38 if s % 2 else 0.68) + random.Random(s).gauss(0.0, 0.01) for s in range(200)]
 LATE = [*falling_losses(100, noise=0.01, pace=15.0), *(0.3 + 0.02 * step for step in range(90))]
 LATE_NORMS = [1.0] * 100 + [1.0 + 0.1 * step for step in range(90)]
@@ -91,6 +84,16 @@ NOISE = random.Random(2)
 RESTLESS = [0.8 * NOISE.lognormvariate(0.0, 0.5) for _ in range(80)]
 GROWING = [norm * (1.0 if step < 200 else 2.0) for step, norm in enumerate(noisy_norms(280))]
 RUNAWAY = tuple(0.7 - 0.02 * s**2 for s in range(80))
+
+
+def policy(*ops, losses=tuple(-3.0 + 0.01 * s for s in range(60)), num_samples=1, **notes):
+    """Losses of a policy gradient, by the operations down to the last layer."""
+    known = {"loss_ops": [*(f"{op}Backward0" for op in ops), LINEAR], **notes}
+    return batches_run(losses, batch(num_samples=num_samples), **known)
+
+
+def short(num_steps=60, pace=40.0, **options):
+    return ended(run(falling_losses(num_steps, pace=pace, floor=0.0, noise=0.0), **options))
 
 
 def runaway(losses=RUNAWAY, rate=1.05, cosine=0.98, **notes):
@@ -140,28 +143,6 @@ LIMITS = {
         (ended(run([0.2, 0.8, 1.1, *[1.5] * 57])), "warning"),
         (of_classes([0.01, 0.01, 0.01, *[0.05] * 120]), "info"),  # far below chance
         *((run([abs(random.Random(seed).gauss(0.0, 1.0)) for _ in range(80)]), None) for seed in range(5)),
-    ],
-    "growing-norm": [
-        (run(falling_losses(300, noise=0.01), RISING_TWICE), None),
-        (run([2 + s / 50 for s in range(300)], RISING_TWICE), "warning"),
-    ],
-    "norm-spike": [
-        (run(falling_losses(300, pace=20.0), SPIKED), "info"),
-        (run(flat_losses(300, noise=0.0), SPIKED), "info"),  # nothing gained, and nothing lost
-        (run(LOST, SPIKED), "warning"),
-        (run([None] * 300, SPIKED), "warning"),  # nothing says that it does no harm
-        (run([loss - 1.0 for loss in LOST], SPIKED), "info"),  # a game
-        (run(bend(falling_losses(300), [200], lambda v: 9.0), SPIKED), "warning"),
-    ],
-    "clip-rate-high": [
-        (clipped(0.5, FLAT, "SGD"), "info"),
-        (clipped(0.1, FLAT, "SGD"), "warning"),
-        (clipped(0.1, FLAT), "warning"),
-        (clipped(0.1, FLAT, "Adam"), "info"),  # which divides by the size of the gradient
-        (clipped(0.1, FALLING, "SGD"), "info"),  # it learns all the same
-        (clipped(1.1e-5, FLAT, "Adam"), "info"),
-        (clipped(0.9e-5, FLAT, "Adam"), "warning"),  # whose eps outweighs what is left
-        (clipped(0.9e-5, FALLING, "Adam"), "info"),
     ],
     "unscaled-accumulation": [
         (run(falling_losses(60), change=lambda step: {"clip_coef": 0.2}, backward_per_step=8), "warning"),
@@ -255,6 +236,18 @@ LIMITS = {
         (negated(optimizer_settings=[{"kind": "SGD", "lr": 0.1, "maximize": True}]), None),
         (run(falling_losses(60), loss_ops=MINUS), None),
     ],
+    "negated-policy-loss": [
+        (policy("Mean", "Mul", "Gather", "LogSoftmax"), "warning"),
+        (policy("Sum", "Mul", "Sum", "Mul", "Log", "Softmax", num_samples=40), None),  # may be of data
+        (policy("Neg", "Mean", "Mul", "Gather", "LogSoftmax"), None),
+        (policy("Mean", "Mul", "Gather", "LogSoftmax", losses=(*falling_losses(59), -1.0)), None),
+        (policy("Mean", "Mul", "Gather", "LogSoftmax", losses=(-1.0,) * 9), None),
+        (policy("Mean", "Mul", "Gather", optimizer_settings=[{"kind": "SGD", "lr": 0.1, "maximize": True}]), None),
+        (policy("Mean", "Mul", "Gather", objective="reward"), None),
+        (policy("Mean", "Sub", "Add", "Minimum", "Mul", "Exp", losses=FALLING, num_samples=40), "warning"),
+        (policy("Mean", "Sub", "Add", "Neg", "Minimum", "Mul", "Exp", losses=FALLING), None),
+        (policy("Mean", "Sub", "Add", "Mul", "Minimum", "Mul", "Exp", losses=FALLING), None),  # times -1, perhaps
+    ],
     "loss-without-floor": [
         (runaway(), "warning"),
         (runaway(rate=1.0), None),
@@ -270,14 +263,16 @@ LIMITS = {
     ],
     "loss-still-falling": [
         (run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0)), None),  # it may go on
-        (ended(run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0))), "warning"),
-        (ended(run(falling_losses(240, pace=40.0, floor=0.0, noise=0.0))), None),
-        (ended(run(falling_losses(60, pace=15.0, floor=0.0, noise=0.0))), None),  # much of a little
-        (ended(run(falling_losses(60, pace=80.0, floor=0.0, noise=0.0))), None),
-        (ended(run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0), window=50)), None),  # its begin is not kept
+        (short(), "info"),
+        (short(val_losses={s: 2 - s / 60 for s in (19, 39, 59)}), "warning"),
+        (short(val_losses={s: 1 + s / 60 for s in (19, 39, 59)}), "info"),
+        (short(val_losses={s: 2 - s / 60 for s in (39, 59)}), "info"),
+        (short(240), None),
+        (short(pace=15.0), None),  # much of a little
+        (short(pace=80.0), None),
+        (short(window=50), None),  # its begin is not kept
         (ended(run([2.3 - 0.06 * step for step in range(25)], loss_ops=(CROSS[0], LINEAR))), "info"),  # a smoke run
-        (ended(run([2.3 - 0.06 * step for step in range(26)], loss_ops=(CROSS[0], LINEAR))), "warning"),
-        (ended(run([2.3 - 0.01 * step for step in range(100)], loss_ops=(CROSS[0], LINEAR))), "warning"),
+        (ended(run([2.3 - 0.01 * step for step in range(100)], loss_ops=(CROSS[0], LINEAR))), "info"),
         (ended(run([2.3 - 0.01 * step for step in range(100)], loss_ops=("MeanBackward0", LINEAR))), None),
         *((ended(run([2.3 + s / 50 for s in range(num)])), None) for num in (16, 40, 60)),
         (ended(run(flat_losses(100), loss_ops=(CROSS[0], LINEAR))), None),
@@ -316,11 +311,13 @@ LIMITS = {
         (ended(sized(lr=3e-5, losses=falling_losses(60, pace=25.0))), None),  # and learnt more than half
         (sized(lr=3e-5, num_steps=99), None),
         (sized(lr=3e-5, num_steps=100), "warning"),
-        (sized(lr=8e-5, losses=line(2e-3)), "warning"),
-        (sized(lr=8e-5, losses=line(2e-3, 199)), None),
-        (sized(lr=1.1e-4, losses=line(2e-3)), None),
-        (sized(lr=8e-5, losses=line(7e-3)), None),  # half of it is gone
-        (sized(lr=8e-5, losses=line(0.0)), None),
+        (ended(sized(lr=8e-5, losses=line(2e-3))), "warning"),
+        (sized(lr=8e-5, losses=line(2e-3)), None),  # it may go on for long
+        (sized(lr=8e-5, losses=line(4e-4, 1000)), "warning"),
+        (ended(sized(lr=8e-5, losses=line(2e-3, 199))), None),
+        (ended(sized(lr=1.1e-4, losses=line(2e-3))), None),
+        (ended(sized(lr=8e-5, losses=line(7e-3))), None),  # half of it is gone
+        (ended(sized(lr=8e-5, losses=line(0.0))), None),
     ],
     "learning-rate-unusual": [
         (sized("Adam", 0.04, num_steps=80), None),
@@ -359,6 +356,10 @@ LIMITS = {
         (run(flat_losses(200), lrs=[5e-4 * (1 + math.cos(math.pi * s / 200)) for s in range(200)]), None),  # a cosine
         (run([2.3] * 50 + [1.25] * 100, lrs=[1e-3] * 50 + [1e-6] * 100), "warning"),
         (run([2.3] * 50 + [1.05] * 100, lrs=[1e-3] * 50 + [1e-6] * 100), None),  # half is learnt
+        *(
+            (run([2.3] * 50 + [lv] * 300, lrs=[1e-3] * 50 + [9e-8] * 300), said)
+            for lv, said in ((0.3, True), (0.2, None))
+        ),
     ],
     "learning-rate-still-rising": [
         (rising(200), "warning"),

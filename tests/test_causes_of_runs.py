@@ -101,6 +101,13 @@ def without_floor(loss, num, **notes):
     return history
 
 
+def standing(lr, norm=1.0, **group):
+    """A loss that does not move at this learning rate, with gradients of one norm."""
+    weights = {"w": (0.1, 0.1)}
+    known = {"initialization": weights, "optimizer_settings": [{"kind": "SGD", "lr": lr, **group}]}
+    return run(flat_losses(200), [norm * (1.0 + 1e-8 * (step % 2)) for step in range(200)], lrs=[lr] * 200, **known)
+
+
 BITS = bend(falling_losses(100), [20, 21, 22, 50, 70], lambda loss: math.nan)
 ENDED = [1.0, *[math.nan] * 40]
 FIRST = {
@@ -133,6 +140,8 @@ FIRST = {
     "learning-rate-too-low": [at_chance(lr=1e-7), at_chance(std=100.0, loss_ops=LINEAR, target_dependence=9.0)],
     "wrong-loss": [climbs(1e-3, [2.3] * 3), without_floor(-50.0, 10, is_smooth=False), without_floor(-math.inf, 1)],
     "learning-rate-too-high": [
+        standing(5.0),
+        standing(5.0, weight_decay=0.1),
         run(ENDED, ENDED, lrs=[0.1] * 41, optimizer_settings=settings(lr=0.1), is_smooth=False),
         climbs(0.1, [2.3] * 3),  # steps as large as the weights
         climbs(1e-3, [2.3 - 0.02 * step for step in range(50)]),  # it had come down
@@ -142,7 +151,12 @@ FIRST = {
     "vanishing-gradients": [fading(0.1)],
     "missing-zero-grad": [ran_away(**LEFT)],
     "wrong-schedule": [ran_away(num=150, lrs=[1e-3 * 1.03**step for step in range(250)])],
-    "weight-decay-too-high": [penalised(0.5, 0.5, 0.51), penalised(0.2, 0.4, 0.6), penalised(0.2, 0.4, 1.6)],
+    "weight-decay-too-high": [
+        penalised(0.5, 0.5, 0.51),
+        penalised(0.2, 0.4, 0.6),
+        penalised(0.2, 0.4, 1.6),
+        standing(5.0, weight_decay=1.0),
+    ],
 }
 NEVER = {
     "dead-units": [zeros_at(*NAMES[:2], module_kinds={"Linear": 2}, loss_ops=[*LINEAR, "TanhBackward0"])],

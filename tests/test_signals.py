@@ -95,6 +95,13 @@ def chosen(*ops, num_samples=1, **facts):
     )
 
 
+def episodes():
+    """One batch a step, as long as an episode was."""
+    ops = [f"{op}Backward0" for op in ("Sum", "Mul", "Neg", "Sum", "Mul", "Log")]
+    lengths = lambda step: {"batches": (make_batch(num_samples=20 + 7 * step),)}  # noqa: E731
+    return run(falling_losses(9), change=lengths, loss_ops=ops)
+
+
 @pytest.mark.parametrize(
     ("need", "history", "answer"),
     [
@@ -110,6 +117,12 @@ def chosen(*ops, num_samples=1, **facts):
         (needs.reinforces, chosen("Mul", "NllLoss", "Select"), False),
         (needs.reinforces, chosen("Mul", "Neg", "Addmm", "Select"), False),
         (needs.reinforces, chosen("Mul", "Neg", "Gather", objective="minimise"), False),
+        (needs.rewarded, chosen("Add", "Neg", "Sum", "Mul", "Log"), True),
+        (needs.rewarded, chosen("Add", "Neg", "Sum", "Mul", "LogSigmoid"), False),  # a likelihood
+        (needs.is_of_numbers, chosen("NllLoss", "LogSoftmax", loss_kind="squared error"), False),
+        (needs.reinforces, episodes(), True),
+        (needs.reinforces, chosen("Sum", "Mul", "Neg", "Sum", "Mul", "Log", num_samples=32), False),
+        (needs.reinforces, run(falling_losses(9), loss_ops=["NegBackward0", "MinimumBackward0", "ExpBackward0"]), True),
         (needs.descent, chosen("Mul", "Neg", "Gather"), False),
     ],
 )

@@ -55,8 +55,8 @@ cause(
     {
         "learning-rate-jump": 0.99,
         "update-ratio-high": 0.93,
-        "steps-too-large": 0.85,
-        "learning-rate-unusual": lambda finding, history, found: 0.9 if finding.evidence["is_high"] else 0.0,
+        "steps-too-large": reasons.unless_decayed(0.85),
+        "learning-rate-unusual": reasons.if_high,
         "non-finite-loss": reasons.after_growth,
         "non-finite-gradients": reasons.after_growth,
         "no-warm-up": 0.6,

@@ -30,8 +30,9 @@ _LAYERS, _CHOSEN = ("Addmm", "Mm", "Linear", "Bmm", "Convolution"), ("Gather", "
 _FEW = 3  # parameters, which a loss may have of its own
 _HALF = ("float16", "bfloat16", "float8")
 _MOVED = """
-    Alias AsStrided Cat Clone Expand Flip Gather Index IndexSelect MaskedSelect Permute Repeat ReshapeAlias Roll Select
-    Slice Split SplitWithSizes Squeeze Stack T Take ToCopy Transpose Unbind Unfold UnsafeSplit UnsafeView Unsqueeze View
+    Alias AsStrided Cat Clone CopySlices Expand Flip Gather Index IndexSelect MaskedSelect Permute Repeat ReshapeAlias
+    Roll Select Slice Split SplitWithSizes Squeeze Stack T Take ToCopy Transpose Unbind Unfold UnsafeSplit UnsafeView
+    Unsqueeze View
 """
 _MOVING = frozenset(_MOVED.split())
 
@@ -168,8 +169,11 @@ def rewarded(history: TrainingHistory) -> bool:
     """
     if history.model.objective:
         return history.model.objective == "reward"
-    outer = {*itertools.takewhile(lambda op: op.startswith(_SUMS), history.model.loss_ops)}
-    return "SubBackward0" in outer or {"NegBackward0", "AddBackward0"} <= outer
+    ops = history.model.loss_ops
+    outer = {*itertools.takewhile(lambda op: op.startswith(_SUMS), ops)}
+    negated = [op for op in computing(ops[len(outer) :]) if not op.startswith(("Neg", "Mean", "Sum", "Mul", "Div"))]
+    is_likelihood = "".join(negated[:1]).startswith("LogSigmoid")  # which is never above zero
+    return "SubBackward0" in outer or ({"NegBackward0", "AddBackward0"} <= outer and not is_likelihood)
 
 
 def weighted(history: TrainingHistory) -> bool:
@@ -187,12 +191,26 @@ def reinforces(history: TrainingHistory, *, most: int = 8) -> bool:
     """Whether the loss is a chosen probability times a return, state by state, as a policy gradient has it.
 
     Its level says nothing, and its targets are what the model chose. A mask times a cross-entropy looks the same, but
-    for the size of its batches. Not where an objective was told.
+    for the size of its batches: at most `most`, or another one each time, as of episodes. A ratio of probabilities, of
+    which the smaller of two is taken (PPO), is enough. Not where an objective was told.
     """
-    ops = [*itertools.takewhile(lambda op: not op.startswith(_LAYERS), history.model.loss_ops)]
+    ops = policy_operations(history)
     is_chosen = any(op.startswith(_CHOSEN) for op in ops) and not any(op.startswith("Nll") for op in ops)
+    is_chosen = is_chosen or (ops.count("MulBackward0") > 1 and any(op.startswith("Log") for op in ops))
     sizes = [x.num_samples for _, x in history.batches if x.training and x.with_grad]
-    return not history.model.objective and is_chosen and "MulBackward0" in ops and bool(sizes) and max(sizes) <= most
+    are_of_episodes = len(sizes) > 2 and 2 * len({*sizes}) > len(sizes)
+    is_weighed = is_chosen and "MulBackward0" in ops and (max(sizes, default=most + 1) <= most or are_of_episodes)
+    return not history.model.objective and (is_weighed or clips_ratios(history))
+
+
+def clips_ratios(history: TrainingHistory) -> bool:
+    """Whether the loss takes the smaller one of two ratios of probabilities, as PPO does."""
+    return {"MinimumBackward0", "ExpBackward0"} <= {*policy_operations(history)}
+
+
+def policy_operations(history: TrainingHistory) -> list[str]:
+    """The operations of the loss down to the last layer."""
+    return [*itertools.takewhile(lambda op: not op.startswith(_LAYERS), history.model.loss_ops)]
 
 
 def of_chosen_outputs(history: TrainingHistory) -> bool:
@@ -200,7 +218,7 @@ def of_chosen_outputs(history: TrainingHistory) -> bool:
 
     Its targets are rewards and what a copy of the model expects after them, so that they grow with what is learnt.
     """
-    is_chosen = "GatherBackward0" in history.model.loss_ops[:4]
+    is_chosen = "GatherBackward0" in policy_operations(history)
     return is_chosen and is_of_numbers(history) and not history.model.objective
 
 
@@ -285,12 +303,12 @@ def _positive(value: object) -> bool:
 def is_squared_error(history: TrainingHistory) -> bool:
     """Whether the loss is a mean squared error: one of the first ones is what that would be, but for rounding.
 
-    If the graph ends in torch's own operation, that decides, whatever the gradient looked like. The first pass may
-    have gone by before it was watched.
+    If the graph ends in torch's own operation, that decides, whatever the gradient looked like. The first passes
+    may have gone by before they were watched.
     """
     notes = history.model
     rounding = 1e-2 if half_precision(history) else 2e-3
-    pairs = itertools.product(notes.squared_losses[:3], history.loss_trend.firsts[:4])
+    pairs = itertools.product(notes.squared_losses[:3], history.loss_trend.firsts)
     may_be = notes.loss_kind == "squared error" or notes.loss_ops[:1] == ("MseLossBackward0",)
     return may_be and any(abs(loss - then) <= rounding * abs(then) for then, loss in pairs)
 
@@ -298,6 +316,8 @@ def is_squared_error(history: TrainingHistory) -> bool:
 def is_of_numbers(history: TrainingHistory) -> bool:
     """Whether the loss is an error between numbers, squared or not: its least value is the noise of the targets."""
     kind, ops = history.model.loss_kind, history.model.loss_ops[:3]
+    if any(op.startswith(("Nll", "BinaryCrossEntropy")) for op in ops):
+        return False  # whatever the gradient looks like
     return "error" in kind or any(op.startswith(("Mse", "L1", "SmoothL1", "Huber")) for op in ops)
 
 

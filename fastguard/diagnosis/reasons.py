@@ -117,8 +117,26 @@ def on_the_way(finding: Finding, history: TrainingHistory, found: Found) -> floa
 def unless_clipped(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Steps that are too small, unless clipping makes them so, or what makes gradients small that set their size."""
     clipped, are_small = found.get("clip-rate-high"), _warns(found, "vanishing-layers", "output-against-loss")
+    if _warns(found, "already-clipped"):
+        return 0.25
     usual = 0.4 if are_small and needs.steps_of_the_gradients_size(history) else 0.85
     return 0.25 if clipped is not None and clipped.evidence["median_coef"] < 0.05 else usual
+
+
+def unless_decayed(weight: float) -> Reason:
+    """`weight` of steps that are too large, unless weight decay is ten times what is too much."""
+
+    def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
+        decay = found.get("large-weight-decay")
+        is_it = decay is not None and decay.evidence["weight_decay"] >= 10.0 * decay.evidence["threshold"]
+        return 0.4 * weight if is_it and _warns(found, "large-weight-decay") else weight
+
+    return weigh
+
+
+def if_high(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """A learning rate above the usual ones."""
+    return unless_decayed(0.9)(finding, history, found) if finding.evidence["is_high"] else 0.0
 
 
 def leaves_nothing(finding: Finding, history: TrainingHistory, found: Found) -> float:

@@ -100,6 +100,7 @@ cause(
         "no-warm-up": reasons.climbs,
         "broadcast-targets": 0.97,
         "negated-loss": 0.97,
+        "negated-policy-loss": 0.95,
         "loss-without-floor": 0.9,
         "loss-against-targets": 0.85,
     },

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -34,6 +34,7 @@ class Context:
     # the history of a run of the same training without the arm; None if there was none
     known: TrainingHistory | None = None
     num_applied: int = 0  # how often a hook of the arm has changed something
+    undo: list[Callable[[], None]] = field(default_factory=list)  # put back what it changed outside of the model
 
     @property
     def history(self) -> TrainingHistory | None:
@@ -107,7 +108,7 @@ def arms_for(causes: Iterable[str]) -> list[Arm]:
     """The arms that are a remedy of one of `causes`, in the order of the causes.
 
     >>> [arm.name for arm in arms_for(["learning-rate-too-low"])]
-    ['lr x10']
+    ['lr x10', 'lr x100']
     """
     return list(dict.fromkeys(arm for cause in causes for arm in ARMS.values() if cause in arm.remedies))
 
@@ -135,14 +136,14 @@ def _multiply_lr(context: Context, of: Callable[[int], float]) -> Iterator[str |
         begin(optimizer)
 
 
-@arm("lr x10", "the learning rate times 10", "learning-rate-too-low", advice="Multiply the learning rate by 10.")
-def _raise_lr(context: Context) -> Iterator[str | None]:
-    return _multiply_lr(context, lambda step: 10.0)
+def _arm_of_rate(name: str, text: str, cause: str, factor: float, advice: str) -> None:
+    arm(name, f"the learning rate {text}", cause, advice=advice)(lambda at: _multiply_lr(at, lambda step: factor))
 
 
-@arm("lr x0.1", "the learning rate divided by 10", "learning-rate-too-high", advice="Divide the learning rate by 10.")
-def _lower_lr(context: Context) -> Iterator[str | None]:
-    return _multiply_lr(context, lambda step: 0.1)
+_arm_of_rate("lr x10", "times 10", "learning-rate-too-low", 10.0, "Multiply the learning rate by 10.")
+_arm_of_rate("lr x0.1", "divided by 10", "learning-rate-too-high", 0.1, "Divide the learning rate by 10.")
+_arm_of_rate("lr x100", "times 100", "learning-rate-too-low", 100.0, "Multiply the learning rate by 100.")
+_arm_of_rate("lr x0.01", "divided by 100", "learning-rate-too-high", 0.01, "Divide the learning rate by 100.")
 
 
 _WARM_UP = "Raise the learning rate linearly over the first steps."
@@ -222,6 +223,7 @@ def _defaults(optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
     return {name: known[name] for name in _TUNED if known.get(name) is not None}
 
 
+_USUAL_MOMENTUM = 0.9
 _TUNING = ("the optimizer's default betas, eps and momentum", "wrong-optimizer-settings")
 
 
@@ -231,6 +233,8 @@ def _set_defaults(context: Context) -> Iterator[str | None]:
     is_tuned = any(group.get(name, value) != value for group, defaults in found for name, value in defaults.items())
     yield None if is_tuned else "the optimizer has its default settings"
     for group, defaults in found:
+        if group.get("momentum", 0.0) > _USUAL_MOMENTUM:  # steps would be many times smaller without any
+            defaults = {**defaults, "momentum": _USUAL_MOMENTUM}
         group.update({name: value for name, value in defaults.items() if name in group})
 
 

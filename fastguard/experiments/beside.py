@@ -27,7 +27,7 @@ _log = logging.getLogger("fastguard")
 DOUBTFUL = (0.3, 0.8)  # causes with a confidence between these are tried
 _NULL = next(arm for arm in ARMS.values() if arm.is_null)
 _LOOK_EVERY = 50  # steps, or a tenth of those taken
-_SLOWER = 4.0  # than expected, and a copy is given up
+_SLOWER = 4.0  # than expected, or past what is left of their share, and copies are given up
 
 
 Wrap: TypeAlias = Callable[..., Any]  # `fastguard.wrap`, handed down by it
@@ -61,12 +61,14 @@ def run_on_copies(
             optimizers = [copy.deepcopy(one, copied) for one in guard.optimizers]
             wrap(optimizers, model, clip=copy.deepcopy(guard.clip), skip_nonfinite=guard.skip_nonfinite, check_every=0)
             own: Any = optimizers[0].guard
+            context = Context(optimizers, model, own, guard.history.num_steps, num_steps, known=guard.history)
             try:
                 if arm is not None:
-                    step = guard.history.num_steps
-                    arm.apply(Context(optimizers, model, own, step, num_steps, known=guard.history))
+                    arm.apply(context)
                 found["" if arm is None else arm.name] = _train(model, optimizers, loss_fn, batches)
             finally:
+                for undo in context.undo:
+                    undo()
                 own.detach()
     finally:
         load_random_state(before)
@@ -209,7 +211,7 @@ class _Experimenter:
             if not copies.start():
                 self._end = copies.end
                 return
-            self._found = copies.wait(_SLOWER * expected * len(arms) + 1.0)
+            self._found = copies.wait(min(_SLOWER * expected * len(arms) + 1.0, left))
         elif settings.loss_fn is not None and settings.batches is not None:
             with guard._sampling.paused():
                 batches = settings.batches()

@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from ..diagnosis.needs import computing
+from ..diagnosis.rules.output import loss_and_activation
+from ..observers.loss_gradient import facts_of_loss
 from .arms import Context, arm
 
 _DROPOUTS = (torch.nn.modules.dropout._DropoutNd,)
 _DROPPING = (torch.nn.MultiheadAttention, torch.nn.RNNBase)  # by an attribute `dropout`
-_LAST_ACTIVATIONS = (torch.nn.Softmax, torch.nn.Softmax2d, torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.ReLU)
-_LOSSES_OF_NUMBERS_OR_LOGITS = frozenset(
-    ("cross-entropy", "cross-entropy with smoothed labels", "binary cross-entropy with logits", "squared error",
-     "absolute error")
-)  # fmt: skip
 _OF_TARGETS = ("label", "target", "decoder")  # parts of the names of keyword arguments that come from the targets
-_INVERSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "Softmax": lambda p: p.clamp_min(torch.finfo(p.dtype).tiny).log(),
-    "Sigmoid": lambda p: p.logit(eps=torch.finfo(p.dtype).eps),
+Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _log(p: torch.Tensor) -> torch.Tensor:
+    return p.clamp_min(torch.finfo(p.dtype).tiny).log()
+
+
+def _logit(p: torch.Tensor) -> torch.Tensor:
+    return p.logit(eps=torch.finfo(p.dtype).eps)
+
+
+# What undoes an operation ahead of a loss function; by "" of any other, for which a second log_softmax changes nothing.
+_ASKING: dict[str, tuple[Any, dict[str, Change]]] = {
+    "cross_entropy_loss": (torch._C._nn, {"Softmax": _log, "Sigmoid": _logit}),
+    "binary_cross_entropy_with_logits": (torch, {"Sigmoid": _logit}),
+    "nll_loss_nd": (torch._C._nn, {"Softmax": _log, "": lambda x: x.log_softmax(min(x.dim() - 1, 1))}),
 }
+_LOSSES = [(torch._C._nn, f"{name}_loss") for name in ("mse", "smooth_l1", "huber", "cross_entropy")]
+_LOSSES += [(torch._C._nn, "nll_loss_nd"), (torch._C._nn, "binary_cross_entropy")]
+_LOSSES += [(torch, "binary_cross_entropy_with_logits")]
+_ELEMENTWISE = ("cross-entropy", "negative log-likelihood", "squared error", "binary cross-entropy",
+                "binary cross-entropy with logits")  # fmt: skip
+_LAST_ACTIVATIONS = (torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.ReLU)
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -88,28 +105,52 @@ def _without_dropout(context: Context) -> Iterator[str | None]:
         setattr(module, "p" if isinstance(module, _DROPOUTS) else "dropout", 0.0)
 
 
-_PLAIN = "Remove the last activation: the loss takes the plain output of the last layer."
-_ENDING = ("the model's last activation removed", "wrong-output-layer")
+_PLAIN = "Give the loss the plain output of the last layer (nll_loss its log_softmax)."
+_ENDING = ("the loss given what it takes: no activation before it, or log_softmax", "wrong-output-layer")
 
 
-@arm("no final activation", *_ENDING, advice=_PLAIN, needs_model=True)
-def _remove_final_activation(context: Context) -> Iterator[str | None]:
-    leaves = [one for one in context.modules() if next(one.children(), None) is None]
-    called = context.facts.last_modules[:1]  # as the last one; none if that is not known
-    last = next((m for m in leaves[-1:] if isinstance(m, _LAST_ACTIVATIONS) and {*called} <= {type(m).__name__}), None)
-    inverse = _INVERSES.get(next(iter(context.facts.last_operations), ""))
-    if last is None and inverse is None:
-        yield "the model does not end in an activation"
-    is_of_any_number = context.facts.loss_kind in _LOSSES_OF_NUMBERS_OR_LOGITS
-    yield None if is_of_any_number else "the loss is not one that takes any number"
+@arm("no final activation", *_ENDING, advice=_PLAIN)
+def _undo_final_activation(context: Context) -> Iterator[str | None]:
+    """Undoes softmax or sigmoid in the argument of torch's loss functions, whoever has applied it.
 
-    def pass_on(module: torch.nn.Module, args: Any, output: Any) -> Any:
-        context.num_applied += 1
-        if last is not None:
-            return args[0] if args else output
-        return map_tensors(output, lambda x: inverse(x) if inverse is not None and x.is_floating_point() else x)
+    An error between numbers takes any: then the model's last module is passed over if it is an activation.
+    """
+    facts = context.facts
+    kind, activation = loss_and_activation(facts.loss_ops)
+    is_wrong = activation in ("softmax", "sigmoid") or (kind == "negative log-likelihood" and activation != "log")
+    is_asked = kind in ("cross-entropy", "binary cross-entropy with logits", "negative log-likelihood")
+    leaves = [one for one in context.modules(_LAST_ACTIVATIONS) if type(one).__name__ in facts.last_modules[:1]]
+    last = leaves[-1] if facts.loss_kind in ("squared error", "absolute error") and leaves else None
+    yield None if (is_wrong and is_asked) or last is not None else "the loss takes what it is given"
+    if last is not None:
+        last.register_forward_hook(lambda module, args, output: args[0] if args else output)
+    for name, (owner, changes) in _ASKING.items():
+        _before_the_loss(context, owner, name, changes)
 
-    (context.model if last is None else last).register_forward_hook(pass_on)
+
+def _before_the_loss(context: Context, owner: Any, name: str, changes: dict[str, Change]) -> None:
+    changed = list[Change]()
+
+    def change(output: torch.Tensor, target: Any) -> tuple[torch.Tensor, Any]:
+        made_by = computing(facts_of_loss(output, None).get("loss_ops", ()))[:1]
+        if made_by:  # validation has no graph, and is changed like the newest pass
+            known = changes.get(made_by[0].partition("Backward")[0], changes.get(""))
+            changed[:] = [] if known is None else [known]
+        context.num_applied += len(changed)
+        return changed[0](output) if changed else output, target
+
+    _replace(context, owner, name, change)
+
+
+def _replace(context: Context, owner: Any, name: str, change: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+    """Has one of torch's loss functions take what `change` makes of its output and target."""
+    original = getattr(owner, name)
+
+    def call(output: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(*change(output, target), *args, **kwargs)
+
+    setattr(owner, name, call)
+    context.undo.append(lambda: setattr(owner, name, original))
 
 
 _INITIAL = ("PyTorch's default initialization", "poor-initialisation")
@@ -231,12 +272,14 @@ _LOOK = "Look at single samples with their targets as the model gets them."
 _NULL = ("inputs permuted against targets", "wrong-targets")
 
 
-@arm("inputs permuted", *_NULL, advice=_LOOK, needs_model=True, is_null=True)
+@arm("inputs permuted", *_NULL, advice=_LOOK, is_null=True)
 def _permute_inputs(context: Context) -> Iterator[str | None]:
-    yield None
+    """Shifts the targets of torch's loss functions against the outputs, or else the inputs of the model."""
+    kind = loss_and_activation(context.facts.loss_ops)[0]
+    yield None if kind in _ELEMENTWISE or context.model is not None else "the model is not known"
     generator = torch.Generator().manual_seed(context.seed)
 
-    def make() -> Callable[[torch.Tensor], torch.Tensor]:
+    def make() -> Change:
         fraction = float(torch.rand((), generator=generator))
 
         def shift(x: torch.Tensor) -> torch.Tensor:
@@ -247,4 +290,8 @@ def _permute_inputs(context: Context) -> Iterator[str | None]:
 
         return shift
 
-    _change_inputs(context, make)
+    if kind not in _ELEMENTWISE:
+        _change_inputs(context, make)
+        return
+    for owner, name in _LOSSES:
+        _replace(context, owner, name, lambda y, target: (y, make()(target) if torch.is_grad_enabled() else target))

@@ -86,6 +86,7 @@ class ScriptLosses:
         self._samples: list[tuple[str, float] | None] | None = []  # None once it is learnt
         self._function: Any = None  # the loss function, and the loss over what it returns
         self._has_eval = self._is_armed = False
+        self._blind: Any = None  # the sampler of a model whose passes it does not see
         self._val_total: Any = 0.0
         self._val_count = self._val_calls = 0
         self._val_has_grad = False
@@ -260,8 +261,9 @@ class ScriptLosses:
         return [unwrapped(guard.model) for guard in self.guards if guard.model is not None]
 
     def _listen(self, names: Any) -> None:
-        """Listens to these loss functions, and no others."""
+        """Listens to these loss functions, and no others but that of a model whose passes are not seen."""
         self._primitives.restore()
+        names = names or ([] if self._blind is None else [self._function[0]])
         for name in names:
             owner, at = _FUNCTIONS[name]
             self._primitives.replace(owner, name, functools.partial(self._listening, name, at))
@@ -273,6 +275,8 @@ class ScriptLosses:
         @functools.wraps(original)
         def listened(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
+            if type(result) is torch.Tensor and result.requires_grad and self._blind is not None and graph_task() == -1:
+                self._safely("batches", self._blind.meet, args[0])
             if type(result) is torch.Tensor and not (
                 self._samples is None and not self._is_armed and result.requires_grad  # of a step
             ):
@@ -319,6 +323,9 @@ class ScriptLosses:
             name, ratio = found[-1]
             if all(abs(other - ratio) <= _TOLERANCE * abs(ratio) for _, other in found):
                 self._function = name, ratio
+        batches = self.guards[0]._sampling.observers.batches
+        if self._function is not None and len(self.guards) == 1 and batches is not None and batches.is_blind:
+            self._blind, batches.is_met = batches, True
         self._listen([] if self._function is None or self._has_eval else [self._function[0]])
 
     def _end_evaluation(self, loss: torch.Tensor | None) -> None:

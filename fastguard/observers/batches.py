@@ -78,6 +78,7 @@ class BatchWatch(Transient, Observer):
     Attributes:
         found: samples that wait for a record.
         is_paused: nothing is sampled.
+        is_met: passes in training are sampled by `meet`, and not where the model is called.
         first: the modules that the first pass called.
         loss: reads the gradient of the output.
         norms: compares running statistics with those of a batch.
@@ -101,7 +102,8 @@ class BatchWatch(Transient, Observer):
         # In steps: an accumulated gradient takes many passes, an actor many without a gradient.
         self._schedule = schedule_for(clock, model)
         self.found: list[BatchSample] = []
-        self.is_paused = False
+        self.is_paused = self.is_met = False
+        self._has_output = False
         self.first = FirstPass(model, device, failures)
         self.loss = LossGradient(failures)
         self.norms = NormStatistics(model, failures)
@@ -117,7 +119,7 @@ class BatchWatch(Transient, Observer):
         if torch.compiler.is_compiling():
             return
         is_training = module.training and torch.is_grad_enabled()
-        if not self._is_due(is_training) or self.is_paused:
+        if not self._is_due(is_training) or self.is_paused or (self.is_met and is_training):
             return
         if module is not self._model():  # a replica of DataParallel's is another
             return
@@ -125,6 +127,24 @@ class BatchWatch(Transient, Observer):
             with_grad = torch.is_grad_enabled()
             with self._failures.kept(_WHAT, "That pass was not looked at."), torch.no_grad():
                 self._look(module, args, kwargs, output, is_training, with_grad)
+
+    def meet(self, output: torch.Tensor) -> None:
+        """A loss function takes `output`, which stands for the model's: that was not seen, or is the loss itself.
+
+        Of the pass before, the inputs are those of the first module that it called. When a sample is due, hooks are set
+        on the modules first, and the sample is taken in the pass after that.
+        """
+        model = self._model()
+        is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(output)
+        if model is None or self.is_paused or is_wrapped or not self._is_due(is_training=True):
+            return
+        if self.first.given is None:
+            self.first.begin(model, ())
+            return
+        given = [x for ref in self.first.given if (x := ref()) is not None]
+        with self._failures.kept(_WHAT, "That pass was not looked at."), torch.no_grad():
+            self._look(model, given, {}, output, is_training=True, with_grad=True)
+            self.first.close()
 
     def _is_awaited(self) -> bool:
         """Whether to sample a pass that begins now."""
@@ -158,6 +178,7 @@ class BatchWatch(Transient, Observer):
         else:
             schedule.is_evaluation_due, schedule.evaluation_from = False, following
         self.first.end(output)
+        self._has_output = self._has_output or any(y.dim() for _, y in leaves(output))
         inner, data = self._inner(), data_of(args, kwargs)
         sample = sample_of(data, output, bool((inner or module).training), with_grad)
         if is_training:
@@ -204,6 +225,11 @@ class BatchWatch(Transient, Observer):
                 model.__dict__["_forward_hooks"] = OrderedDict()
 
     @property
+    def is_blind(self) -> bool:
+        """Whether no output was sampled: the script calls parts of the model, or the model returns a loss."""
+        return not self._has_output
+
+    @property
     def __name__(self) -> str:
         raise AttributeError("a model under guard has hooks that cannot be scripted: call `guard.detach()` before")
 
@@ -215,26 +241,29 @@ class FirstPass(Observer):
 
     Attributes:
         found: facts about the model.
+        given: the tensors that the first of these modules took; None outside of such a pass.
 
     Cost: 3 us for each such module, once.
     """
 
     def __init__(self, model: nn.Module, device: str, failures: Failures) -> None:
         self.found: dict[str, Any] = {}
+        self.given: list[weakref.ref[torch.Tensor]] | None = None
         self._device = device if torch.amp.is_autocast_available(device) else ""
         self._failures = failures
         self._called: deque[str] = deque(maxlen=_NUM_MODULES)
         self._learning: dict[str, None] = {}
         self._autocast = ""
-        self.hold(model.register_forward_pre_hook(ModuleHook(self._begin)))
+        self.hold(model.register_forward_pre_hook(ModuleHook(self.begin)))
 
-    def _begin(self, model: nn.Module, args: Any) -> None:
+    def begin(self, model: nn.Module, args: Any) -> None:
         """Watches the modules of `model`, instead of those of a pass before that did not end."""
         with self._failures.kept(_WHAT, "Which modules the first pass called last is not known."):
             self.close()
-            self.hold(model.register_forward_pre_hook(ModuleHook(self._begin)))
+            self.hold(model.register_forward_pre_hook(ModuleHook(self.begin)))
             self._called.clear()
             self._learning.clear()
+            self.given = []
             self._autocast = _autocast(self._device)
             seen, leaves = ModuleHook(self._see), leaves_of(model)
             if leaves == [model]:
@@ -250,11 +279,17 @@ class FirstPass(Observer):
         if torch.is_grad_enabled():
             self._learning[name] = None
 
-    def _see(self, module: nn.Module, *_: Any) -> None:
+    def _see(self, module: nn.Module, args: Any = (), *_: Any) -> None:
         """A module without children was called."""
         with self._failures.kept(_WHAT, "Which modules the first pass called last is not known."):
+            if not self.given and torch.is_grad_enabled():
+                self.given = [weakref.ref(x) for x in args if isinstance(x, torch.Tensor)]
             self._called.append(kind_of(module))
             self._autocast = self._autocast or _autocast(self._device)
+
+    def close(self) -> None:
+        super().close()
+        self.given = None
 
     def end(self, output: Any) -> None:
         """The pass is over; the first one that is."""

@@ -175,19 +175,19 @@ def facts_of_loss(loss: Any, parameters: Collection[int] | None) -> dict[str, An
     if parameters is None:
         return {"loss_ops": ops}
     nodes = _nodes(loss)
-    foreign = _parameters(nodes).difference(parameters)
+    foreign = _parameters(nodes).keys() - parameters
     is_smooth = len(nodes) < MAX_NODES and all(map(_is_smooth, nodes))
     return {"loss_ops": ops, "is_smooth": is_smooth, "num_foreign_parameters": len(foreign)}
 
 
-def parameters_of_loss(loss: Any) -> set[int]:
-    """Ids of the parameters in the graph of a loss. Cost: as of `facts_of_loss`."""
+def parameters_of_loss(loss: Any) -> dict[int, weakref.ref[torch.Tensor]]:
+    """The parameters in the graph of a loss, by their ids. Cost: as of `facts_of_loss`."""
     return _parameters(_nodes(loss))
 
 
-def _parameters(nodes: Collection[Any]) -> set[int]:
+def _parameters(nodes: Collection[Any]) -> dict[int, weakref.ref[torch.Tensor]]:
     leaves = (getattr(node, "variable", None) for node in nodes)
-    return {id(leaf) for leaf in leaves if isinstance(leaf, torch.nn.Parameter)}
+    return {id(leaf): weakref.ref(leaf) for leaf in leaves if isinstance(leaf, torch.nn.Parameter)}
 
 
 def _is_smooth(node: Any) -> bool:

@@ -38,7 +38,8 @@ class ModelFactRecorder:
         self._objective = objective
         self._local = local
         self._resources = ResourceUse()
-        self._foreign: set[int] = set()
+        self._foreign: dict[int, weakref.ref[Any]] = {}  # parameters of the loss that are not the model's
+        self._loss: int | None = None  # the number of the loss's operation
         with run.failures.kept("model facts", "The rules know nothing about the model."):
             ledger.history.note_model(**facts.at_first())
         self.record()
@@ -57,10 +58,17 @@ class ModelFactRecorder:
             known = {id(p) for p, _ in self._namer.known()}
             known |= self._guarded() if known else set()
             self._ledger.history.note_model(**facts_of_loss(loss, known or None))
-            self._foreign = parameters_of_loss(loss) - known if known else set()
-            for other in [*_ALIVE]:
-                other._note_adversary(self._foreign)
-                self._note_adversary(other._foreign)
+            self._foreign = parameters_of_loss(loss) if known else {}
+            for number in known & self._foreign.keys():
+                del self._foreign[number]
+            node = getattr(loss, "grad_fn", None)
+            self._loss = None if node is None else node._sequence_nr()
+            for other in [one for one in _ALIVE if one is not self]:
+                if other._loss == self._loss is not None:  # the same loss: both minimise it
+                    self._share(other)
+                    other._share(self)
+                other._note_adversary(self)
+                self._note_adversary(other)
 
     def _of_run(self) -> dict[str, Any]:
         run = self._run
@@ -92,9 +100,19 @@ class ModelFactRecorder:
         groups = [group for optimizer in self._run.living_optimizers() for group in optimizer.param_groups]
         return {id(p) for group in groups for p in group["params"]}
 
-    def _note_adversary(self, foreign: set[int]) -> None:
-        """Records how many parameters are in the loss of another guard's model, as in a GAN."""
-        num, history = len(foreign & self._guarded()) if foreign else 0, self._ledger.history
+    def _share(self, other: ModelFactRecorder) -> None:
+        """The parameters of `other` are not those of an adversary."""
+        shared = self._foreign.keys() & other._guarded()
+        for number in shared:
+            del self._foreign[number]
+        if shared:
+            self._ledger.history.note_model(num_foreign_parameters=len(self._foreign))
+
+    def _note_adversary(self, other: ModelFactRecorder) -> None:
+        """Records how many parameters are in the loss of the model of `other`, as in a GAN."""
+        own = self._guarded() if other._foreign else set()
+        num = len([i for i, ref in other._foreign.items() if i in own and ref() is not None])
+        history = self._ledger.history
         if num > (history.model.num_foreign_parameters or 0):
             history.note_model(num_foreign_parameters=num)
 

@@ -4,12 +4,14 @@ import gc
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fastguard
 from fastguard.diagnosis import CAUSES
 from fastguard.experiments import ARMS, Context, arms, arms_for
+from fastguard.observers.loss_gradient import facts_of_loss
 
 
 def context(model=None, optimizer=None, **more):
@@ -32,9 +34,9 @@ def test_the_table_names_causes_that_exist():
     assert [arm.name for arm in arms_for(["wrong-targets", "clipped-away"])] == ["inputs permuted", "max_norm x10"]
 
 
-@pytest.mark.parametrize(("name", "factor"), [("lr x10", 10.0), ("lr x0.1", 0.1)])
-def test_the_learning_rate_is_multiplied_under_a_scheduler_that_does_not_see_it(name, factor):
-    made = context()
+@pytest.mark.parametrize("factor", [10.0, 0.1, 100.0, 0.01])
+def test_the_learning_rate_is_multiplied_under_a_scheduler_that_does_not_see_it(factor):
+    made, name = context(), f"lr x{factor:g}"
     scheduler = torch.optim.lr_scheduler.ExponentialLR(made.optimizers[0], 0.5)
     ARMS[name].apply(made)
     for expected in (0.1, 0.05, 0.025):
@@ -122,38 +124,47 @@ def test_autocast_is_off_within_the_model_and_on_around_it():
     assert made.num_applied == 2
 
 
-def test_the_last_activation_is_removed_where_the_loss_takes_any_number():
-    model = nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1))
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    made, arm = context(model, optimizer, guard=optimizer.guard), ARMS["no final activation"]
-    assert "any number" in arm.why_not(made)
-    optimizer.guard.history.note_model(loss_kind="cross-entropy")
-    assert arm.why_not(made) is None and "end in" in arm.why_not(context())
+@pytest.mark.parametrize(
+    ("made_by", "loss", "sound"),
+    [
+        (lambda x: x.softmax(-1), F.cross_entropy, F.cross_entropy),
+        (lambda x: x.sigmoid(), F.cross_entropy, F.cross_entropy),
+        (lambda x: 1.0 * x, F.nll_loss, F.cross_entropy),
+        (lambda x: x.softmax(-1), F.nll_loss, F.cross_entropy),
+        (
+            lambda x: x[:, 0].sigmoid(),
+            lambda p, y: F.binary_cross_entropy_with_logits(p, y.float()),
+            lambda x, y: F.binary_cross_entropy_with_logits(x[:, 0], y.float()),
+        ),
+    ],
+)
+def test_an_activation_before_the_loss_is_undone(made_by, loss, sound):
+    arm, x, y = ARMS["no final activation"], torch.randn(6, 2, requires_grad=True), torch.tensor([0, 1, 1, 0, 1, 0])
+    known, before, expected = fastguard.TrainingHistory(), loss(made_by(x), y), sound(x, y)
+    known.note_model(**facts_of_loss(before, None))
+    made = context(known=known)
+    assert arm.why_not(made) is None and "what it is given" in arm.why_not(context())
     arm.apply(made)
+    try:
+        assert torch.allclose(loss(made_by(x), y), expected, atol=1e-5) and made.num_applied == 1
+        with torch.no_grad():
+            assert torch.allclose(loss(made_by(x), y), expected, atol=1e-5)
+    finally:
+        for undo in made.undo:
+            undo()
+    assert torch.equal(loss(made_by(x), y), before)
+
+
+def test_the_last_activation_is_passed_over_if_the_loss_is_an_error_between_numbers():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
+    known = fastguard.TrainingHistory()
+    known.note_model(loss_kind="squared error", last_modules=["Tanh", "Linear"])
+    made = context(model, known=known)
+    assert ARMS["no final activation"].why_not(made) is None
+    ARMS["no final activation"].apply(made)
+    for undo in made.undo:
+        undo()
     assert torch.equal(model(torch.ones(4, 3)), model[0](torch.ones(4, 3)))
-    optimizer.guard.history.note_model(last_modules=["Linear", "Softmax"])  # registered last, but not called last
-    assert "end in" in arm.why_not(made)
-
-
-def test_a_softmax_or_sigmoid_without_a_module_is_undone():
-    for operation, made_by in (("Softmax", lambda x: x.softmax(-1)), ("Sigmoid", torch.sigmoid)):
-        known = fastguard.TrainingHistory()
-        known.note_model(loss_kind="cross-entropy", last_operations=(operation, "Addmm"))
-        made = context(Applies(made_by), known=known)
-        x, arm = torch.randn(4, 3), ARMS["no final activation"]
-        assert arm.why_not(made) is None
-        plain = made.model.layer(x)
-        arm.apply(made)
-        assert torch.allclose(made_by(made.model(x)), made_by(plain), atol=1e-6) and made.num_applied == 1
-
-
-class Applies(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.layer, self.function = nn.Linear(3, 2), function
-
-    def forward(self, x):
-        return self.function(self.layer(x))
 
 
 def test_default_initialization_leaves_the_generator_alone():
@@ -196,6 +207,24 @@ def test_inputs_are_permuted_and_targets_are_not():
     assert made.model.seen[0][0] is x
     made.model(x[:1])  # there is no other sample
     assert made.num_applied == 41
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy])
+def test_targets_are_shifted_against_outputs_in_the_loss_function(loss):
+    x, y = torch.linspace(0.1, 0.9, 6).requires_grad_(), torch.linspace(0.1, 0.9, 6)
+    known, expected = fastguard.TrainingHistory(), loss(x, y)
+    known.note_model(**facts_of_loss(expected, None))
+    made = Context([], known=known)
+    assert ARMS["inputs permuted"].why_not(made) is None
+    ARMS["inputs permuted"].apply(made)
+    try:
+        assert all(not torch.equal(loss(x, y), expected) for _ in range(20)) and made.num_applied == 20
+        with torch.no_grad():
+            assert torch.equal(loss(x, y), expected)
+    finally:
+        for undo in reversed(made.undo):
+            undo()
+    assert torch.equal(loss(x, y), expected)
 
 
 def test_inputs_are_standardised_by_feature():
@@ -262,5 +291,5 @@ def test_loaders_that_read_in_order_are_shuffled(monkeypatch):
 def test_what_needs_a_model_says_so():
     p = nn.Parameter(torch.ones(1))
     made = Context([torch.optim.SGD([p], lr=0.1)])
-    for name in ("float32", "train mode", "no dropout", "no final activation", "inputs permuted"):
+    for name in ("float32", "train mode", "no dropout", "inputs permuted"):
         assert ARMS[name].why_not(made) == "the model is not known"

@@ -110,9 +110,9 @@ def loss_still_falling(
 ) -> Seen | None:
     """The loss fell by more than a share `fall` over the newest share `share` of a run that ended within the window.
 
-    Info, while it is above `high` of the first losses. A warning at any level after more than `very_few` steps: in
-    fewer than 100 if the second half gained a quarter of the first losses, in fewer than 150 if a loss that ends at
-    zero falls steadily and 0.35 is left.
+    Info, while it is above `high` of the first losses. At any level, and a warning if the newest three validation
+    losses fall, too, after more than `very_few` steps: in fewer than 100 if the second half gained a quarter of the
+    first losses, in fewer than 150 if a loss that ends at zero falls steadily and 0.35 is left.
     """
     s = signals_of(history)
     if not history.has_ended or len(s.losses) < 10 or history.num_clean > history.window:
@@ -125,20 +125,21 @@ def loss_still_falling(
     is_early = is_early and s.falls_steadily
     is_steady = s.falls_steadily and late > 0.35 * min(first, s.chance or math.inf) and floor_at_zero(history) is True
     limit = 150 if is_steady else 100 if is_early else 0
-    warns = very_few < history.num_steps and len(s.losses) < limit
-    is_falling = is_early or warns or max(0.0, high * first) < late < (1.0 - fall) * before
+    is_short = very_few < history.num_steps and len(s.losses) < limit
+    validations = [v.val_loss for v in history.validations][-3:]
+    is_falling = is_early or is_short or max(0.0, high * first) < late < (1.0 - fall) * before
     if not late < first or not is_falling:
         return None
     return Seen(
         at=s.loss_entries[-2 * part :],
-        warn=warns,
-        sure=0.85 if is_early or warns else 0.8,
+        warn=is_short and len(validations) == 3 and validations[0] > validations[1] > validations[2],
+        sure=0.85 if is_early or is_short else 0.8,
         level=late,
         before=before,
         gained_in_second_half=gained / first,
         threshold_fall=fall,
         _part=part,
-        _half=f", and by {gained / first:.0%} of its initial value in the second half" if is_early or warns else "",
+        _half=f", and by {gained / first:.0%} of its initial value in the second half" if is_early or is_short else "",
     )
 
 

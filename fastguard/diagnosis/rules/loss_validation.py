@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from ...records import TrainingHistory
 from ..finding import Seen
-from ..needs import ZERO_FLOORED, computing, game, takes_turns
+from ..needs import ZERO_FLOORED, clips_ratios, computing, game, policy_operations, reinforces, takes_turns
 from ..registry import rule
 from ..signals import exp, median, signals_of
 
@@ -67,6 +67,7 @@ def overfitting(
     )
 
 
+_OF_POLICIES = ("Log", "Exp", "Gather", "Select", "Index", "Minimum")
 _REDUCED = ("MeanBackward", "SumBackward", "DivBackward", "MulBackward", "AddBackward", "SubBackward")
 
 
@@ -102,6 +103,27 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Seen | Non
         level=history.loss_trend.mean,
         _what="minus a minus" if name == "Neg" else f"minus a term that is never below zero ({name})",
     )
+
+
+@rule(
+    "negated-policy-loss",
+    of="loss-without-floor",
+    see="The loss is a policy gradient without a minus: it makes chosen actions {_what}.",
+    sure=0.9,
+    remedy="Minimise minus the log-probability times the return (or advantage), or pass maximize=True.",
+)
+def negated_policy_loss(history: TrainingHistory, *, min_steps: int = 10) -> Seen | None:
+    """A log-probability times a return is not negated, and none of `min_steps` losses is above zero, so that returns
+    are positive. Or the smaller one of two clipped ratios (PPO) is minimised.
+    """
+    outer = [*takewhile(lambda op: not op.startswith(_OF_POLICIES), policy_operations(history))]
+    is_negated = any(op.startswith(("Neg", "Rsub")) for op in outer)
+    maximises = any(settings.get("maximize") for settings in history.model.optimizer_settings)
+    if not reinforces(history) or is_negated or maximises or history.losses.count < min_steps:
+        return None
+    if clips_ratios(history):
+        return None if "MulBackward0" in outer else Seen(_what="less likely the better they are")
+    return Seen(_what="less likely, whatever they bring") if history.losses.max <= 0.0 else None
 
 
 @rule(

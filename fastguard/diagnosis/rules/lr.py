@@ -195,15 +195,16 @@ def steps_too_small(
     """A step changes the median weight by an estimated share below `ratio`, and little was learnt.
 
     Little: `min_steps` losses at half of the largest learning rate gained less than a share `progress` of the first, or
-    the weights moved by less than `still` of themselves in all. Fires from 100 losses on, and at the end; from 200 on
-    below twice `ratio` if the loss falls steadily with half of it left.
+    the weights moved by less than `still` of themselves in all. Fires from 100 losses on, and at the end; from 200 on,
+    and at the end or from 1000 on below twice `ratio`, if the loss falls steadily with half of it left.
     """
     value, s = estimated_update_ratio(history), signals_of(history)
     if value is None or value >= 2.0 * ratio or s.num_full_lr < min_steps or (s.is_lr_rising and not history.has_ended):
         return None
     moved = value * history.num_clean
     is_slow = value < ratio and (s.progress < progress or (moved < still and s.progress < 0.5))
-    is_slow = is_slow or (s.progress < 0.5 and history.losses.count >= 200 and s.falls_steadily)
+    is_late = history.losses.count >= (200 if value < ratio or history.has_ended else 1000)
+    is_slow = is_slow or (s.progress < 0.5 and is_late and s.falls_steadily)
     if history.loss_trend.count < min_steps or not is_slow or not has_had_time(history, 100):
         return None
     return Seen(

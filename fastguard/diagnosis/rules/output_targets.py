@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import dropwhile
+from itertools import takewhile
 
 from ...records import TrainingHistory
 from ..finding import Seen
@@ -129,7 +129,7 @@ def loss_against_targets(
     needs_targets=True,
 )
 def broadcast_targets(history: TrainingHistory) -> Seen | None:
-    """An error is taken of more pairs than the output has elements.
+    """An error is taken of more pairs than the output has elements, and they are reduced all at once.
 
     Or, if the graph is unknown: the gradient is that of a squared error against one number, and the loss exceeds that
     error by the spread of the targets.
@@ -147,7 +147,10 @@ def broadcast_targets(history: TrainingHistory) -> Seen | None:
             squared_distance=then[0],
             _mean=notes.target_mean,
         )
-    first, *others = [*dropwhile(lambda op: op.startswith(_REDUCED), notes.loss_ops), ""]
+    reduced = [*takewhile(lambda op: op.startswith(_REDUCED), notes.loss_ops)]
+    if any(op in ("SumBackward1", "MeanBackward1") for op in reduced):
+        return None  # along a dimension: pairs are meant, as of quantiles
+    first, *others = [*notes.loss_ops[len(reduced) :], ""]
     if first in _BY_HAND:
         first, *others = others
     is_so = first in (*_ERRORS, "SubBackward0") and others[0] == "ExpandBackward0"

@@ -118,12 +118,15 @@ def learning_rate_gone(
 ) -> Seen | None:
     """For the newest share `share` of all clean steps the learning rate was below `ratio` of the largest.
 
-    Fires from `min_steps` such steps on, while less than a share `progress` of the first loss was gained.
+    Fires from `min_steps` such steps on, while less than a share `progress` of the first loss was gained; of 0.9, if it
+    was below the square of `ratio` for half as long again.
     """
     s, peak, num = signals_of(history), history.lrs.max, min(history.num_clean, history.window)
     entries = [e for e in history.clean if e.lr is not None] if history.lrs.count and peak < math.inf else []
     gone = sum(1 for _ in takewhile(lambda e: (e.lr or 0.0) < ratio * peak, reversed(entries)))
-    if gone < max(min_steps, 1, share * num) or gone == history.num_clean or not s.progress < progress:
+    late = entries[-max(int(1.5 * share * num), 1) :]
+    least = 0.9 if all((e.lr or 0.0) < ratio * ratio * peak for e in late) else progress
+    if gone < max(min_steps, 1, share * num) or gone == history.num_clean or not s.progress < least:
         return None
     return Seen(
         at=entries[-gone:],

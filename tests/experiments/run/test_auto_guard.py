@@ -1,5 +1,6 @@
 """Every optimizer is guarded at its first step, with the losses that the script computes; training does not notice."""
 
+import contextlib
 import os
 import random
 
@@ -318,3 +319,66 @@ def test_no_validation_loss_where_it_cannot_be_compared():
             return F.cross_entropy(model(batch()[0]), batch()[1]).item()
 
     assert _evaluated(a_teacher)[0] == [], "one call in train mode is no evaluation"
+
+
+_CROSS_ENTROPY = torch._C._nn.cross_entropy_loss
+
+
+class Parts(nn.Module):
+    """A model whose script calls other methods than `forward`."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def answer(self, x):
+        return self.decoder(torch.relu(self.encoder(x)))
+
+    def loss(self, x, y):
+        return F.cross_entropy(self.answer(x), y)
+
+
+class Whole(Parts):
+    """A model that returns its loss."""
+
+    forward = Parts.loss
+
+
+def _parts_after(number, kind, watches):
+    torch.manual_seed(0)
+    model = kind()
+    with watching() if watches else contextlib.nullcontext() as auto:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for _ in range(number):
+            x, y, _ = batch()
+            optimizer.zero_grad()
+            (model if kind is Whole else model.loss)(2.0 * x, y).backward()
+            optimizer.step()
+    return auto, model, [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("kind", [Parts, Whole])
+def test_the_loss_function_shows_the_output_of_a_model_that_is_not_called_or_returns_its_loss(kind):
+    auto, model, weights = _parts_after(80, kind, watches=True)
+    history = auto.guards[0].history
+    assert [batch.output_width for _, batch in history.batches][-4:] == [3] * 4
+    assert len(history.batches) >= 5 and all(1.5 < batch.input_std < 2.5 for _, batch in history.batches)
+    assert history.model.loss_kind == "cross-entropy" and history.model.num_target_classes == 3
+    assert history.model.last_modules[:2] == ("Linear", "Linear")
+    assert torch._C._nn.cross_entropy_loss is _CROSS_ENTROPY
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in (model.encoder, model.decoder))
+    assert all(map(torch.equal, weights, _parts_after(80, kind, watches=False)[2]))
+
+
+@pytest.mark.parametrize("is_game", [True, False])
+def test_two_optimizers_play_a_game_only_if_their_losses_differ(is_game):
+    parts = nn.Linear(8, 4), nn.Linear(4, 8)
+    with watching() as auto:
+        optimizers = [torch.optim.SGD(part.parameters(), lr=1e-2) for part in parts]
+        for i in range(6):
+            x = torch.randn(32, 8)
+            (parts[1](parts[0](x)) - x).pow(2).mean().backward()
+            for optimizer in [optimizers[i % 2]] if is_game else optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert [bool(guard.history.model.num_foreign_parameters) for guard in auto.guards] == [is_game] * 2
