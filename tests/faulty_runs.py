@@ -260,6 +260,7 @@ BAD = {
     "negated-loss": run(
         [-2.3 - 0.1 * s for s in range(60)], loss_ops=["NegBackward0", "NllLossBackward0", "LogSoftmaxBackward0"]
     ),
+    "falls-in-a-line": ended(run([2.3 - 5e-4 * s + 1e-3 * (s % 3) for s in range(400)])),
     "negated-policy-loss": batches_run(
         flat_losses(60, level=-9.0), batch(num_samples=1), loss_ops=["MulBackward0", "GatherBackward0"]
     ),

@@ -345,6 +345,12 @@ LIMITS = {
         (noted(chance_losses(250, 5)), None),
         (noted(falling_losses(150, start=1.386, floor=1.2)), None),
         (noted(chance_losses(250), loss_kind="cross-entropy"), "warning"),
+        *((run(flat_losses(num, level=level, noise=0.01), loss_ops=[f"{op}Backward0" for op in ops]), said)
+          for num, level, ops, said in ((250, 0.7, ("Neg", "Mean", "Log", "Sigmoid"), "warning"),
+                                        (250, 0.69, ("BinaryCrossEntropyWithLogits",), "warning"),
+                                        (250, 0.6, ("BinaryCrossEntropyWithLogits",), None),
+                                        (199, 0.69, ("BinaryCrossEntropyWithLogits",), None),
+                                        (250, 0.69, ("MseLoss",), None))),
         *((regression(flat_losses(219, level, 0.0), first=level, std=2.0), said) for level, said in (
             (4.0, "warning"), (3.65, "warning"), (3.5, None), (4.75, "warning"), (4.9, None))),
         (regression(flat_losses(119, 4.0, 0.0), first=4.0, std=2.0, squared_losses=[9.0]), None),

@@ -152,6 +152,16 @@ LIMITS = {
         (updates(0.03, backward_per_step=8), None),
         (updates(0.04, backward_per_step=1), None),
     ],
+    "falls-in-a-line": [
+        (ended(run(line(5e-4, 300))), "warning"),
+        (ended(run(line(5e-4, 299))), None),
+        (run(line(1e-4, 999)), None),
+        (run(line(1e-4, 1000)), "warning"),
+        (ended(run(line(9e-4, 300))), None),  # a tenth
+        (ended(run(line(0.0, 300))), None),
+        (ended(run([2.1 + 0.1 * math.exp(-step / 60) for step in range(400)])), None),  # ever slower
+        (ended(run(line(5e-4, 300), objective="reward")), None),
+    ],
     "loss-not-decreasing": [
         (run([*flat_losses(110), *[1.9] * 20]), None),  # it has just begun to fall
         (run(TURNS), None),  # two in turns

@@ -78,6 +78,7 @@ cause(
         "update-ratio-low": reasons.unless_clipped,
         "steps-too-small": reasons.unless_clipped,
         "loss-not-decreasing": reasons.falls_slowly,
+        "falls-in-a-line": 0.85,
         "learning-rate-unusual": lambda finding, history, found: 0.0 if finding.evidence["is_high"] else 0.9,
     },
     "standstill",

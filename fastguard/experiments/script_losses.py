@@ -87,6 +87,7 @@ class ScriptLosses:
         self._function: Any = None  # the loss function, and the loss over what it returns
         self._has_eval = self._is_armed = False
         self._blind: Any = None  # the sampler of a model whose passes it does not see
+        self._width = 0  # the last dimension of what the loss function takes
         self._val_total: Any = 0.0
         self._val_count = self._val_calls = 0
         self._val_has_grad = False
@@ -302,6 +303,7 @@ class ScriptLosses:
         total = total.item() if total.is_cpu else total
         if self._samples is not None:
             if result.requires_grad:
+                self._width = args[0].shape[-1] if args[0].dim() > 1 else 1
                 self._calls.append((name, total / max(number, 1)))
         elif name == self._function[0] and not (result.requires_grad and self._is_any_training()):
             self._val_total, self._val_count = self._val_total + total, self._val_count + number
@@ -324,8 +326,10 @@ class ScriptLosses:
             if all(abs(other - ratio) <= _TOLERANCE * abs(ratio) for _, other in found):
                 self._function = name, ratio
         batches = self.guards[0]._sampling.observers.batches
-        if self._function is not None and len(self.guards) == 1 and batches is not None and batches.is_blind:
-            self._blind, batches.is_met = batches, True
+        is_known = self._function is not None and len(self.guards) == 1
+        if is_known and batches is not None and batches.output_width != self._width:
+            self._blind = batches
+            batches.begin_to_meet()
         self._listen([] if self._function is None or self._has_eval else [self._function[0]])
 
     def _end_evaluation(self, loss: torch.Tensor | None) -> None:

@@ -78,7 +78,7 @@ class BatchWatch(Transient, Observer):
     Attributes:
         found: samples that wait for a record.
         is_paused: nothing is sampled.
-        is_met: passes in training are sampled by `meet`, and not where the model is called.
+        output_width: the last dimension of the newest output in training; 0 for a single number, or if none was seen.
         first: the modules that the first pass called.
         loss: reads the gradient of the output.
         norms: compares running statistics with those of a batch.
@@ -102,8 +102,8 @@ class BatchWatch(Transient, Observer):
         # In steps: an accumulated gradient takes many passes, an actor many without a gradient.
         self._schedule = schedule_for(clock, model)
         self.found: list[BatchSample] = []
-        self.is_paused = self.is_met = False
-        self._has_output = False
+        self.is_paused = self._is_met = False
+        self.output_width = 0
         self.first = FirstPass(model, device, failures)
         self.loss = LossGradient(failures)
         self.norms = NormStatistics(model, failures)
@@ -119,7 +119,7 @@ class BatchWatch(Transient, Observer):
         if torch.compiler.is_compiling():
             return
         is_training = module.training and torch.is_grad_enabled()
-        if not self._is_due(is_training) or self.is_paused or (self.is_met and is_training):
+        if not self._is_due(is_training) or self.is_paused or (self._is_met and is_training):
             return
         if module is not self._model():  # a replica of DataParallel's is another
             return
@@ -128,8 +128,13 @@ class BatchWatch(Transient, Observer):
             with self._failures.kept(_WHAT, "That pass was not looked at."), torch.no_grad():
                 self._look(module, args, kwargs, output, is_training, with_grad)
 
+    def begin_to_meet(self) -> None:
+        """Has passes in training sampled by `meet` from now on. What was seen so far was not the loss's input."""
+        self._is_met, self._num_taken, self._schedule.training_from = True, 0, 0
+        self.first.found, self.loss = {}, LossGradient(self._failures)
+
     def meet(self, output: torch.Tensor) -> None:
-        """A loss function takes `output`, which stands for the model's: that was not seen, or is the loss itself.
+        """A loss function takes `output`, which stands for the model's: that was not seen, or was another.
 
         Of the pass before, the inputs are those of the first module that it called. When a sample is due, hooks are set
         on the modules first, and the sample is taken in the pass after that.
@@ -178,13 +183,13 @@ class BatchWatch(Transient, Observer):
         else:
             schedule.is_evaluation_due, schedule.evaluation_from = False, following
         self.first.end(output)
-        self._has_output = self._has_output or any(y.dim() for _, y in leaves(output))
         inner, data = self._inner(), data_of(args, kwargs)
         sample = sample_of(data, output, bool((inner or module).training), with_grad)
         if is_training:
             self.loss.watch(output, [x.tensor for x in data[:4]])
             if self._num_taken in _COMPARED:
                 self.norms.arm()
+            self.output_width = 0 if sample is None or not _has_dims(output) else sample.output_width
         if sample is not None:
             self.found.append(sample)
             self._awake()
@@ -223,11 +228,6 @@ class BatchWatch(Transient, Observer):
             hooks.is_awaited = None  # now they are ordinary hooks
             if model is not None and not hooks and model.__dict__.get("_forward_hooks") is hooks:
                 model.__dict__["_forward_hooks"] = OrderedDict()
-
-    @property
-    def is_blind(self) -> bool:
-        """Whether no output was sampled: the script calls parts of the model, or the model returns a loss."""
-        return not self._has_output
 
     @property
     def __name__(self) -> str:
@@ -363,6 +363,10 @@ class NormStatistics(Observer):
             gap, ratio = float(away), math.exp(max(-700.0, min(700.0, float(times))))
             if math.isfinite(gap) and ratio > 0.0:
                 self.found[name] = gap, ratio
+
+
+def _has_dims(output: Any) -> bool:
+    return any(y.dim() for _, y in leaves(output))
 
 
 def _autocast(device: str) -> str:

@@ -191,6 +191,32 @@ def loss_not_decreasing(
 
 
 @rule(
+    "falls-in-a-line",
+    of="loss-not-decreasing",
+    see="In {_num} steps the loss has fallen by {progress:.1%} only, as fast at the end as in the beginning.",
+    sure=0.8,
+    remedy="Raise the learning rate by 10 to 100 times: a loss that falls in a straight line can fall faster.",
+    needs_descent=True,
+)
+def falls_in_a_line(
+    history: TrainingHistory, *, progress: float = 0.1, min_steps: int = 300, patience: int = 1000
+) -> Seen | None:
+    """After `min_steps` losses of a run that has ended, or `patience` (more of small batches), less than `progress` of
+    the first loss was gained, and the second half brought nine tenths as much as the first.
+    """
+    s, trend = signals_of(history), history.loss_trend
+    means = [bucket.loss.mean for bucket in history.overview.buckets if bucket.loss.num]
+    if trend.count < min_steps or not has_had_time(history, patience) or len(means) < 8 or not 0.0 < s.fall < progress:
+        return None
+    half = len(means) // 2
+    early, late = fall_of(means[:half]), fall_of(means[half:])
+    is_line = late[0] > 0.9 * early[0] > 0.0 and min(early[0] - 6.0 * early[1], late[0] - 6.0 * late[1]) > 0.0
+    if not is_line or s.is_lr_rising or may_rise(history):
+        return None
+    return Seen(at=(history.clean[0], s.loss_entries[-1]), progress=s.fall, threshold=progress, _num=trend.count)
+
+
+@rule(
     "underfitting",
     of="loss-not-decreasing",
     see="The loss has not come down from about {level:.4g} in the last {_num} steps, {_share:.0%} of where it began.",

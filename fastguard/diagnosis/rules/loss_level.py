@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ...records import TrainingHistory
 from .. import needs
 from ..finding import Seen
-from ..needs import floor_at_zero, game, is_squared_error
+from ..needs import computing, floor_at_zero, game, is_squared_error
 from ..registry import rule
 from ..signals import has_had_time, median, signals_of, training_batches
 from .output import last_layer
@@ -69,14 +70,16 @@ def loss_at_chance(
 
     Fires from 100 losses on (more of small batches), unless it still falls by three standard errors.
 
-    Or, if the loss no longer falls, from 200 on, within a share `frequent` of the entropy of `num_targets` targets or
-    more; or, for a squared error, at nine tenths of the targets' variance or above.
+    Or, if the loss no longer falls, from 200 on, within `tolerance` of ln 2 for a loss of yes or no; within a share
+    `frequent` of the entropy of `num_targets` targets or more; or, for a squared error, at nine tenths of the targets'
+    variance or above.
     """
     notes, s, samples = history.model, signals_of(history), training_batches(history)
-    is_squared = is_squared_error(history)
-    if not samples or len(s.losses) < 100 or not has_had_time(history, 100) or (s.still_falls and not is_squared):
+    is_squared, is_binary = is_squared_error(history), _is_binary(notes.loss_ops)
+    is_early = len(s.losses) < 100 or not has_had_time(history, 100)
+    if not (samples or is_binary) or is_early or (s.still_falls and not is_squared):
         return None
-    level, width = median(s.losses[-64:]), samples[-1].output_width
+    level, width = median(s.losses[-64:]), samples[-1].output_width if samples else 0
     levels: list[tuple[float, float, float, str]] = []  # a level, how far the loss may be below and above it
     if is_squared and s.is_flat and notes.target_std:
         levels.append((notes.target_std**2, 0.1, 0.2, "always giving the mean of the targets gives about"))
@@ -86,12 +89,20 @@ def loss_at_chance(
         if notes.target_entropy is not None and (notes.num_targets or 0) >= num_targets and is_settled:
             what = "knowing how frequent each class is gives about"
             levels.append((notes.target_entropy, frequent, frequent, what))
+    if s.is_flat and has_had_time(history, 200) and is_binary:
+        levels.append((math.log(2.0), tolerance, tolerance, "guessing yes or no gives"))
     for chance, below, above, what in levels:
         is_near = (1.0 - below) * chance <= level <= (1.0 + above) * chance
         if is_near and history.loss_trend.best >= (1.0 - 2.0 * below) * chance:
             sure, num_classes, limit = (0.75, None, None) if is_squared else (0.85, width, below)
             return Seen(sure=sure, level=level, chance=chance, num_classes=num_classes, threshold=limit, _what=what)
     return None
+
+
+def _is_binary(ops: Sequence[str]) -> bool:
+    """Whether a loss is a binary cross-entropy, torch's or one by hand: the logarithm of a sigmoid."""
+    names = [op.partition("Backward")[0] for op in computing(ops)]
+    return any(name.startswith("BinaryCrossEntropy") for name in names) or {"Log", "Sigmoid"} <= {*names}
 
 
 @rule(
