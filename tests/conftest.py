@@ -123,3 +123,14 @@ def threads():
     """Sets the number of threads, for tests that are about threads or set it; afterwards it is one again."""
     yield torch.set_num_threads
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    """torch.distributed with this process alone."""
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("this torch was built without gloo")
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -328,16 +327,6 @@ class TestCalls:
 
 
 NAMES = {"blocks.0.attn", "blocks.1.mlp.1", "norm", "Transformer"}
-
-
-@pytest.fixture
-def one_process(tmp_path):
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("torch has no gloo here")
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("one_process")

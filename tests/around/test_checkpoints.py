@@ -378,19 +378,16 @@ def test_wrong_settings_state_steps_and_metrics(tmp_path):
         Checkpoints(tmp_path).save(optimizer.guard, 1, metric="low")
 
 
+@pytest.mark.usefixtures("one_process")
 def test_shards_and_several_processes_are_sent_elsewhere(tmp_path, monkeypatch):
     _, optimizer = make()
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        mesh = torch.distributed.init_device_mesh("cpu", (1,))
-        model = nn.Linear(4, 4)
-        plain = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        torch.distributed.fsdp.fully_shard(model, mesh=mesh)
-        with pytest.raises(TypeError, match=r"got a DTensor - at 'weight'.*torch\.distributed\.checkpoint"):
-            Checkpoints(tmp_path).save(plain.guard, 1)
-        assert Checkpoints(tmp_path).save(optimizer.guard, 1).exists()
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-        with pytest.raises(RuntimeError, match=r"a single process, got one of several.*torch\.distributed\.checkpoint"):
-            Checkpoints(tmp_path).save(optimizer.guard, 1)
-    finally:
-        torch.distributed.destroy_process_group()
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    model = nn.Linear(4, 4)
+    plain = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+    with pytest.raises(TypeError, match=r"got a DTensor - at 'weight'.*torch\.distributed\.checkpoint"):
+        Checkpoints(tmp_path).save(plain.guard, 1)
+    assert Checkpoints(tmp_path).save(optimizer.guard, 1).exists()
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(RuntimeError, match=r"a single process, got one of several.*torch\.distributed\.checkpoint"):
+        Checkpoints(tmp_path).save(optimizer.guard, 1)

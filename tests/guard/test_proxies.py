@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
 from guard_helpers import (
     adamw,
     assert_close,
@@ -197,16 +196,7 @@ def test_traps_2_3_and_2_7_a_proxy_under_a_scaler(proxy, unscales, max_norm, fus
     assert [e.loss_scale for e in guard.history.recent] == ([None] * 5 if unscales else [1024, 512, 512, 512, 256])
 
 
-@pytest.fixture
-def one_rank(tmp_path):
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("this torch was built without gloo")
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("one_rank")
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_trap_2_11_zero_redundancy_optimizer_is_guarded_at_its_outside():
     from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -117,7 +117,6 @@ def test_what_cannot_be_written_is_refused(backend, dtype):
 
 has_kernels = BACKENDS["cpu"].unavailable() is None
 SIZES = (0, 1, 3, 2047, 2048, 2049, 65_536, 262_144 + 5, 1_000_003)
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

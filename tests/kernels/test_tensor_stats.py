@@ -139,22 +139,16 @@ def test_kinds_of_tensors(backend):
     assert tensor_stats([tensor], backend=backend)[0].norm == 2.0
 
 
-def test_a_dtensor_is_read_as_its_local_shard(backend, tmp_path):
+@pytest.mark.usefixtures("one_process")
+def test_a_dtensor_is_read_as_its_local_shard(backend):
     if torch.get_default_device().type != "cpu":
         pytest.skip("the process group of this test is one of CPUs")
-    distributed = pytest.importorskip("torch.distributed")
-    if not distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        whole = torch.randn(8, 4)
-        sharded = distribute_tensor(whole, init_device_mesh("cpu", (1,)), [Shard(0)])
-        assert_row(tensor_stats([sharded], backend=backend)[0], whole)
-    finally:
-        distributed.destroy_process_group()
+    whole = torch.randn(8, 4)
+    sharded = distribute_tensor(whole, init_device_mesh("cpu", (1,)), [Shard(0)])
+    assert_row(tensor_stats([sharded], backend=backend)[0], whole)
 
 
 @pytest.mark.parametrize(
