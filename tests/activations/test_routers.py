@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from fastguard import ActivationMonitor
 from fastguard.observers.activations.routers import routers_of
 from fastguard.observers.activations.selection import names_of
-from fastguard.page.parts import module_rows as page_rows
 from fastguard.report import build_report
 from fastguard.report.tables import module_rows, sample_tables
 from fastguard.visualization import plot_activations
@@ -122,12 +121,7 @@ def test_in_the_report(history):
         ["moe.gate[router]", "50%", "-", "90%", "1", "of", "4"],
     ]
     assert [line.split()[0] for line in activations] == ["activations", "relu"]
-    report = build_report(history)
-    assert "choices of" in str(report)
-    page = page_rows(report)
-    assert page["columns"][-3:] == ["entropy", "largest logit", "largest load"]
-    drawn = {row[0]: row[-3:] for row in page["rows"]}
-    assert drawn == {"relu": [None] * 3, "attn[attention]": [0.25, 123.0, None], "moe.gate[router]": [0.5, None, 0.9]}
+    assert "choices of" in str(build_report(history))
 
 
 def test_in_figures(history):
