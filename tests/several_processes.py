@@ -15,7 +15,8 @@ slow = [pytest.mark.slow, pytest.mark.skipif(not HAS_GLOO, reason="this torch ha
 
 def start(script, world, folder):
     """The script as `world` processes."""
-    folders = [str(Path(__file__).parents[1]), str(script.parent)]
+    tests = Path(__file__).parent
+    folders = [str(tests.parent), str(tests), str(script.parent)]
     code = f"import sys, runpy; sys.path[:0] = {folders!r}; sys.argv[0] = {str(script)!r}; "
     code += f"runpy.run_path({str(script)!r}, run_name='__main__')"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
