@@ -155,7 +155,7 @@ def measures(rounds: dict[str, list[float | None]]) -> list[dict[str, Any]]:
         ("activation_stats, bfloat16 / plain read stream of twice the bytes", "ours, bfloat16", quicker, None, None),
     ]
     return [
-        {"title": title, **ratio(rounds, ours, theirs).to_dict(), "at_most": limit, "aim": aim}
+        {"title": title, **ratio(rounds, ours, theirs)._asdict(), "at_most": limit, "aim": aim}
         for title, ours, theirs, limit, aim in rows
     ]
 
@@ -186,7 +186,7 @@ def main() -> None:
         "machine": machine.to_dict(),
         "is_realtime": hasattr(os, "sched_getscheduler") and os.sched_getscheduler(0) == os.SCHED_FIFO,
         "measures": measures(found["rounds_us"]),
-        "times_us": {name: Spread.of(us for us in times if us).to_dict() for name, times in found["rounds_us"].items()},
+        "times_us": {name: Spread.of(us for us in times if us)._asdict() for name, times in found["rounds_us"].items()},
         **found,
     }
     tell(results)

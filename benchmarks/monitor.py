@@ -156,7 +156,7 @@ def _spread(times: list[float], base: list[float], size: int, drop_sampled: bool
     for start in range(0, len(times), size):
         if not (drop_sampled and start % EVERY == 0):
             ratios.append(sum(times[start : start + size]) / sum(base[start : start + size]))
-    return Spread.of(ratios).to_dict()
+    return Spread.of(ratios)._asdict()
 
 
 def measure(num_cycles: int = NUM_CYCLES) -> dict[str, Any]:

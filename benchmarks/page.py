@@ -54,12 +54,8 @@ def lines(num_steps: int, num_tensors: int, seed: int = 0) -> Iterator[str]:
     for step in range(num_steps):
         norm = rng.lognormvariate(0, 0.3) * (1e4 if step == num_steps // 5 else 1.0)
         is_bad = step in bad
-        line: dict[str, Any] = {
-            "step": step,
-            "time": 1.7e9 + 0.05 * step,
-            "loss": 2.5 * math.exp(-3 * step / num_steps),
-        }
-        line["loss"] += 0.1 * rng.random()
+        loss = 2.5 * math.exp(-3 * step / num_steps) + 0.1 * rng.random()
+        line: dict[str, Any] = {"step": step, "time": 1.7e9 + 0.05 * step, "loss": loss}
         line.update(
             {"lr": 3e-4, "grad/norm": "NaN" if is_bad else norm, "grad/max": norm / 10, "grad/min": norm * 1e-9}
         )
@@ -145,7 +141,7 @@ def screenshots(page: Path, folder: Path) -> list[Path]:
     with opened(page, viewport={"width": 1100, "height": 1180}) as tab:
         tab.screenshot(path=made[0])
     with opened(page, viewport={"width": 1100, "height": 1000}, color_scheme="dark") as tab:
-        box = tab.locator("section.chart:has(#which)").bounding_box()
+        box = tab.locator(".wide").bounding_box()
         clip = {"x": 0, "y": box["y"] - 8, "width": 1100, "height": box["height"] + 16}
         tab.screenshot(path=made[1], clip=clip, full_page=True)
     return made
@@ -164,13 +160,10 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     """Measures, prints, and with --json saves."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--folder", type=Path, default=Path(tempfile.gettempdir()) / "fastguard-page", help="of the logs"
-    )
+    folder = Path(tempfile.gettempdir()) / "fastguard-page"
+    parser.add_argument("--folder", type=Path, default=folder, help="of the logs")
     parser.add_argument("--log", type=Path, help="instead of made ones: this log")
-    parser.add_argument(
-        "--steps", type=int, nargs="*", default=[10**5, 10**6], help="lengths of the logs that are made"
-    )
+    parser.add_argument("--steps", type=int, nargs="*", default=[10**5, 10**6], help="lengths of the logs made")
     parser.add_argument("--tensors", type=int, default=10**4, help="in the tables of the longest (default: 10^4)")
     parser.add_argument("--rounds", type=int, default=5, help="how often a page is opened (0: not at all)")
     parser.add_argument("--screenshots", type=Path, metavar="DIR", help="also make the pictures of the README there")

@@ -64,13 +64,13 @@ def wire_main(world: int, rounds: int, rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
     group: Any = dist.group.WORLD
-    wire, wide, words = Wire([group]), Wire([group]), ([1.0] * NUM_COLUMNS, [1.0] * 4, [1.0] * 4)
-    wide.is_wide = True
+    wire, words = Wire([group]), ([1.0] * NUM_COLUMNS, [1.0] * 4, [1.0] * 4)
+    row = torch.ones(1, NUM_COLUMNS, dtype=torch.float64)
     tables = {size: torch.ones(size, NUM_COLUMNS, dtype=torch.float64) for size in (*SIZES, UNSEEN)}
     found: dict[str, list[float]] = {"gather": [], "reduce": [], **{str(size): [] for size in tables}}
     for turn in range(rounds + 3):
         took = {"gather": timed(lambda: wire.join(*words))}
-        took["reduce"] = timed(lambda: wide.join(*words))
+        took["reduce"] = timed(lambda: wire.reduced(row))
         took |= {str(size): timed(lambda rows=rows: wire.reduced(rows)) for size, rows in tables.items()}
         if turn >= 3:
             for name, one in took.items():

@@ -221,6 +221,7 @@ BAD = {
     "validation-in-training-mode": batches_run(
         falling_losses(100), batch(), passed(training=True), val_losses=validated(100), dropout={"drop": 0.3}
     ),
+    "training-in-eval-mode": batches_run(falling_losses(100), batch(training=False), dropout={"drop": 0.3}),
     "output-against-loss": run(
         falling_losses(50), loss_ops=["NllLossBackward0", "LogSoftmaxBackward0", "SoftmaxBackward0", "AddmmBackward0"]
     ),

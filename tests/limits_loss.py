@@ -214,7 +214,10 @@ LIMITS = {
         (run([*flat_losses(60), *flat_losses(60, level=9.0)], loss_ops=ACTOR_CRITIC), "info"),
     ],
     "loss-spike": [
-        *((run(bend(falling_losses(200), range(100, 100 + n), lambda v: 20.0)), "warning") for n in (1, 4)),
+        (run(bend(falling_losses(200), [100], lambda v: 20.0)), "warning"),
+        (run(bend(falling_losses(200), range(100, 104), lambda v: 20.0)), "info"),
+        (run(bend(falling_losses(200, noise=0.01), [90], lambda v: 4.45)), "info"),  # less than twice the first
+        (run(bend(falling_losses(300, noise=0.01), [90, 150, 220], lambda v: 4.45)), "warning"),
         *((run(bend(falling_losses(200), range(100, 100 + n), lambda v: 20.0)), None) for n in (5, 30)),
         (run(bend(falling_losses(200, noise=0.01), [150], lambda v: v + 0.5)), None),
     ],

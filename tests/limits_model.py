@@ -23,7 +23,7 @@ from made_runs import (
     weights_run,
     with_activities,
 )
-from records import make_bad_record, make_record
+from records import make_bad_record, make_batch, make_record
 
 FLAT, FALLING = flat_losses(100), falling_losses(100)
 LEARNT = falling_losses(200, pace=20.0)
@@ -98,6 +98,17 @@ def odd(losses=None, **given):
 
 def linear(*ops, losses=None):
     return run(losses or flat_losses(60), loss_ops=[f"{op}Backward0" for op in ops])
+
+
+def evaluated(num_steps, since=-1, with_grad=False, **notes):
+    """A run whose passes are in training mode up to step `since`, one after it in eval mode, or all with autograd."""
+    train, evaluate = make_batch(), make_batch(training=False, with_grad=with_grad)
+
+    def looks(s):
+        is_seen = s % 10 == 0 and (with_grad or s <= since)
+        return {"batches": (train if s <= since else evaluate,)} if is_seen or s == since + 1 else {}
+
+    return run(falling_losses(num_steps), change=looks, **{**DROPS, **notes})
 
 
 def validating(training, **notes):
@@ -181,6 +192,16 @@ LIMITS = {
         (validating(True), None),  # it is not known what the model is made of
         (validating(False, **DROPS), None),
         (batches_run(FALLING, batch(), passed(training=True), **DROPS), None),  # no validation losses
+    ],
+    "training-in-eval-mode": [
+        (evaluated(40, with_grad=True), "warning"),
+        (evaluated(30, with_grad=True), None),  # three passes
+        (evaluated(40, with_grad=True, dropout={"drop": 0.0}), None),
+        (evaluated(40), None),  # validation
+        (evaluated(520, since=250), "warning"),  # in training mode never again
+        (evaluated(520, since=280), None),
+        (evaluated(260, since=9), "warning"),
+        (evaluated(250, since=9), None),
     ],
     "layers-without-activation": [
         (linear("MseLoss", "Addmm", "Addmm"), "info"),

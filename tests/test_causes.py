@@ -115,6 +115,7 @@ RIGHT = {
     "unshuffled-data": BAD["sorted-targets"],
     "dead-experts": BAD["idle-experts"],
     "normalisation-statistics": BAD["running-statistics-apart"],
+    "eval-mode-in-training": BAD["training-in-eval-mode"],
     "adversary-wins": BAD["one-side-wins"],
     "hardware-fault": BAD["lone-element"],
     "singular-operation": with_a_derivative_of_infinity(),

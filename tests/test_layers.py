@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "ranks": RANKS,
     "recovery": {*RANKS, "ranks", "clip", "diagnosis"},
     "diagnosis": VOCABULARY,
-    "report": {*VOCABULARY, "diagnosis"},
+    "report": {*VOCABULARY, "diagnosis", "visualization"},
     "visualization": VOCABULARY,
     "page": {*VOCABULARY, "diagnosis", "report", "visualization"},
     "sinks": VOCABULARY,
@@ -46,11 +46,9 @@ MAY_IMPORT = {
     "commands": {*OBSERVERS, *READERS, "_C", "experiments", "page", "step", "tools", "visualization", "__init__"},
     "__main__": {"commands"},
 }
-# GradientStats.from_gradients computes, so it needs a kernel behind it; a report can be saved as a page. These imports
-# are made when they are called. `wrap` begins experiments if they are asked for.
+# GradientStats.from_gradients computes, so it needs a kernel behind it. These imports are made when they are called. `wrap` begins experiments if they are asked for.
 ALLOWED = {
     ("fastguard.records.table", "fastguard.kernels"),
-    ("fastguard.report.report", "fastguard.page.build"),
     ("fastguard.step.wrapping", "fastguard.experiments.beside"),
 }
 DOOR = "__init__"  # may import from everywhere

@@ -115,7 +115,7 @@ def snapshot(build: Callable[[], tuple[nn.Module, Loss]], every: int, num_snapsh
     return {
         "figure": share.median,
         "share": share.to_dict(),
-        "snapshot_us": Spread.of(extra).to_dict(),
+        "snapshot_us": Spread.of(extra)._asdict(),
         "step_us": whole,
         "num_parameters": sum(p.numel() for p in run.model.parameters()),
     }
@@ -173,7 +173,7 @@ def rollback(build: Callable[[], tuple[nn.Module, Loss]], num_rollbacks: int) ->
     for (name, rounds), us_of in zip(beside.items(), ("optimizer_us", "default_us"), strict=True):
         near = [[us for us, _ in [*a, *b]] for a, b in pairwise(rounds[_NUM_PROFILED:])]
         steps = [criteria.rollback_steps(one, statistics.median(us)) for one, us in zip(taken, near, strict=True)]
-        result[name] = Spread.of(steps).to_dict()
+        result[name] = Spread.of(steps)._asdict()
         result[us_of] = statistics.median(us for round_ in near for us in round_)
     least = min(us for round_ in beside["steps"] for _, us in round_)
     result["cpu_steps"] = criteria.rollback_steps(min(cpu), least)

@@ -29,8 +29,8 @@ def further_tensor(many: clipping.Case, few: clipping.Case) -> Callable[[bench.S
             for side in bench.FUNCTIONS
         }
         return {
-            "ours_ns": bench.Spread.of(slopes["ours"]).to_dict(),
-            "theirs_ns": bench.Spread.of(slopes["theirs"]).to_dict(),
+            "ours_ns": bench.Spread.of(slopes["ours"])._asdict(),
+            "theirs_ns": bench.Spread.of(slopes["theirs"])._asdict(),
             "rounds_us": rounds,
         }
 

@@ -116,7 +116,7 @@ def measure_memory(case: Case, num_processes: int = 1) -> dict[str, Any]:
     found: dict[str, Any] = {"num_tensors": case.num_tensors}
     for kind in KINDS:
         values = [run_module("benchmarks.speed.memory", case.name, kind) for _ in range(num_processes)]
-        found[kind] = Spread.of(values).to_dict()
+        found[kind] = Spread.of(values)._asdict()
     return found
 
 

@@ -58,7 +58,7 @@ def rivals_in_turn(case: clipping.Case, names: Sequence[str]) -> Measuring:
 def _count(count: Callable[[], dict[str, Any]]) -> Measuring:
     def measure(settings: bench.Settings) -> dict[str, Any]:
         found = count()
-        spreads = {key: bench.Spread.of([found[key]]).to_dict() for key in ("clean", "mean")}
+        spreads = {key: bench.Spread.of([found[key]])._asdict() for key in ("clean", "mean")}
         return {**spreads, "counts": found["counts"]}
 
     return measure
@@ -85,7 +85,7 @@ def _clip_part(case: clipping.Case, *, clips: bool = False) -> Part:
 
 
 PARTS: dict[str, Part] = {
-    "package-lines": Part(lambda: lambda _: {"lines": bench.Spread.of([package_lines()]).to_dict()}, beside=False),
+    "package-lines": Part(lambda: lambda _: {"lines": bench.Spread.of([package_lines()])._asdict()}, beside=False),
     "frames-cpu": Part(lambda: _count(lambda: frames.count_frames("auto")), beside=False),
     "frames-gpu": Part(lambda: _count(frames.count_frames_interpreted), beside=False),
     **{name: _clip_part(CASES[name]) for name in ("gpt2-float32", "gpt2-bfloat16", "resnet50", "300x1000", "3000x64")},

@@ -12,11 +12,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from fastguard.commands.bench import duration
-
 from .. import machine, readme
 from . import table
 from .table import ALONE, BESIDE, Results
+
+
+def duration(us: float) -> str:
+    """A time in µs with its unit, to three digits."""
+    for factor, unit in ((1e6, "s"), (1e3, "ms")):
+        if us >= factor:
+            return f"{us / factor:.3g} {unit}" if us < 1e3 * factor else f"{us / factor:,.0f} {unit}"
+    return f"{us:.3g} µs"
 
 
 def conditions(results: Results) -> str:

@@ -85,6 +85,6 @@ def measure_steps(
     return {
         **bench.compared([r["ours_us"] for r in repetitions], [r["theirs_us"] for r in repetitions]),
         "mean": bench.compared(ours_mean, theirs_mean),
-        "plain_us": bench.Spread.of(r["plain_us"] for r in repetitions).to_dict(),
+        "plain_us": bench.Spread.of(r["plain_us"] for r in repetitions)._asdict(),
         "repetitions": repetitions,
     }

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 import fastguard
 
+from .._text import duration
 from .cli import Parser
 
 NUM_SETS = 3  # of tensors: two rivals meet every set, and each set was last seen three calls ago
@@ -63,9 +63,6 @@ class Spread(NamedTuple):
         values = list(values)
         return cls(statistics.median(values), min(values), max(values))
 
-    def to_dict(self) -> dict[str, float]:
-        return self._asdict()
-
 
 @contextmanager
 def gc_off() -> Iterator[None]:
@@ -101,9 +98,8 @@ def take_turns(
 ) -> dict[str, list[float]]:
     """Times of every rival in µs, round by round: the median of its single calls in the round.
 
-    Args:
-        calls: by rival, its call on each set of tensors. Rivals alternate call by call, and so do the sets.
-        before: is called before each call, untimed, with the rival's name and the number of the set.
+    `calls` has, by rival, its call on each set of tensors; rivals and sets alternate call by call. `before` is called
+    before each, untimed, with the rival's name and the number of the set.
     """
     turns = itertools.count()
 
@@ -130,9 +126,9 @@ def compared(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     """Two rivals' times in µs and their ratio round by round; `ratio` is None where theirs took no time."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b > 0]
     return {
-        "ours_us": Spread.of(ours).to_dict(),
-        "theirs_us": Spread.of(theirs).to_dict(),
-        "ratio": Spread.of(ratios).to_dict() if ratios else None,
+        "ours_us": Spread.of(ours)._asdict(),
+        "theirs_us": Spread.of(theirs)._asdict(),
+        "ratio": Spread.of(ratios)._asdict() if ratios else None,
     }
 
 
@@ -150,8 +146,7 @@ class Task(NamedTuple):
     loss: Callable[[], Tensor]
 
 
-@dataclass(frozen=True)
-class StepCase:
+class StepCase(NamedTuple):
     """A model and its batches; a whole step is zero_grad, forward, backward, clip if asked for, AdamW(fused=True)."""
 
     name: str
@@ -276,66 +271,30 @@ def measure_clipping(shapes: Sequence[Shape], settings: Settings, *, clips: bool
     return compared(rounds["ours"], rounds["theirs"])
 
 
-class BenchPart(NamedTuple):
-    """One thing that is measured, ours against theirs."""
-
-    title: str
-    measure: Measuring
-
-
-def _clip(title: str, shapes: Sequence[Shape], *, clips: bool = False) -> BenchPart:
-    title = f"clip, {title}, " + ("clipping at every step" if clips else "limit not reached")
-    return BenchPart(title, lambda settings: measure_clipping(shapes, settings, clips=clips))
-
-
-def _step(ours: str = GUARDED) -> BenchPart:
-    title = f"added to a step, {STEP_MLP.title}" + (", loss and JSONL" if ours == RECORDED else "")
-    return BenchPart(title, lambda settings: measure_steps(STEP_MLP, settings, ours))
-
-
-_CASES = {
-    "gpt2-float32": ("GPT-2 124M float32, 148 tensors", gpt2_shapes()),
-    "300x1000": ("300 tensors × 1000 float32", ((1000,),) * 300),
+_STEP, _CLIP = f"added to a step, {STEP_MLP.title}", "clip, GPT-2 124M float32, 148 tensors"
+# As in the README, by name: a title, and what measures it.
+PARTS: dict[str, tuple[str, Measuring]] = {
+    "step-mlp": (_STEP, lambda how: measure_steps(STEP_MLP, how)),
+    "step-mlp-jsonl": (f"{_STEP}, loss and JSONL", lambda how: measure_steps(STEP_MLP, how, RECORDED)),
+    "gpt2-float32": (f"{_CLIP}, limit not reached", lambda how: measure_clipping(gpt2_shapes(), how, clips=False)),
+    "gpt2-float32-clipping": (f"{_CLIP}, always", lambda how: measure_clipping(gpt2_shapes(), how, clips=True)),
 }
-PARTS = {
-    "step-mlp": _step(),
-    "step-mlp-jsonl": _step(RECORDED),
-    **{name: _clip(*case) for name, case in _CASES.items()},
-    **{f"{name}-clipping": _clip(*case, clips=True) for name, case in _CASES.items()},
-}
-
-
-def duration(us: float) -> str:
-    """A time in µs with its unit, to three digits."""
-    for factor, unit in ((1e6, "s"), (1e3, "ms")):
-        if us >= factor:
-            return f"{us / factor:.3g} {unit}" if us < 1e3 * factor else f"{us / factor:,.0f} {unit}"
-    return f"{us:.3g} µs"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command `fastguard bench`.
-
-    Raises:
-        WrongResultError: a result is not what float64 says.
-
-    Cost: 2 to 3 minutes on two idle cores, `--quick` about one; 2 GB of memory.
-    """
+    """Measures and prints. Cost: 2 minutes on two idle cores, 2 GB of memory."""
     parser = Parser("fastguard bench", "Measures the cost of fastguard against torch's own functions, in turn.")
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer rounds: about 30 seconds, minutes on a busy machine"
-    )
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: 30 seconds, minutes on a busy machine")
     parser.add_argument("--only", action="append", metavar="PART", choices=list(PARTS), help=", ".join(PARTS))
     arguments = parser.parse_args(argv)
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads; ",
-        end="",
-    )
-    print(f"torch {torch.__version__}, fastguard {fastguard.__version__}. Figures of a busy machine are noisy.\n")
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    versions = f"torch {torch.__version__}, fastguard {fastguard.__version__}"
+    print(f"{machine}; {versions}. Figures of a busy machine are noisy.\n")
     print(f"{'median':71} {'torch':>8} {'ours':>8} {'ratio':>6}   min – max")
     for name in arguments.only or PARTS:
-        found = PARTS[name].measure(QUICK if arguments.quick else Settings())
-        theirs, ours = (duration(found[key]["median"]) for key in ("theirs_us", "ours_us"))
+        title, measure = PARTS[name]
+        found = measure(QUICK if arguments.quick else Settings())
+        theirs, ours = (duration(1e-6 * found[key]["median"]) for key in ("theirs_us", "ours_us"))
         ratio = "" if found["ratio"] is None else "{median:6.2f}   {min:.2f} – {max:.2f}".format(**found["ratio"])
-        print(f"{PARTS[name].title:71} {theirs:>8} {ours:>8} {ratio}".rstrip(), flush=True)
+        print(f"{title:71} {theirs:>8} {ours:>8} {ratio}".rstrip(), flush=True)
     return 0

@@ -151,11 +151,11 @@ def as_json(plain: Any) -> str:
 def write_page(log: Any, page: Any, title: str) -> str:
     """Writes the page of `log` over what is at `page`; returns why it could not, or ""."""
     try:
-        from ..page.build import build_page, save_page
+        from ..page import build_page, save_page
 
         save_page(build_page(log, title=title), page, force=True)
     except ImportError:
-        return "it needs plotly and Jinja2: pip install 'fastguard[report]'"
+        return "it needs plotly: pip install 'fastguard[report]'"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -168,26 +168,18 @@ def drop_output() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line `argv` (default: the process's) and returns the exit code.
-
-    0: success. 1: success, but a problem was found. 64: wrong arguments; one line on stderr says why. Other codes are
-    those of the commands.
-    """
+    """Runs the command line `argv` (default: the process's) and returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["run"]:  # whose errors and streams are the script's
-        return _run_script(arguments[1:])
+        try:
+            return _entry("run")(arguments[1:])
+        except CommandError as error:
+            print(f"fastguard run: error: {shown(error)}", file=sys.stderr)
+            return EXIT_USAGE
     for stream in (sys.stdout, sys.stderr):  # escape characters that its encoding lacks, instead of raising
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     return _run(arguments)
-
-
-def _run_script(arguments: list[str]) -> int:
-    try:
-        return _entry("run")(arguments)
-    except CommandError as error:
-        print(f"fastguard run: error: {shown(error)}", file=sys.stderr)
-        return EXIT_USAGE
 
 
 def _call(name: str, *arguments: str) -> int:

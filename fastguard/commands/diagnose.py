@@ -20,7 +20,8 @@ from ..records import TrainingHistory
 from ..records.loading import fill
 from ..records.log import LogReader
 from ..report import Report, build_report
-from ..visualization.runs import DrawnRun, from_log
+from ..report.page import render, save_page
+from ..visualization.runs import from_log, runs_of
 from .cli import EXIT_FAILED as _FAILED
 from .cli import EXIT_UNREADABLE as EXIT_UNREADABLE
 from .cli import Parser, as_json, print_report, say
@@ -188,15 +189,13 @@ def report(argv: list[str]) -> int:
         raise ValueError(f"{path} is the log itself: choose another --output")
     if is_page and (path.exists() or path.is_symlink()) and not arguments.force:  # before a long log is read
         raise FileExistsError(f"{path} exists already: use --force to overwrite it")
-    runs = [_drawn(name, log) for name, log in logs]
+    runs = runs_of([from_log(log, shown(name)) for name, log in logs])
     reports = [build_report(run.history) for run in runs]
     if arguments.json:
         print(as_json({run.name: report.to_dict() for run, report in zip(runs, reports)}))
     else:
-        from ..page.build import render, save_page
-
         written = shlex.join(["fastguard", "report", *argv])
-        page = render(runs, reports, arguments.title or ", ".join(run.name for run in runs), shown(written, 300))
+        page = render(runs, reports, arguments.title, shown(written, 300))
         if arguments.output == "-":
             print(page)
         else:
@@ -214,10 +213,3 @@ def _named(given: str, command: str) -> tuple[str, Path]:
     if name and path and not Path(given).exists():
         return name, log_at(Path(path), command)
     return "", log_at(Path(given), command)
-
-
-def _drawn(name: str, path: Path) -> DrawnRun:
-    run = from_log(path, shown(name))
-    if not run.history.num_steps:
-        raise ValueError(f"{shown(path)} holds no step, so there is nothing to draw")
-    return run

@@ -15,7 +15,6 @@ from .cli import EXIT_FAILED, Parser, as_json
 # What extras of fastguard use, and what for.
 OPTIONAL = {
     "plotly": "figures, and the page of a run",
-    "Jinja2": "the page of a run",
     "triton": "GPU kernels",
     "PyYAML": "fastguard.settings of a YAML file",
     "orjson": "faster log reading",

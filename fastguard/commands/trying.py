@@ -258,7 +258,7 @@ def write_page(
     Raises:
         OSError: it cannot be written.
     """
-    from ..page.build import save_page
+    from ..page import save_page
 
     path.parent.mkdir(parents=True, exist_ok=True)
     head, *body = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)

@@ -52,7 +52,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     return value
 
 
-_MODE = ("the model in training mode", "normalisation-statistics")
+_MODE = ("the model in training mode", "eval-mode-in-training")
 
 
 @arm("train mode", *_MODE, advice="Call model.train() before training.", needs_model=True)

@@ -28,10 +28,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def guard_of(optimizer: Any, model: torch.nn.Module | None, settings: Mapping[str, Any]) -> Guard:
-    """The guard of `optimizer`; makes one with `fastguard.wrap(optimizer, model, **settings)` if it has none.
-
-    An existing guard, from an earlier call or from the user, is kept with its own settings.
-    """
+    """The guard of `optimizer`; makes one with `fastguard.wrap(optimizer, model, **settings)` if it has none."""
     # Without a scaler accelerate's wrapper only forwards calls, and guarding the inner optimizer is cheaper.
     inner = optimizer.__dict__.get("optimizer") if getattr(optimizer, "scaler", None) is None else None
     try:
@@ -44,12 +41,7 @@ def guard_of(optimizer: Any, model: torch.nn.Module | None, settings: Mapping[st
 
 
 def begin(guard: Guard, state: Mapping[str, Any] | None, checkpoint: Any) -> None:
-    """Resumes `guard` from the checkpoint that training resumes from.
-
-    Args:
-        state: the saved state, or None.
-        checkpoint: the checkpoint, for messages; None if training does not resume.
-    """
+    """Resumes `guard` from the checkpoint that training resumes from."""
     guard.history.has_ended = False
     if state is not None:
         guard.load_state_dict(dict(state))
@@ -101,8 +93,6 @@ def observe_validation(guard: Guard | None, loss: Any) -> None:
 def figures(guards: Sequence[Guard], prefix: str = "fastguard/") -> dict[str, float]:
     """Values for a framework's log: `loss`, `grad/norm`, `grad/max` and `clip/coef` of the newest record, as
     `fastguard.sinks.flatten` names them, and the numbers of clipped and skipped steps so far.
-
-    With several guards the prefix ends with the guard's number. Cost: about 80 us a guard; no sync.
     """
     found: dict[str, float] = {}
     for index, guard in enumerate(guards):

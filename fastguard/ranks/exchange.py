@@ -16,7 +16,6 @@ from ..records.columns import COLUMNS, INDEX, ROW, TABLE, norm_of, norm_parts
 from . import shards
 
 NUM_COLUMNS = len(COLUMNS)
-MOST_GATHERED = 64  # ranks of a group; beyond, two reductions are cheaper than a gather
 _ADDED = tuple(i for i, column in enumerate(TABLE) if column.fold == "add")
 _COUNTS = tuple(i for i, column in enumerate(TABLE) if column.is_count)
 _SUM, _SUM_SQ, _DEVIATIONS, _NORM = (INDEX[name] for name in ("sum", "sum_sq", "sum_sq_dev", "finite_norm"))
@@ -53,30 +52,21 @@ def counted(row: Sequence[float]) -> tuple[float, ...]:
 class Wire:
     """Collectives over some groups, one after the other; each rank gets the same bits.
 
-    It gathers rows and folds them in the order of the ranks. It reduces tables, and rows in a group of more than
-    `MOST_GATHERED` ranks: an all-reduce gives the same result on all ranks.
-
-    Attributes:
-        num_ranks: of all groups together.
-        is_wide: whether a group is too large for a gather.
-        num_collectives, num_bytes: sent by this rank.
+    It gathers rows and folds them in the order of the ranks. It reduces tables: an all-reduce gives the same result on
+    all ranks.
     """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
         self.groups = list(groups)
         sizes = [dist.get_world_size(group) for group in groups]
-        self.num_ranks = math.prod(sizes)
-        self.is_wide = max(sizes, default=1) > MOST_GATHERED
+        self.num_ranks = math.prod(sizes)  # of all groups together
+        # num_collectives, num_bytes: sent by this rank
         self.num_collectives = self.num_bytes = 0
 
     def join(
         self, row: Sequence[float], compared: Sequence[float] = (), added: Sequence[float] = ()
     ) -> tuple[Sequence[float], list[list[float]], list[float]]:
         """The fold of the rows of all ranks, what was seen of each of `compared`, and the sums of `added`."""
-        if self.is_wide:
-            rows = torch.tensor([row], dtype=torch.float64, device="cpu")
-            whole, *ends, sums = self.reduced(rows, compared, added)
-            return whole[0].tolist(), [*map(list, zip(*ends))], sums
         seen: list[list[float]] = [[] for _ in compared]
         for group in self.groups:
             own = torch.tensor([*row, *compared, *added], dtype=torch.float64, device=device_of(group))
@@ -100,23 +90,18 @@ class Wire:
             said = [one for part in found for one in part]
         return said
 
-    def reduced(
-        self, rows: torch.Tensor, compared: Sequence[float] = (), added: Sequence[float] = ()
-    ) -> tuple[torch.Tensor, list[float], list[float], list[float]]:
-        """Rows of whole tensors, from the shares of each rank (float64, [T, columns]): two reductions a group.
-
-        Returns also the least and the largest of each of `compared`, and the sums of `added`.
-        """
+    def reduced(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of whole tensors, from the shares of each rank (float64, [T, columns]): two reductions a group."""
         largest = torch.stack(
             [rows[:, _MAX], torch.where(rows[:, _LEAST] > 0.0, -rows[:, _LEAST], -torch.inf), rows[:, _NORM]], dim=1
         )
-        largest, ends = self._reduced(largest, [*compared, *(-one for one in compared)], dist.ReduceOp.MAX)
+        largest = self._reduced(largest, dist.ReduceOp.MAX)
         scale = largest[:, 2].clamp_min(torch.finfo(torch.float64).tiny)
         count = rows[:, _NUMEL] - rows[:, _NANS] - rows[:, _INFS]
         own_mean = torch.where(count > 0.0, rows[:, _SUM] / count.clamp_min(1e-300), 0.0)
         shares = [rows[:, i] for i in _ADDED]
         parts = [*shares, rows[:, _DEVIATIONS], count * own_mean * own_mean, (rows[:, _NORM] / scale).square()]
-        summed, sums = self._reduced(torch.stack(parts, dim=1), added, dist.ReduceOp.SUM)
+        summed = self._reduced(torch.stack(parts, dim=1), dist.ReduceOp.SUM)
         whole = torch.zeros_like(rows)
         for place, i in enumerate(_ADDED):
             whole[:, i] = summed[:, place].round() if i in _COUNTS else summed[:, place]
@@ -126,14 +111,12 @@ class Wire:
         between = summed[:, -2] - whole[:, _SUM].square() / count.clamp_min(1.0)
         whole[:, _DEVIATIONS] = (summed[:, -3] + between.clamp_min(0.0)).nan_to_num(nan=torch.inf, posinf=torch.inf)
         whole[:, _NORM] = scale * summed[:, -1].sqrt()
-        return whole, [-one for one in ends[len(compared) :]], ends[: len(compared)], sums
+        return whole
 
-    def _reduced(self, rows: torch.Tensor, more: Sequence[float], how: Any) -> tuple[torch.Tensor, list[float]]:
-        words = torch.cat([rows.flatten(), torch.tensor(more, dtype=torch.float64, device="cpu")])
+    def _reduced(self, rows: torch.Tensor, how: Any) -> torch.Tensor:
         for _ in self.groups:
-            self._count(8 * words.numel())
-        words = all_reduced(words, self.groups, how)
-        return words[: rows.numel()].view(rows.shape), words[rows.numel() :].tolist()
+            self._count(8 * rows.numel())
+        return all_reduced(rows, self.groups, how)
 
     def _count(self, num_bytes: int) -> None:
         self.num_collectives += 1
@@ -164,27 +147,16 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
 
 
 class Pieces(NamedTuple):
-    """The local parts of some tensors.
+    """The local parts of some tensors."""
 
-    Attributes:
-        table: a row for each part.
-        total: their fold.
-        present: positions of the gradients that exist; None for all.
-        fingerprint: of the parameters.
-        dtypes: of the tensors.
-        local: the parts.
-        num_shards: number of parts of each tensor over the ranks: one number, or float64 [T, 1].
-        layouts: of the sharded tensors, and of parameters without a gradient here.
-    """
-
-    table: bytearray
-    total: tuple[float, ...]
-    present: list[int] | None
-    fingerprint: int
-    dtypes: frozenset[torch.dtype]
-    local: list[torch.Tensor]
-    num_shards: float | torch.Tensor
-    layouts: list[shards.ShardLayout]
+    table: bytearray  # a row for each part
+    total: tuple[float, ...]  # their fold
+    present: list[int] | None  # positions of the gradients that exist; None for all
+    fingerprint: int  # of the parameters
+    dtypes: frozenset[torch.dtype]  # of the tensors
+    local: list[torch.Tensor]  # the parts
+    num_shards: float | torch.Tensor  # number of parts of each tensor over the ranks: one number, or float64 [T, 1]
+    layouts: list[shards.ShardLayout]  # of the sharded tensors, and of parameters without a gradient here
 
     @property
     def mesh(self) -> Any:
@@ -202,13 +174,7 @@ class Pieces(NamedTuple):
 
 
 class PieceReader:
-    """Measures the local parts of tensors, and remembers the kinds of sharding of the last call.
-
-    For parts in plain CPU memory the kernels find each part in the slot of its DTensor, 16 at a time, and know its kind
-    by the identity of its description. They notice every change between calls.
-
-    Cost: one read of the local parts; no Python code runs for tensors of the last call.
-    """
+    """Measures the local parts of tensors, and remembers the kinds of sharding of the last call."""
 
     def __init__(self) -> None:
         self._plan = None if cpu.ShardPlan is None else cpu.ShardPlan()
@@ -264,10 +230,7 @@ def measured(
 ) -> Pieces:
     """Measures the local parts of `tensors`, DTensors and plain ones, times `inverse`, on any device.
 
-    Args:
-        holders: DTensors whose layouts say which ranks take part.
-
-    Cost: one read, and some microseconds a tensor.
+    The layouts of `holders` say which ranks take part. Cost: one read, and some microseconds a tensor.
     """
     wholes = [shards.whole(tensor) for tensor in tensors]
     local = shards.locals_of(wholes)
@@ -307,7 +270,7 @@ def norm_over_ranks(pieces: Pieces) -> float:
     """The 2-norm of the whole tensors, with the same bits on every rank if their copies are equal.
 
     Plain tensors must be the same on every rank. Cost: a gather of ten numbers a rank, over each dimension of the mesh
-    that shards tensors, or over all ranks if these are all dimensions; among more than 64 ranks two reductions.
+    that shards tensors, or over all ranks if these are all dimensions.
     """
     wire = Wire(shards.groups_across(pieces.layouts))
     row: Sequence[float] = pieces.total

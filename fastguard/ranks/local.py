@@ -38,15 +38,10 @@ _LEAST_RANKS = 3  # of two, either may be the odd one
 
 
 class _OwnGradients(NamedTuple):
-    """This rank's own gradients of the newest averaged backward pass of a step.
+    """This rank's own gradients of the newest averaged backward pass of a step."""
 
-    Attributes:
-        sum_sq: squared norm; NaN if it is not finite, or if ranks have different tensors.
-        held: index, NaNs and Infs of the first four bad parameters in backward order.
-    """
-
-    sum_sq: float
-    held: list[tuple[int, int, int]]
+    sum_sq: float  # squared norm; NaN if it is not finite, or if ranks have different tensors
+    held: list[tuple[int, int, int]]  # index, NaNs and Infs of the first four bad parameters in backward order
 
 
 def _hooked(local: weakref.ref[LocalGradients], index: int, parameter: torch.Tensor) -> Any:
@@ -64,20 +59,8 @@ def _hooked(local: weakref.ref[LocalGradients], index: int, parameter: torch.Ten
 class LocalGradients(Observer):
     """Reads each rank's gradients before they are averaged: which are not finite, and which are odd.
 
-    It reads them at the end of the backward pass, or as they arrive if they are views into buckets or under
-    `fully_shard`. Every `every` steps, and after a non-finite one, the ranks exchange results over a gloo group.
-    The training and the wrapper's collectives do not change. The history gets `bad_ranks` and `odd_ranks`; under tensor
-    parallelism only `bad_ranks`.
-
-    All ranks must have one, made at the same time, and step together. They stop asking a rank that does not answer
-    within a minute.
-
-    Args:
-        model: the DistributedDataParallel or `fully_shard` model.
-        params: of all optimizers, in order.
-
-    Cost: one read of the gradients, 1 us a parameter, and on a GPU a sync; 224 bytes from each rank and some 0.3 ms at
-    each exchange. Under `fully_shard` one kernel call a parameter.
+    Every `every` steps, and after a non-finite one, the ranks exchange results over a gloo group of their own. All must
+    have one, made at the same time, and step together; a rank that does not answer within a minute ends it.
     """
 
     what, so = "comparison of the ranks' own gradients", "Nothing more is said of single ranks."

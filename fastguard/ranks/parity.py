@@ -31,10 +31,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's elements, with their bits read as integers, modulo 2^64: 0-dim int64 on its device.
-
-    It does not depend on threads or strides. Any single flipped bit changes it. Cost: one read.
-    """
+    """The sum of a tensor's elements, with their bits read as integers, modulo 2^64: 0-dim int64 on its device."""
     values = shards.local_of(tensor.detach())
     values = values.coalesce().values() if values.layout is torch.sparse_coo else values
     values = (values.resolve_conj() if values.is_complex() else values).resolve_neg()
@@ -52,18 +49,7 @@ def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class Parity(Observer):
-    """Compares reduced gradients and weights of replicas: of DDP's ranks, and of DTensors that are replicated.
-
-    Args:
-        model: one under DistributedDataParallel names the process group of plain parameters; otherwise it is the world.
-        every: steps between comparisons; None: 20 for gradients, 100 for weights.
-
-    Attributes:
-        events: the first 16 differences, as `fastguard.records.events.ReplicaDifference`.
-
-    Cost of a comparison: one read of the tensors, and one reduction of 16 bytes a tensor and group; one more gather if
-    something differs. On a GPU it syncs.
-    """
+    """Compares reduced gradients and weights of replicas: of DDP's ranks, and of DTensors that are replicated."""
 
     what = "comparison of replicas"
     _run: ObservedRun
@@ -72,6 +58,7 @@ class Parity(Observer):
         self._every = (every or GRADIENTS_EVERY, every or WEIGHTS_EVERY)
         is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         self._group: Any = model.process_group if is_ddp else dist.group.WORLD  # type: ignore[union-attr]
+        # the first 16 differences, as `fastguard.records.events.ReplicaDifference`
         self.events: list[dict[str, Any]] = []
 
     def start(self, run: ObservedRun) -> None:
@@ -132,10 +119,7 @@ class Parity(Observer):
 def alike_settings(
     settings: Mapping[str, str], model: Any, params: Sequence[torch.Tensor], over: Any, has_collectives: bool
 ) -> AlikeSettings | None:
-    """Compares the settings of the ranks that train one model; None if no other rank is known to do so.
-
-    `over` is the `Ranks` of the guard; `has_collectives` says whether the guard has others.
-    """
+    """Compares the settings of the ranks that train one model; None if no other rank is known to do so."""
     if not has_other_ranks():
         return None
     groups, is_ddp = [] if over is None else over.groups, isinstance(model, torch.nn.parallel.DistributedDataParallel)

@@ -30,50 +30,22 @@ _ONE = 2.0**32  # rank whose loss was not finite; its number is added, which nam
 
 
 class Shared(NamedTuple):
-    """The gradients of a step over all ranks, the same bits on each.
+    """The gradients of a step over all ranks, the same bits on each."""
 
-    Attributes:
-        table: rows of whole tensors; empty at a step without them.
-        total: the fold of all gradients.
-        positions: of the rows among all parameters; None for all.
-        present: positions of the local gradients; None for all.
-        fingerprint: of the local parameters.
-        loss: mean of what the ranks observed at the step before; None where none did.
-        found_inf: whether a scaler on any rank saw a gradient that is not finite.
-        own: rows of the local parts, not divided.
-        bad_loss: the rank whose loss at the step before was the only one that was not finite; None without such.
-    """
-
-    table: bytearray
-    total: tuple[float, ...]
-    positions: list[int] | None
-    present: list[int] | None
-    fingerprint: int
-    loss: float | None
-    found_inf: bool
-    own: bytearray
+    table: bytearray  # rows of whole tensors; empty at a step without them
+    total: tuple[float, ...]  # the fold of all gradients
+    positions: list[int] | None  # of the rows among all parameters; None for all
+    present: list[int] | None  # positions of the local gradients; None for all
+    fingerprint: int  # of the local parameters
+    loss: float | None  # mean of what the ranks observed at the step before; None where none did
+    found_inf: bool  # whether a scaler on any rank saw a gradient that is not finite
+    own: bytearray  # rows of the local parts, not divided
+    # the rank whose loss at the step before was the only one that was not finite; None without such
     bad_loss: int | None
 
 
 class Ranks:
     """Measures the gradients of a step over all ranks that hold parts of the model. All of them must step together.
-
-    Cost: one pass over the local parts, and one gather of 18 numbers a rank and group, or two reductions in a group of
-    more than 64 ranks. Two more reductions, of 96 bytes a tensor, at the first ten steps, every tenth, non-finite ones,
-    and if the clip policy needs norms of tensors.
-
-    Args:
-        params: of all optimizers.
-        beyond: a group whose ranks hold other tensors of the same model: pipeline stages, experts.
-        copies: number of ranks of `beyond` with the same parameter, for each parameter, if there are such.
-        flat: the layout of the parameters if they are FSDP1's.
-
-    Attributes:
-        wire: the collectives, with counts.
-        trouble: the last result of `find_trouble`: (rank, tensor, NaNs, Infs) each, in backward order, four a rank.
-        wants_tables: whether the clip policy wants norms of tensors.
-        own: the `LocalGradients`, which knows each rank's gradients before they were summed; None without one.
-        changes: checksum of the settings assigned after `wrap`, which must be the same on all ranks.
 
     Raises:
         TypeError: the parameters lie on meshes of different ranks.
@@ -82,10 +54,11 @@ class Ranks:
     def __init__(
         self,
         params: Sequence[torch.Tensor],
-        beyond: dist.ProcessGroup | None = None,
-        flat: shards.FlatShards | None = None,
-        copies: Sequence[int] | None = None,
+        beyond: dist.ProcessGroup | None = None,  # its ranks hold other tensors of the model: pipeline stages, experts
+        flat: shards.FlatShards | None = None,  # the layout of FSDP1's parameters
+        copies: Sequence[int] | None = None,  # number of ranks of `beyond` with the same parameter, for each
     ) -> None:
+        # the collectives, with counts
         self.wire = Wire(
             shards.groups_of(one.mesh for one in shards.layouts_of(params)) if flat is None else flat.groups
         )
@@ -94,9 +67,12 @@ class Ranks:
         self._reader = PieceReader()
         is_one = beyond is None or dist.get_world_size(beyond) == 1
         self._wires = [self.wire, *([] if is_one else [Wire([beyond])])]  # type: ignore[list-item]
-        self.wants_tables = False
+        self.wants_tables = False  # whether the clip policy wants norms of tensors
+        # the `LocalGradients`, which knows each rank's gradients before they were summed; None without one
         self.own: Any = None
+        # the last result of `find_trouble`: (rank, tensor, NaNs, Infs) each, in backward order, four a rank
         self.trouble: list[tuple[int, str, int, int]] = []
+        # checksum of the settings assigned after `wrap`, which must be the same on all ranks
         self._decided = self.changes = 0.0
         self._num_measured = 0
 
@@ -138,11 +114,6 @@ class Ranks:
         found_inf: bool = False,
     ) -> Shared:
         """Statistics of the gradients of `groups`, times `inverse`, over all ranks.
-
-        Args:
-            step: its number.
-            loss: what this rank observed at the step before.
-            found_inf: what a scaler on this rank saw.
 
         Raises:
             RuntimeError: the ranks are at different steps, hold different parameters, or decided differently before.
@@ -217,7 +188,7 @@ class Ranks:
             found = torch.frombuffer(own, dtype=torch.float64).view(-1, NUM_COLUMNS)
             rows[slice(None) if present is None else present] = found
         if self.wire.groups:
-            rows = self.wire.reduced(rows)[0]
+            rows = self.wire.reduced(rows)
         there = (rows[:, INDEX["numel"]] > 0.0).nonzero()[:, 0].tolist()
         if len(there) == num_params:
             return bytes_of(rows), None

@@ -40,15 +40,6 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return local.wait() if type(local) is not torch.Tensor and hasattr(local, "trigger_wait") else local
 
 
-def as_part_of(tensor: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that makes a DTensor with the layout of `tensor` from a local tensor."""
-    from torch.distributed.tensor import DTensor
-
-    one: Any = tensor
-    layout = {"shape": one.shape, "stride": one.stride()}
-    return functools.partial(DTensor.from_local, device_mesh=one.device_mesh, placements=one.placements, **layout)
-
-
 def locals_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """`local_of` each. Cost: 0.15 us a DTensor."""
     return [local_of(tensor) for tensor in tensors]
@@ -66,21 +57,13 @@ def whole(gradient: torch.Tensor) -> torch.Tensor:
 
 
 class ShardLayout(NamedTuple):
-    """The layout of a tensor over the ranks.
+    """The layout of a tensor over the ranks."""
 
-    Attributes:
-        mesh: None for a plain tensor.
-        num_ranks: of the mesh.
-        num_shards: number of different parts; 1 if each rank has the whole tensor.
-        cut: dimensions of the mesh that shard it.
-        is_partial: whether ranks hold terms of a sum.
-    """
-
-    mesh: Any
-    num_ranks: int
-    num_shards: int
-    cut: frozenset[int]
-    is_partial: bool
+    mesh: Any  # None for a plain tensor
+    num_ranks: int  # of the mesh
+    num_shards: int  # number of different parts; 1 if each rank has the whole tensor
+    cut: frozenset[int]  # dimensions of the mesh that shard it
+    is_partial: bool  # whether ranks hold terms of a sum
 
 
 def layout_of(mesh: Any, placements: Any) -> ShardLayout:
@@ -142,12 +125,11 @@ class FlatShards(NamedTuple):
     """The layout of the flat parameters of a model over the ranks.
 
     Attributes:
-        groups: to reduce over, one after the other: of shards, then of their replicas.
         num_shards: number of different parts of each parameter, float64 [T, 1]: 1 of those that are not flat, which
             are whole on each rank.
     """
 
-    groups: list[dist.ProcessGroup]
+    groups: list[dist.ProcessGroup]  # to reduce over, one after the other: of shards, then of their replicas
     num_shards: torch.Tensor
 
 
@@ -189,13 +171,7 @@ def _is_fsdp1(module: torch.nn.Module) -> bool:
 
 
 class Unsharded:
-    """Sets hooks on the whole parameters that `fully_shard` gathers before the forward pass of a module.
-
-    The hooks run before it reduces the gradients. New whole parameters get hooks in the next pass. `put` sets a hook on
-    the whole parameter of an index in `params`, which are the sharded ones, and returns its handle.
-
-    Cost: a dictionary look-up a parameter and forward pass.
-    """
+    """Sets hooks on the whole parameters that `fully_shard` gathers before the forward pass of a module."""
 
     def __init__(self, model: nn.Module, params: Sequence[torch.Tensor], put: _Put) -> None:
         self._put = put

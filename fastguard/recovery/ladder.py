@@ -36,21 +36,17 @@ class LossLevel(Part):
     """Where the losses of a healthy run are, how far they scatter, and from where on a loss is too high.
 
     Attributes:
-        limit: Inf while too little is known.
-        value: median of the newest 32 losses; 0 while it is not known.
         spread: standard deviation, estimated robustly, or 2 % of the level or 5 % of the progress if those are more; 0
             while it is not known.
-        first: the first twenty losses.
-        harder: by how much the losses of data that were left out were above the level.
     """
 
     losses: deque[float]
     _num_new: Count
-    limit: float
-    value: float
+    limit: float  # Inf while too little is known
+    value: float  # median of the newest 32 losses; 0 while it is not known
     spread: float
-    first: list[float]
-    harder: float
+    first: list[float]  # the first twenty losses
+    harder: float  # by how much the losses of data that were left out were above the level
 
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
@@ -88,33 +84,24 @@ class Ladder(Part):
     """Watches losses and norms, and counts rollbacks.
 
     Attributes:
-        level: of the losses.
-        num_high: losses in a row above the limit.
-        num_bad: steps in a row with non-finite gradients.
-        cause: a reason to roll back that was found elsewhere; "" for none.
-        attempts: steps of the rollbacks.
-        is_waiting: the run was rolled back, and its loss is not yet known to be normal.
-        num_sat_out: steps skipped since then.
         cut, cut_at: the factor of the learning rate after a rollback, and the step of the rollback.
         lr, lr_back: the newest learning rate of the schedule, and that of the restored snapshot.
-        rise: detects losses that stay above their level, also below the limit.
         has_aim: whether a lower loss is better.
         has_grown: whether parameters are many times larger than before the loss began to rise.
-        trial: of a snapshot; None without one.
     """
 
-    level: LossLevel
-    rise: LossRise
+    level: LossLevel  # of the losses
+    rise: LossRise  # detects losses that stay above their level, also below the limit
     cut: float
     cut_at: Count
     lr: float | None
     lr_back: float | None
     _norms: deque[float]
-    num_high: Count
-    num_bad: Count
-    attempts: list[Count]
-    is_waiting: bool
-    num_sat_out: Count
+    num_high: Count  # losses in a row above the limit
+    num_bad: Count  # steps in a row with non-finite gradients
+    attempts: list[Count]  # steps of the rollbacks
+    is_waiting: bool  # the run was rolled back, and its loss is not yet known to be normal
+    num_sat_out: Count  # steps skipped since then
 
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
@@ -123,9 +110,9 @@ class Ladder(Part):
         self.cut, self.cut_at = 1.0, 0
         self.lr = self.lr_back = None
         self.has_aim, self.has_grown = True, False
-        self.trial: Trial | None = None
+        self.trial: Trial | None = None  # of a snapshot; None without one
         self.num_high = self.num_bad = 0
-        self.cause = ""
+        self.cause = ""  # a reason to roll back that was found elsewhere; "" for none
         self.attempts = []
         self.is_waiting = False
         self.num_sat_out = 0

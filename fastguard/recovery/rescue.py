@@ -35,25 +35,19 @@ class _Doubt(NamedTuple):
 
 
 class Rescue:
-    """Snapshots and rollbacks of one guard; `run`, `ledger`, `judge` and `observers` are the guard's.
-
-    Attributes:
-        ladder: decides what to do.
-        events: what was done.
-        lr_factor: of the current step; 1.0 except after a rollback.
-    """
+    """Snapshots and rollbacks of one guard; `run`, `ledger`, `judge` and `observers` are the guard's."""
 
     def __init__(
         self, settings: Recovery, run: Any, ledger: Any, judge: Any, observers: Any, objective: str | None = None
     ) -> None:
         self._settings, self._run, self._ledger, self._judge = settings, run, ledger, judge
-        self.ladder = Ladder(settings)
+        self.ladder = Ladder(settings)  # decides what to do
         self._observers = observers
         self._snapshots = Snapshots(settings.keep, settings.quarantine or 0, settings.patience)
         self._due = 0  # the step after which to take the next
         self._flags: list[tuple[int, torch.Tensor, str]] = []  # step; whether all is well; the problem if not
-        self.events: list[RecoveryEvent] = []
-        self.lr_factor = 1.0
+        self.events: list[RecoveryEvent] = []  # what was done
+        self.lr_factor = 1.0  # of the current step; 1.0 except after a rollback
         self._begun = self._seen = self._newest_to = -1
         self._heard_from = 0  # losses belong to the restored state from this step on
         self._is_fresh = True  # take a snapshot before anything else
@@ -83,8 +77,6 @@ class Rescue:
 
         Raises:
             RecoveryFailedError: too many attempts have failed.
-
-        Cost: 10 us; a rollback copies everything back, and syncs.
         """
         if step <= self._begun:
             return self._is_active

@@ -25,19 +25,13 @@ class LossRise(Part):
     sum = max(0, sum + min((loss - level) / spread, 2) - 0.75). A rise by one standard deviation reaches the alarm, 12,
     within 48 losses, one by 2 or more within 10; noise does not.
 
-    Attributes:
-        sum: see above; at most twice the alarm.
-        known: the largest rise that was accepted.
-        num_resting: number of losses to leave out.
-        num_suspect: suspect losses in a row.
-
     Source: E. S. Page, Continuous inspection schemes, Biometrika 41 (1954), 100-115.
     """
 
-    sum: float
-    known: float
-    num_resting: Count
-    num_suspect: Count
+    sum: float  # see above; at most twice the alarm
+    known: float  # the largest rise that was accepted
+    num_resting: Count  # number of losses to leave out
+    num_suspect: Count  # suspect losses in a row
     _lr: float  # of the newest loss
     _lr_before: float  # of those that the level is of
     _newest: deque[float]  # losses since then

@@ -9,13 +9,13 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from .. import kernels
 from ..observers.buffers import BufferPlace, tensor_can_be_kept
-from ..ranks.shards import as_part_of, is_sharded, local_of, locals_of
+from ..ranks.shards import locals_of
 
 # Entries of param groups that schedulers and users set: a rollback leaves them alone.
 _OF_SCHEDULES = frozenset(
@@ -26,20 +26,12 @@ _OF_SCHEDULES = frozenset(
 )
 # Attributes that torch, its schedulers and the guard set on an optimizer.
 _OF_TORCH = frozenset({"defaults", "state", "param_groups", "grad_scale", "found_inf"})
-Targets = tuple[list[torch.Tensor], list[torch.Tensor]]  # tensors to write to, and their values
 States = list[tuple[Callable[[Any], Any], Any]]  # a function that restores a state, and the state
 _PREFIXES_OF_TORCH = ("_optimizer_", "_zero_grad", "_step_", "_opt_", "_warned_")
 _KEPT = (bool, int, float, complex, torch.Tensor, dict, list, deque, random.Random, torch.Generator)
 _ACCELERATORS = ("cuda", "xpu")
 _GROWN, _LEAST = 16.0, 1e-2  # times the earlier size; below this size growth is learning
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-
-
-class _CopyAt(NamedTuple):
-    """The place of a tensor of a copied object in the list of copies; and what makes a DTensor from its local part."""
-
-    place: int
-    rebuilt: Callable[[torch.Tensor], torch.Tensor] | None
 
 
 class Snapshot:
@@ -51,19 +43,18 @@ class Snapshot:
         since: the step since which the run has been healthy.
         is_proved: whether it is valid.
         is_spared: whether it is valid for now, because the loss has jumped after healthy steps.
-        baseline: plain data to restore with it.
-        largest: the largest element of each parameter, from `largest`.
     """
 
     def __init__(self) -> None:
-        self.largest: torch.Tensor | None = None
+        self.largest: torch.Tensor | None = None  # the largest element of each parameter, from `largest`
         self.step, self.loss, self.since, self.is_proved, self.is_spared = -1, float("nan"), 0, False, False
-        self.baseline: dict[str, Any] = {}
+        self.baseline: dict[str, Any] = {}  # plain data to restore with it
+        self._num_others = 0  # tensors that are no buffers
         self._copies: list[torch.Tensor] = []
-        self._pairs: list[tuple[torch.Tensor, int]] = []  # tensors, and the places of their copies
+        self._tensors: list[torch.Tensor] = []  # whose values are in `_copies`, those of buffers last
+        self._containers: list[tuple[Any, Any]] = []  # each with what it held
         self._seen: dict[int, Any] = {}
-        self._params: list[tuple[torch.Tensor, _CopyAt]] = []
-        self._buffers: list[tuple[BufferPlace, _CopyAt]] = []
+        self._buffers: list[tuple[BufferPlace, torch.Tensor | None]] = []
         # Weak references to optimizers: they hold their guard, which holds this.
         self._optimizers: list[tuple[Any, Any, list[dict[str, Any]], dict[str, Any]]] = []
         self._parts: list[tuple[Any, dict[str, Any]]] = []  # objects that optimizers hold, of their own package
@@ -79,55 +70,61 @@ class Snapshot:
     ) -> None:
         """Copies everything, `state` through `state_dict`. On a GPU the copies are queued."""
         self.is_proved = False
-        self._pairs, self._seen = [], {}
-        self._params = [(p, self._keep(p)) for p in parameters_of(optimizers) if tensor_can_be_kept(p)]
-        self._buffers = [(place, self._keep(place.tensor)) for place in places]
+        self._tensors, self._containers, self._seen = [], [], {}
         self._optimizers, self._parts = [], []
         self._others = [(one.load_state_dict, copy.deepcopy(one.state_dict())) for one in state]
+        self._keep(tuple(parameters_of(optimizers)))
         for optimizer in optimizers:
             self._keep_optimizer(optimizer)
+        self._buffers = [(place, place.tensor) for place in places]
+        self._num_others = len(self._tensors)
+        self._keep(tuple(tensor for _, tensor in self._buffers))
         if with_random_state:
             self._others.append((load_random_state, random_state()))
-        for tensor, index in self._pairs:
+        local = locals_of(self._tensors)
+        for index, tensor in enumerate(local):
             known = self._copies[index] if index < len(self._copies) else None
             form = tensor.shape, tensor.dtype, tensor.stride()
             if known is None or (known.shape, known.dtype, known.stride()) != form:
                 room = torch.empty_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.is_cuda)
                 self._copies[index : index + 1] = [room]
-        del self._copies[len(self._pairs) :]
+        del self._copies[len(local) :]
         with torch.no_grad():
-            kernels.run_copy(self._copies, [tensor for tensor, _ in self._pairs])
-        self._pairs, self._seen = [], {}
+            kernels.run_copy(self._copies, local)
+        self._seen = {}
 
     def restore(self) -> None:
         """Restores everything in place, and removes what was made since. You may call it again.
 
         Tensors stay the same objects at the same addresses, unless their shapes have changed.
         """
-        targets: Targets = [], []
-        params = [p for p, _ in self._params]
-        with torch.no_grad():
-            for p, kept in self._params:
-                here = local_of(p)
-                if here.shape != self._copies[kept.place].shape:
-                    p.data = self._fresh(kept, here)
-                else:
-                    targets[0].append(here)
-                    targets[1].append(self._copies[kept.place])
-            for ref, state, groups, attributes in self._optimizers:
-                optimizer = ref()
-                if optimizer is None:
-                    continue
-                optimizer.state = self._put(state, optimizer.state, targets)
+        for now, then in self._containers:
+            if isinstance(now, dict):
+                now.update(then)
+                for key in [key for key in now if key not in then] if len(now) != len(then) else ():
+                    del now[key]
+            else:
+                now.clear()
+                now.extend(then)
+        for ref, state, groups, attributes in self._optimizers:
+            optimizer = ref()
+            if optimizer is not None:
+                optimizer.state = state
                 for group, entries in zip(optimizer.param_groups, groups):
-                    self._put_entries(entries, group, targets, lambda key: key in _OF_SCHEDULES)
-                self._put_entries(attributes, optimizer.__dict__, targets, lambda key: True)
-            for part, entries in self._parts:
-                self._put_entries(entries, part.__dict__, targets, lambda key: False)
-            kernels.tell_autograd([*params, *targets[0]])  # not about buffers: forward passes write to them, too
-            for place, kept in self._buffers:
-                place.dict[place.key] = self._put(kept, place.dict.get(place.key), targets)
-            kernels.run_copy(*targets)
+                    _put_entries(entries, group, lambda key: key in _OF_SCHEDULES)
+                _put_entries(attributes, optimizer.__dict__, lambda key: True)
+        for part, entries in self._parts:
+            _put_entries(entries, part.__dict__, lambda key: False)
+        for place, tensor in self._buffers:
+            place.dict[place.key] = tensor
+        here = locals_of(self._tensors)
+        for index, (now, values) in enumerate(zip(here, self._copies)):
+            if (now.shape, now.dtype) != (values.shape, values.dtype):
+                self._tensors[index].data = here[index] = values.to(now.device, copy=True)
+        with torch.no_grad():
+            num = self._num_others  # no word about buffers: forward passes write to them, too
+            kernels.tell_autograd([*self._tensors[:num], *here[:num]])
+            kernels.run_copy(here, self._copies)
         for put_back, saved in self._others:
             put_back(copy.deepcopy(saved))
 
@@ -139,7 +136,7 @@ class Snapshot:
     def _keep_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if any(optimizer is known() for known, *_ in self._optimizers):
             return
-        groups = [{k: self._keep(v) for k, v in g.items() if k not in _OF_SCHEDULES} for g in optimizer.param_groups]
+        groups = [{k: v for k, v in g.items() if k not in _OF_SCHEDULES} for g in optimizer.param_groups]
         attributes = {}
         package = type(optimizer).__module__.partition(".")[0]
         for key, value in () if package == "torch" else list(optimizer.__dict__.items()):
@@ -150,85 +147,42 @@ class Snapshot:
                 continue
             if key not in _OF_TORCH and not key.startswith(_PREFIXES_OF_TORCH):
                 if isinstance(value, _KEPT) and not isinstance(value, torch.nn.Parameter):
-                    attributes[key] = self._keep(value)
+                    attributes[key] = value
                 elif type(value).__module__.partition(".")[0] == package and _is_part(value):
-                    self._parts.append((value, self._keep(dict(value.__dict__))))
-        self._optimizers.append((weakref.ref(optimizer), self._keep(optimizer.state), groups, attributes))
+                    self._parts.append((value, dict(value.__dict__)))
+                    self._keep(tuple(value.__dict__.values()))
+        self._optimizers.append((weakref.ref(optimizer), optimizer.state, groups, attributes))
+        self._keep((optimizer.state, *(tuple(one.values()) for one in (*groups, attributes))))
 
-    def _keep(self, value: Any) -> Any:
-        """A description to restore `value` from: places of tensors, copies of containers, and other values."""
-        if isinstance(value, _PLAIN):
-            return value
-        known = self._seen.get(id(value))
-        if known is not None:
-            return known[0]
-        kept: Any = value
-        if isinstance(value, torch.Tensor):
-            if tensor_can_be_kept(value):
-                kept = _CopyAt(len(self._pairs), as_part_of(value) if is_sharded(value) else None)
-                self._pairs.append((local_of(value), kept.place))
-        elif isinstance(value, random.Random):
-            self._others.append((value.setstate, value.getstate()))
-        elif isinstance(value, torch.Generator):
-            self._others.append((value.set_state, value.get_state()))
-        elif isinstance(value, dict) or type(value) in (list, tuple, deque):
-            self._seen[id(value)] = (value, value)  # for a container that holds itself
-            if isinstance(value, dict):
-                kept = {key: self._keep(entry) for key, entry in value.items()}
-            else:
-                parts = [self._keep(entry) for entry in value]
-                kept = deque(parts, value.maxlen) if isinstance(value, deque) else tuple(parts)
-                kept = parts if type(value) is list else kept
-        self._seen[id(value)] = (kept, value)
-        return kept
+    def _keep(self, root: Any) -> None:
+        """Notes the tensors and containers in `root`, and the states of random generators."""
+        waiting = [root]
+        while waiting:
+            one = waiting.pop()
+            if isinstance(one, _PLAIN) or id(one) in self._seen:
+                continue
+            self._seen[id(one)] = one
+            if isinstance(one, torch.Tensor):
+                self._tensors += [one] if tensor_can_be_kept(one) else []
+            elif isinstance(one, random.Random):
+                self._others.append((one.setstate, one.getstate()))
+            elif isinstance(one, torch.Generator):
+                self._others.append((one.set_state, one.get_state()))
+            elif isinstance(one, dict):
+                self._containers.append((one, dict(one)))
+                waiting += one.values()
+            elif type(one) in (list, deque):
+                self._containers.append((one, list(one)))
+                waiting += one
+            elif type(one) is tuple:
+                waiting += one
 
-    def _fresh(self, kept: _CopyAt, like: torch.Tensor) -> torch.Tensor:
-        fresh = self._copies[kept.place].to(like.device, copy=True)
-        return fresh if kept.rebuilt is None else kept.rebuilt(fresh)
 
-    def _put(self, kept: Any, now: Any, targets: Targets) -> Any:
-        """Restores `kept`, in place if `now` has its type."""
-        if type(kept) is _CopyAt:
-            values = self._copies[kept.place]
-            if not isinstance(now, torch.Tensor):
-                return self._fresh(kept, values)
-            here = now if type(now) is torch.Tensor else local_of(now)
-            if here.dtype is values.dtype and here.shape == values.shape:
-                targets[0].append(here)
-                targets[1].append(values)
-                return now
-            return self._fresh(kept, here)
-        if isinstance(kept, dict):
-            if not isinstance(now, dict):
-                return {key: self._put(entry, None, targets) for key, entry in kept.items()}
-            for key, entry in kept.items():  # the hash of a parameter is a call into Python: once for each
-                there = now.get(key)
-                made = self._put(entry, there, targets)
-                if made is not there or made is None:
-                    now[key] = made
-            if len(now) != len(kept):
-                for key in [key for key in now if key not in kept]:
-                    del now[key]
-            return now
-        if isinstance(kept, (list, tuple, deque)):
-            known = list(now) if isinstance(now, (list, tuple, deque)) and len(now) == len(kept) else [None] * len(kept)
-            parts = [self._put(entry, there, targets) for entry, there in zip(kept, known)]
-            if type(now) is list and type(kept) is list:
-                now[:] = parts
-                return now
-            if isinstance(kept, deque):
-                return deque(parts, kept.maxlen)
-            return parts if type(kept) is list else tuple(parts)
-        return kept
-
-    def _put_entries(
-        self, entries: dict[str, Any], now: dict[str, Any], targets: Any, is_left: Callable[[str], bool]
-    ) -> None:
-        for key, kept in entries.items():
-            now[key] = self._put(kept, now.get(key), targets)
-        for key in [key for key in now if key not in entries and not is_left(key)]:
-            if isinstance(now[key], (bool, int, float, torch.Tensor)):
-                del now[key]  # made by a step since
+def _put_entries(entries: dict[str, Any], now: dict[str, Any], is_left: Callable[[str], bool]) -> None:
+    now.update(entries)
+    for key in [key for key in now if key not in entries and not is_left(key)]:
+        if isinstance(now[key], (bool, int, float, torch.Tensor)):
+            del now[key]  # made by a step since
 
 
 def _is_part(value: Any) -> bool:

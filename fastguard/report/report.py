@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import os
-import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from .._text import count, listed, number, prose, shown
-from ..diagnosis import RULES, UNKNOWN, Finding, Rule, Severity, diagnose, find_causes
+from .._text import count
+from ..diagnosis import RULES, UNKNOWN, Finding, Rule, diagnose, find_causes
 from ..records import TrainingHistory, strict_json
 from ..records.failures import Failure, Failures
 from .tables import Row, module_rows, number_rows, numbers_of, sample_tables, weight_rows
+from .text import blocks, num_of_each, wrap
 
 Status = Literal["no-evidence", "healthy", "warning", "critical"]
-
-_WIDTH = 100
-_MAX_LAYERS = 3
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """The report on a run. `print(report)` shows plain ASCII, at most 100 columns wide; a notebook shows tables.
+    """The report on a run. `print(report)` shows plain ASCII, at most 100 columns wide; a notebook shows HTML.
 
     Printed names and messages are escaped, and very long ones are shortened; `to_dict` has them in full.
 
@@ -62,27 +58,27 @@ class Report:
             The path.
 
         Raises:
-            ImportError: plotly or Jinja2 is missing: `pip install fastguard[report]`.
+            ImportError: plotly is missing: `pip install fastguard[report]`.
             ValueError: there is no step to plot, as in a report of `preflight`.
             OSError: the file cannot be written.
 
         Cost: half a second, and 20 us for each line of the guard's `JsonlSink`, if there is one.
         """
-        from ..page.build import render, runs_of, save_page
+        from ..visualization.runs import runs_of
+        from .page import render, save_page
 
         if self.source is None:
             raise ValueError("This report has no recorded steps to plot; print it instead.")
-        runs = runs_of(self.source())
-        return save_page(render(runs, [self], title or runs[0].name), path, force=True)
+        return save_page(render(runs_of(self.source()), [self], title), path, force=True)
 
     def __repr__(self) -> str:
         steps = f", {count(self.numbers['num_steps'], 'step')}" if "num_steps" in self.numbers else ""
         return f"<{type(self).__name__}: {self.status}{steps}, {count(len(self.findings), 'finding')}>"
 
-    def _repr_html_(self) -> str | None:
-        from ..page.build import overview
+    def _repr_html_(self) -> str:
+        from .page import fragment
 
-        return overview(self, self.source() if self.source else None)
+        return fragment(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
@@ -110,33 +106,28 @@ class Report:
         }
 
     def __str__(self) -> str:
-        lines, numbers = [self._status_line()], self.numbers
+        lines, numbers = [self._verdict()], self.numbers
         seen = {"validation loss": "val_loss_last" in numbers, "activations": self.modules, "weights": self.weights}
         missing = [name for name, there in seen.items() if not there]
         if missing and self.status == "healthy" and numbers["num_steps"] and "skip_rate" in numbers:
             lines.append(f"    not observed: {', '.join(missing)}")  # no finding there does not mean healthy
-        shown_rules: set[str] = set()
-        for one in self.causes:
-            lines += ["", *_cause_lines(one)]
-            for place, symptom in enumerate(one.symptoms):
-                shown_rules.add(symptom.rule)
-                lines += ["", *_finding_lines(symptom, with_remedy=place == 0)]
-        for finding in self.findings:
-            if finding.rule not in shown_rules:
-                lines += ["", *_finding_lines(finding)]
+        for _, head, paragraphs in blocks(self.causes, self.findings):
+            lines += ["", *wrap(head, "")]
+            for paragraph in paragraphs:
+                lines += wrap(paragraph, "    ")
         rows = number_rows(self.numbers, self.sinks)
         lines += [""] * bool(rows)
         for name, text in rows:
-            lines += _wrap(f"{name:<18}{text}", "", " " * 18)
+            lines += wrap(f"{name:<18}{text}", "", " " * 18)
         for table in sample_tables(self.modules, self.weights):
             lines += ["", *table]
         return "\n".join(lines)
 
-    def _status_line(self) -> str:
-        numbers = self.numbers
-        if not numbers["num_steps"]:
+    def _verdict(self) -> str:
+        """The first line."""
+        if not self.numbers["num_steps"]:
             return "NOTHING TO REPORT: no step has been recorded yet"
-        after = count(numbers["num_steps"], "step")
+        after = count(self.numbers["num_steps"], "step")
         return f"{self.status.upper().replace('-', ' ')} after {after}: {num_of_each(self.findings)}"
 
 
@@ -154,20 +145,8 @@ def build_report(
 ) -> Report:
     """A report on `history`. If a part of it raises, such as a rule, it is left out, and a finding names it.
 
-    Args:
-        history: the run.
-        sinks_lost: number of lost records by the name of the sink.
-        sinks: the cost of each sink.
-        rules, thresholds: as in `fastguard.diagnosis.diagnose`.
-        findings: further findings to sort in.
-        numbers: further numbers, which are not in the history.
-        failures: parts of the monitoring that have failed so far.
-        source: returns what the page is drawn from; by default `history`.
-
     Raises:
         ValueError, TypeError: as `diagnose`, for `thresholds`.
-
-    Cost: that of `diagnose`, about 1 ms. No sync.
     """
     failures = Failures() if failures is None else failures
     before = failures.counts()
@@ -267,71 +246,4 @@ def _no_evidence(history: TrainingHistory, found: Iterable[Finding]) -> Finding 
         if history.lacks_norms
         else "Take a few more steps; the rule no-gradient then says what may be wrong.",
         rule="no-evidence",
-    )
-
-
-def headline(finding: Finding) -> str:
-    """Severity, rule, steps and layers of a finding.
-
-    >>> headline(Finding("Too large.", 3, 5, layers=("a", "b"), rule="norm-spike"))
-    '[warning] norm-spike, steps 3 to 5, in a, b'
-    """
-    return f"[{finding.severity}] {shown(finding.rule)}{place_of(finding)}"
-
-
-def num_of_each(findings: Iterable[Finding]) -> str:
-    """How many findings there are of each severity.
-
-    >>> num_of_each([Finding("a."), Finding("b."), Finding("c.", severity="critical")])
-    '1 critical problem, 2 warnings'
-    """
-    nums = Counter(finding.severity for finding in findings)
-    nouns: dict[Severity, str] = {"critical": "critical problem", "warning": "warning", "info": "remark"}
-    return ", ".join(count(nums[it], nouns[it]) for it in nouns if nums[it]) or "no problems found"
-
-
-def steps_of(finding: Finding) -> str:
-    """ "step 3" or "steps 3 to 5"; empty if the finding has none."""
-    if finding.first_step is None:
-        return ""
-    is_one = finding.last_step in (None, finding.first_step)
-    return f"step {finding.first_step}" if is_one else f"steps {finding.first_step} to {finding.last_step}"
-
-
-def place_of(finding: Finding) -> str:
-    """Steps and layers, each after a comma."""
-    steps, layers = steps_of(finding), listed(finding.layers, _MAX_LAYERS)
-    return (f", {steps}" if steps else "") + (f", in {layers}" if layers else "")
-
-
-def _cause_lines(one: Finding) -> list[str]:
-    seen = ", ".join(symptom.rule for symptom in one.symptoms)
-    sureness = f" (confidence {one.confidence:.2f})" if one.confidence else ""  # "unknown" has none
-    likelihood = "Possible" if 0.0 < (one.confidence or 0.0) < 0.5 else "Likely"
-    return [
-        *_wrap(f"{likelihood} cause: {one.rule}{sureness}{place_of(one)}", ""),
-        *_wrap(one.summary, "    "),
-        *_wrap(f"seen as: {seen}", "    "),
-        *_wrap(f"what to do: {one.recommendation}", "    "),
-    ]
-
-
-def _finding_lines(finding: Finding, *, with_remedy: bool = True) -> list[str]:
-    lines = _wrap(headline(finding), "")
-    lines += _wrap(finding.summary, "    ")
-    if finding.evidence:
-        lines += _wrap("evidence: " + ", ".join(f"{k} {number(v)}" for k, v in finding.evidence.items()), "    ")
-    if finding.recommendation and with_remedy:
-        lines += _wrap(f"what to do: {finding.recommendation}", "    ")
-    return lines
-
-
-def _wrap(text: str, indent: str, hang: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        prose(text),
-        _WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent + "  " if hang is None else hang,
-        break_on_hyphens=False,
-        expand_tabs=False,
     )

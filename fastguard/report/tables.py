@@ -155,10 +155,7 @@ def _or_nan(**known: float | None) -> dict[str, float]:
 
 
 def sample_tables(modules: Sequence[Row], weights: Sequence[Row]) -> list[list[str]]:
-    """Tables of activations, of attention and routers, and of updates; each has its twelve worst rows, in their order.
-
-    A table without rows is left out. Updates are the worse the further they are from the usual thousandth.
-    """
+    """Tables of activations, of attention and routers, and of updates: the twelve worst rows of each, in order."""
     choices = [row for row in modules if row["is_choice"]]
     others = [row for row in modules if not row["is_choice"]]
     updates = [{**row, "oddness": _oddness(row["update_ratio"])} for row in weights]

@@ -16,11 +16,6 @@ def write_whole(path: Path, write: Callable[[Any], Any], check: Callable[[Path],
 
     Creates the folder if it is missing. The temporary file has a unique name, `.<name>.<random>.unfinished`, so
     several processes can write into one folder. It is removed if anything raises; a killed process leaves it behind.
-
-    Args:
-        path: the file to create or replace.
-        write: fills the open binary file.
-        check: reads the temporary file's path, and raises if the file is not as it should be.
     """
     folder = path.parent
     if not folder.is_dir():

@@ -18,15 +18,7 @@ CLOSE_TIMEOUT_S = 60.0
 
 
 class Worker:
-    """A thread with a bounded queue. When the process ends, it finishes the queued items.
-
-    Args:
-        owner: the sink that owns the thread; the thread ends when the sink is dropped.
-        name: what messages call the sink.
-        work: called with a list of items, oldest first. If it raises, the items count as lost.
-        max_items: how many items may wait.
-        most, wait_s: the largest number of items to pass to `work` at once, and how long to wait for that many.
-    """
+    """A thread with a bounded queue. It ends with its `owner`, or with the process, when it has finished the queue."""
 
     def __init__(
         self,
@@ -61,10 +53,7 @@ class Worker:
         self._queue.put(item)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Waits until the queue is empty; a TimeoutError after `timeout_s`, when the items that are left are lost.
-
-        A second call, or a call in a forked process, does nothing.
-        """
+        """Waits until the queue is empty; a TimeoutError after `timeout_s`, when the items that are left are lost."""
         if not self._is_open or self._process != os.getpid():
             return
         self._is_open = False

@@ -252,11 +252,7 @@ class JsonlSink(Sink, LogState):
 
 
 def with_samples(line: bytes, samples: Mapping[str, Any]) -> bytes:
-    """The line of a clean step with what was sampled beside its gradients, byte for byte as `JsonlSink.write` has it.
-
-    Args:
-        samples: fields of the record.
-    """
+    """The line of a clean step with sampled fields of its record, byte for byte as `JsonlSink.write` has it."""
     start, mark, rest = line.partition(b',"clip/coef"')
     cosine = samples.get("grad_cosine")
     known = {} if cosine is None else {"grad/cosine": cosine}

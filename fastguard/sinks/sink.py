@@ -7,16 +7,17 @@ import io
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 from .._text import ended, prose
 from ..records import StepStats
 from ..records.log import LineCounts
-from ..records.samples import ModuleActivity, WeightStats
 
 _log = logging.getLogger("fastguard")
 _perf_counter = time.perf_counter
+_OF_MODULES = ("mean", "std", "zero_ratio", "saturation_ratio")
+_OF_WEIGHTS = ("norm", "std", "gradient_ratio", "update_ratio")
 MAX_TRIES = 3  # for a record whose writing was interrupted
 SLOW_S, SLOW_SHARE = 1.0, 0.1  # a sink that takes longer, in all and as a share of the time, is reported as slow
 TIMED_EVERY = 16  # lines: reading the clock costs a large part of writing one; csrc/log.cpp has the same number
@@ -142,35 +143,17 @@ def flatten(record: StepStats) -> dict[str, Any]:
     for group in record.groups:
         key = f"clip/{group.name}/"
         flat[key + "norm"], flat[key + "clipped_norm"], flat[key + "trigger"] = group[1:]
-    for module in record.activations:
-        flat.update(activation_values(module))
-    for weight in record.weights:
-        flat.update(weight_values(weight))
+    for m in record.activations:
+        values = {"entropy": m.entropy, "max_logit": m.max_logit, "max_load": max(m.load or (), default=None)}
+        if not m.is_choice:
+            values.update({name: getattr(m.stats, name) for name in _OF_MODULES})
+        if m.load is not None or (m.num_units and not m.is_choice):
+            values["dead_unit_ratio"] = m.dead_unit_ratio
+        flat.update({f"activation/{m.name}/{name}": value for name, value in values.items() if value is not None})
+    for w in record.weights:
+        known = ((name, getattr(w, name)) for name in _OF_WEIGHTS)
+        flat.update({f"weight/{w.name}/{name}": value for name, value in known if value is not None})
     return flat
-
-
-def activation_values(module: ModuleActivity) -> Iterator[tuple[str, float]]:
-    """Keys and values of a sampled module."""
-    values = {
-        "entropy": module.entropy,
-        "max_logit": module.max_logit,
-        "max_load": max(module.load or (), default=None),
-    }
-    if not module.is_choice:
-        values.update((name, getattr(module.stats, name)) for name in ("mean", "std", "zero_ratio", "saturation_ratio"))
-    if module.load is not None or (module.num_units and not module.is_choice):
-        values["dead_unit_ratio"] = module.dead_unit_ratio
-    return _known(f"activation/{module.name}/", values)
-
-
-def weight_values(weight: WeightStats) -> Iterator[tuple[str, float]]:
-    """Keys and values of a sampled parameter."""
-    names = ("norm", "std", "gradient_ratio", "update_ratio")
-    return _known(f"weight/{weight.name}/", {name: getattr(weight, name) for name in names})
-
-
-def _known(prefix: str, values: dict[str, float | None]) -> Iterator[tuple[str, float]]:
-    return ((prefix + name, value) for name, value in values.items() if value is not None)
 
 
 def flatten_step(record: StepStats) -> dict[str, Any]:

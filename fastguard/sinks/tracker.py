@@ -8,12 +8,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .._text import listed, prose
 from ..errors import missing_package
 from ..records import StepStats, TensorStats, values
-from .sink import Sink, activation_values, flatten_step, weight_values
+from .sink import Sink, flatten
 
 MAX_LAYERS = 16
 MAX_BUCKETS = 512  # the maximum of W&B and Trackio
@@ -192,21 +193,15 @@ class TrackerSink(Sink):
         return known
 
     def _scalars(self, record: StepStats) -> dict[str, float]:
-        name = self.name
-        scalars = {
-            name(key): float(v) for key, v in flatten_step(record).items() if key != "step" and v.__class__ is not list
+        if record.activations or record.weights:
+            modules = tuple(one for one in record.activations if self._layers.has_module(one.name))
+            weights = tuple(one for one in record.weights if self._layers.has(one.name))
+            record = replace(record, activations=modules, weights=weights)
+        return {
+            self.name(key): float(value)
+            for key, value in flatten(record).items()
+            if key != "step" and value.__class__ is not list and not (key.endswith("/trigger") and value == math.inf)
         }
-        for group in record.groups:
-            for what, value in zip(("norm", "clipped_norm", "trigger"), group[1:]):
-                if what != "trigger" or value < math.inf:
-                    scalars[name(f"clip/{group.name}/{what}")] = value
-        for module in record.activations:
-            if self._layers.has_module(module.name):
-                scalars.update({name(key): value for key, value in activation_values(module)})
-        for weight in record.weights:
-            if self._layers.has(weight.name):
-                scalars.update({name(key): value for key, value in weight_values(weight)})
-        return scalars
 
     def _add_tensors(self, record: StepStats, scalars: dict[str, float], histograms: dict[str, Buckets]) -> None:
         tensors, name = record.tensors, self.name

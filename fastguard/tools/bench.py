@@ -45,7 +45,8 @@ def take(batch: Any, most: int) -> list[Any]:
         raise TypeError(
             f"`batch` must be a batch or give batches, got {type(batch).__name__}. Pass a DataLoader of it."
         )
-    if _is_one(batch):
+    is_list = isinstance(batch, list)
+    if any(isinstance(part, Tensor) for part in batch) if is_list else isinstance(batch, (Tensor, Mapping, tuple)):
         return [mapped(_own, batch)]
     if not isinstance(batch, Iterable) or isinstance(batch, (str, bytes)):
         raise TypeError(f"`batch` must be a batch or give batches, got {type(batch).__name__}")
@@ -53,12 +54,6 @@ def take(batch: Any, most: int) -> list[Any]:
     if not taken:
         raise ValueError("`batch` must give at least one batch, got none")
     return taken
-
-
-def _is_one(batch: Any) -> bool:
-    if isinstance(batch, list):
-        return any(isinstance(part, Tensor) for part in batch)
-    return isinstance(batch, (Tensor, Mapping, tuple))
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -179,17 +174,13 @@ def without_guard(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], Non
 
 
 class Bench:
-    """A model, its optimizer and its loss, to run and to train within `put_back`.
-
-    Attributes:
-        model, optimizer: the user's own.
-        form: "pair" for `loss_fn(model(inputs), targets)`, "whole" for `loss_fn(model, batch)`.
-    """
+    """A model, its optimizer and its loss, to run and to train within `put_back`."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Any, form: str) -> None:
+        # model, optimizer: the user's own
         self.model = model
         self.optimizer = optimizer
-        self.form = form
+        self.form = form  # "pair" for `loss_fn(model(inputs), targets)`, "whole" for `loss_fn(model, batch)`
         self._loss_fn = loss_fn
 
     def output(self, inputs: Any) -> Any:

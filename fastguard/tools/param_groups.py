@@ -84,7 +84,7 @@ def param_groups(
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for (name, p, kinds), place in zip(named, places, strict=True):
         rate = lr if layer_decay is None else lr * layer_decay ** (len(known) - 1 - known.index(place))
-        fitting = [pattern for pattern in factors if _fits(pattern, name, kinds)]
+        fitting = [one for one in factors if (one in kinds if one in _KINDS else fnmatchcase(name, one))]
         unused.difference_update(fitting)
         pattern = fitting[0] if fitting else ""
         rate *= factors.get(pattern, 1.0)
@@ -123,10 +123,6 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, set[str]]
                     p,
                     of_module | ({"biases"} if is_bias else set()),
                 )
-
-
-def _fits(pattern: str, name: str, kinds: set[str]) -> bool:
-    return pattern in kinds if pattern in _KINDS else fnmatchcase(name, pattern)
 
 
 def _by_number(names: Sequence[str]) -> list[str]:

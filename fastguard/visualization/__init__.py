@@ -4,16 +4,16 @@ Needs plotly: `pip install fastguard[report]`. Every function takes a guard, a `
 several of them in a list, or in a dict with their labels.
 """
 
-from .layers import plot_activations as plot_activations
-from .layers import plot_gradient_flow as plot_gradient_flow
-from .layers import plot_layers as plot_layers
-from .steps import plot_clip_rate as plot_clip_rate
-from .steps import plot_gradient_norm as plot_gradient_norm
-from .steps import plot_learning_rate as plot_learning_rate
-from .steps import plot_loss as plot_loss
-from .steps import plot_loss_scale as plot_loss_scale
-from .steps import plot_lr_finder as plot_lr_finder
-from .steps import plot_updates as plot_updates
+from .figures import plot_activations as plot_activations
+from .figures import plot_clip_rate as plot_clip_rate
+from .figures import plot_gradient_flow as plot_gradient_flow
+from .figures import plot_gradient_norm as plot_gradient_norm
+from .figures import plot_layers as plot_layers
+from .figures import plot_learning_rate as plot_learning_rate
+from .figures import plot_loss as plot_loss
+from .figures import plot_loss_scale as plot_loss_scale
+from .figures import plot_lr_finder as plot_lr_finder
+from .figures import plot_updates as plot_updates
 
 __all__ = ["plot_activations", "plot_clip_rate", "plot_gradient_flow", "plot_gradient_norm", "plot_layers",
            "plot_learning_rate", "plot_loss", "plot_loss_scale", "plot_lr_finder", "plot_updates"]  # fmt: skip

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,8 @@ from .._text import NAME_WIDTH, shown
 from ..records import Entry, StepStats, TrainingHistory
 from ..records.loading import fill
 from ..records.log import LogReader
-from .style import MAX_POINTS, Curve, Grid, Stretch
+from .style import MAX_POINTS, Curve, Grid, Stretch, mean
 
-# From the best to the worst: if steps share a pixel, it shows the worst.
-STATES = ("none", "good", "clipped", "resumed", "rolled back", "skipped", "not finite")
-_RANK = {state: rank for rank, state in enumerate(STATES)}
-_MAX_BYTES = 1 << 22
 MAX_COLUMNS = 400
 MAX_RUNS = 8
 _ROOTS = ("", "/", ".", "..")
@@ -33,103 +28,28 @@ _OF_WEIGHTS: dict[str, Callable[[Any], float | None]] = {"update": lambda w: w.u
 _DRAWN = ("numel", "finite_norm", "abs_max", "num_zeros", "num_nans", "num_infs")
 
 
-class Ribbon:
-    """The state of each step: "good", "clipped", "resumed" (the first after a restart), "rolled back" (its changes to
-    the parameters were undone), "skipped" or "not finite" (whether skipped or not).
-
-    >>> ribbon = Ribbon()
-    >>> for step in range(100):
-    ...     ribbon.add(step, "skipped" if step == 42 else "good")
-    >>> ribbon.worst(10)[4], ribbon.worst(10)[5], ribbon.counts["good"]
-    ('skipped', 'good', 99)
-    """
-
-    def __init__(self) -> None:
-        self.first_step = self.last_step = 0  # the steps of the first and the last byte of `states`
-        self.width = 1  # steps per byte: 1 up to four million steps, then 2, 4, ...; the worst of them counts
-        self.states = bytearray()  # places in `STATES`, one per byte
-        self.counts = dict.fromkeys(STATES[1:], 0)  # number of steps in each state
-
-    def add(self, step: int, state: str) -> None:
-        """Takes a step; if its number is not above the last one, the run was resumed. Cost: 0.3 us."""
-        self.counts[state] += 1
-        rank = _RANK[state]
-        if not self.states:
-            self.first_step = step
-        elif step <= self.last_step:
-            rank = max(rank, _RANK["resumed"])
-            self.counts["resumed"] += 1
-        self.last_step = step
-        if step < self.first_step:  # before the first one: it has no place
-            return
-        place = (step - self.first_step) // self.width
-        while place >= _MAX_BYTES:
-            states = self.states + b"\0" * (len(self.states) % 2)
-            self.states = bytearray(map(max, states[::2], states[1::2]))
-            self.width *= 2
-            place = (step - self.first_step) // self.width
-        if place >= len(self.states):
-            self.states.extend(b"\0" * (place - len(self.states) + 1))
-        if rank > self.states[place]:
-            self.states[place] = rank
-
-    def mark(self, first: int, last: int, state: str) -> None:
-        """Sets the steps from `first` to `last` to `state`, unless theirs is worse, and counts them."""
-        rank, states = _RANK[state], self.states
-        begin, end = ((step - self.first_step) // self.width for step in (first, last))
-        for place in range(max(0, begin), min(len(states), end + 1)):
-            states[place] = max(states[place], rank)
-        self.counts[state] += last - first + 1
-
-    def worst(self, num: int) -> list[str]:
-        """The worst state in each of `num` equal parts; "none" without steps."""
-        states, size = self.states, len(self.states)
-        cuts = [i * size // num for i in range(num + 1)]
-        return [STATES[max(states[a : max(b, a + 1)], default=0)] for a, b in itertools.pairwise(cuts)]
-
-    def rolling(self, state: str, window: int, num: int) -> list[tuple[int, float]]:
-        """At most `num` steps, each with the share in `state` of the last `window` steps up to it."""
-        states, rank, size = self.states, _RANK[state], len(self.states)
-        found = []
-        for end in sorted({-(-size * i // num) for i in range(1, num + 1)}):
-            begin = max(0, end - max(1, window // self.width))
-            if known := end - begin - states.count(0, begin, end):
-                step = min(self.last_step, self.first_step + end * self.width - 1)
-                found.append((step, states.count(rank, begin, end) / known))
-        return found
-
-
 class DrawnRun(TrainingHistory):
     """A history that also keeps the series that figures show.
 
     Attributes:
-        name: the name of the run.
-        curves: "loss", "val_loss", "norm", "clipped norm", "lr" and "loss_scale" by step; for a log also the "time" at
-            which a step was written, in seconds since 1970.
+        curves: "loss", "val_loss", "norm", "clipped norm", "lr" and "loss_scale" by step, and "clipped": 1.0 at clipped
+            steps, else 0.0, whose points have the mean for the middle.
         rails: steps that were "NaN", "Inf" or "skipped", had a norm of "zero", or a loss that is "bad".
         grids: "norm", "rms", "max" and "zeros" of each tensor's gradient; "update" of each weight;
             "near zero", "saturated", "dead" and "entropy" of each module.
-        ribbon: the state of each step; for a history, of the steps in its window.
-        guard: the guard of the run, or None.
-        path: the log that it was read from, or None.
-        num_runs: number of runs in that log; this is the last.
-        is_whole: whether every step is known; else older ones only by their smallest, mean and largest values.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._of: TrainingHistory | None = None
-        self.name = name
-        self.path: str | os.PathLike[str] | None = None
-        self.num_runs = 1
-        self.guard: Any = None
-        self.is_whole = True
-        keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale", "time")
-        self.curves = {key: Curve(MAX_POINTS) for key in keys}
+        self.name = name  # the name of the run
+        self.path: str | os.PathLike[str] | None = None  # the log that it was read from, or None
+        self.guard: Any = None  # the guard of the run, or None
+        keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale")
+        self.curves = {**{key: Curve(MAX_POINTS) for key in keys}, "clipped": Curve(MAX_POINTS, mean)}
         self.rails: dict[str, list[int]] = {key: [] for key in ("NaN", "Inf", "skipped", "zero", "bad")}
         kinds = ("norm", "rms", "max", "zeros", "update", "near zero", "saturated", "dead", "entropy")
         self.grids = {kind: Grid(MAX_COLUMNS) for kind in kinds}
-        self.ribbon = Ribbon()
 
     @property
     def history(self) -> TrainingHistory:
@@ -138,12 +58,6 @@ class DrawnRun(TrainingHistory):
 
     def _another(self) -> DrawnRun:
         return DrawnRun(self.name)
-
-    def finish(self) -> None:
-        """Marks rolled-back steps; called after the last step."""
-        for event in self.history.model.recoveries:
-            if event["kind"] == "rollback":
-                self.ribbon.mark(event.get("to", event["step"]), event["step"], "rolled back")
 
     def extend(self, entries: list[Entry], records: Sequence[StepStats] = ()) -> None:
         """Takes steps into the history and the series."""
@@ -159,8 +73,8 @@ class DrawnRun(TrainingHistory):
         drawn: dict[str, list[tuple[int, float]]] = {}
         for step, norm, clip_coef, skipped, *values, _ in entries:
             is_finite = math.isfinite(norm)
-            state = "skipped" if skipped else "clipped" if clip_coef != 1.0 else "good"
-            self.ribbon.add(step, state if is_finite else "not finite")
+            is_clipped = is_finite and not skipped and clip_coef != 1.0
+            drawn.setdefault("clipped", []).append((step, float(is_clipped)))
             if skipped:
                 self.rails["skipped"].append(step)
             if not is_finite:
@@ -213,10 +127,6 @@ class DrawnRun(TrainingHistory):
 def runs_of(source: Any) -> list[DrawnRun]:
     """The 1 to 8 runs of a figure.
 
-    Args:
-        source: a guard, a guarded optimizer, a `TrainingHistory`, the path of a log; a list of such; a dict of such
-            with labels. If a guard has a `JsonlSink` or a `MemorySink`, figures show the steps and tables of these.
-
     Raises:
         TypeError: `source` is anything else.
         ValueError: there is no step, or more than eight runs.
@@ -255,21 +165,6 @@ def _run_of(source: Any, name: str) -> DrawnRun:
     )
 
 
-class _ClockReader(LogReader):
-    """A reader that also keeps the times at which steps were written."""
-
-    def __init__(self, path: str | os.PathLike[str], run: DrawnRun) -> None:
-        super().__init__(path)
-        self._run = run
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for line in super().__iter__():
-            yield line  # which may begin another run
-            step, written = line.get("step"), line.get("time")
-            if type(step) is int and type(written) is float:
-                self._run.curves["time"].add(step, written)
-
-
 def from_log(path: str | os.PathLike[str], name: str) -> DrawnRun:
     """The run of a log; one pass over it, in bounded memory.
 
@@ -277,10 +172,8 @@ def from_log(path: str | os.PathLike[str], name: str) -> DrawnRun:
     """
     parts = [part for part in Path(path).with_suffix("").parts[-2:] if part not in _ROOTS]
     run = DrawnRun(name or shown("/".join(parts), NAME_WIDTH))
-    reader = _ClockReader(path, run)
-    fill(run, reader, path)
-    run.path, run.num_runs = path, reader.num_runs
-    run.finish()
+    fill(run, LogReader(path), path)
+    run.path = path
     return run
 
 
@@ -295,7 +188,6 @@ def _of_guard(guard: Any, name: str) -> DrawnRun:
         run.model = history.model
         for record in list(records):
             run.add(record)
-        run.finish()
     else:
         run = _of_history(history, name) if path is None or not os.path.isfile(path) else from_log(path, name)
     run.guard = guard
@@ -308,8 +200,7 @@ def _of_history(history: TrainingHistory, name: str) -> DrawnRun:
     run._of, curves = history, run.curves
     newest = list(history.recent)
     begin = newest[0].step if newest else 0
-    run.is_whole = len(newest) == history.num_steps
-    for bucket in () if run.is_whole else history.overview.buckets:
+    for bucket in () if len(newest) == history.num_steps else history.overview.buckets:
         for key, series in (("loss", bucket.loss), ("norm", bucket.norm), ("lr", bucket.lr)):
             if bucket.last_step < begin and series.num:
                 steps = bucket.first_step, bucket.last_step
@@ -325,7 +216,6 @@ def _of_history(history: TrainingHistory, name: str) -> DrawnRun:
     run.draw(newest)
     _take_samples(run, history)
     _take_tracks(run, history)
-    run.finish()
     return run
 
 

@@ -40,14 +40,8 @@ class Stretch(NamedTuple):
 class Curve:
     """A series of finite values by step, as at most `max_points` points.
 
-    If there are more, neighbours are merged: smallest and largest values stay exact, the median becomes the mean of
-    both medians.
-
-    Args:
-        max_points: at least 2.
-
-    Attributes:
-        points: oldest first; at most `max_points`.
+    If there are more, neighbours are merged: smallest and largest values stay exact, the `middle` (by
+    default the median) becomes the mean of both.
 
     >>> curve = Curve(max_points=4)
     >>> for step in range(100):
@@ -56,8 +50,9 @@ class Curve:
     (True, 0.0, 9.0, True)
     """
 
-    def __init__(self, max_points: int) -> None:
+    def __init__(self, max_points: int, middle: Callable[[Sequence[float]], float] | None = None) -> None:
         self._max_points, self._width = max_points, 1  # values in a point
+        self._middle = middle or _median
         self._closed: list[Stretch] = []
         self._steps: list[int] = []
         self._open: list[float] = []
@@ -72,7 +67,7 @@ class Curve:
         self._open += values
         begin = 0
         while (end := begin + self._width) <= len(self._open):
-            self.add_stretch(_stretch(self._steps[begin:end], self._open[begin:end]))
+            self.add_stretch(self._stretch(self._steps[begin:end], self._open[begin:end]))
             begin = end
         del self._steps[:begin], self._open[:begin]
 
@@ -83,9 +78,12 @@ class Curve:
             self._closed = _in_pairs(self._closed, _merged)
             self._width *= 2
 
+    def _stretch(self, steps: Sequence[int], values: Sequence[float]) -> Stretch:
+        return Stretch(steps[0], steps[-1], min(values), self._middle(values), max(values))
+
     @property
     def points(self) -> list[Stretch]:
-        return [*self._closed, _stretch(self._steps, self._open)] if self._open else list(self._closed)
+        return [*self._closed, self._stretch(self._steps, self._open)] if self._open else list(self._closed)
 
     @property
     def is_merged(self) -> bool:
@@ -93,11 +91,14 @@ class Curve:
         return self._width > 1 or any(point.low != point.high for point in self._closed)
 
 
-def _stretch(steps: Sequence[int], values: Sequence[float]) -> Stretch:
-    values = sorted(values)
-    half = len(values) // 2
-    middle = values[half] if len(values) % 2 else values[half - 1] / 2 + values[half] / 2
-    return Stretch(steps[0], steps[-1], values[0], middle, values[-1])
+def _median(values: Sequence[float]) -> float:
+    values, half = sorted(values), len(values) // 2
+    return values[half] if len(values) % 2 else values[half - 1] / 2 + values[half] / 2
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of a point's values."""
+    return sum(values) / len(values)
 
 
 def _merged(a: Stretch, b: Stretch) -> Stretch:
@@ -222,12 +223,14 @@ def figure(title: str, y: str, *, log: bool = False, x: str = "step") -> Any:
         margin={"l": 70, "r": 20, "t": 50, "b": 50},
         legend={"orientation": "h", "y": -0.2},
         xaxis={"title": {"text": x}},
-        yaxis={"title": {"text": y}, "type": "log" if log else "linear", "exponentformat": "power" if log else "B"},
+        yaxis={"title": {"text": y}, "type": "log", "exponentformat": "power", "nticks": 8}
+        if log
+        else {"title": {"text": y}},
     )
 
 
-def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "solid", what: str = "median") -> None:
-    """A line. If a point is for more than one value: their median, in a band from the smallest to the largest."""
+def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "solid") -> None:
+    """A line. If a point is for more than one value: their middle, in a band from the smallest to the largest."""
     points = curve.points
     if not points:
         return
@@ -246,7 +249,6 @@ def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "s
             hoverinfo="skip",
             showlegend=False,
         )
-        name = f"{name}: {what}"
     made.add_scatter(
         x=x,
         y=[point.middle for point in points],

@@ -14,12 +14,12 @@ from torch import nn
 import fastguard
 import fastguard.report
 from fastguard.commands import cli
-from fastguard.commands.watch import FollowedRun, line_of, lines_of
+from fastguard.commands.watch import FollowedRun, lines_of
 from fastguard.integrations.common import begin, end
 from fastguard.records import TrainingHistory
 from fastguard.records.log import LogReader
 from fastguard.report import build_report
-from fastguard.report.report import headline
+from fastguard.report.text import headline
 from fastguard.sinks import read_jsonl
 from fastguard.visualization.runs import runs_of
 
@@ -76,7 +76,6 @@ def verdicts(path: Path, capsys) -> dict[str, Verdict]:
         found[command] = plain["status"], [(one["severity"], one["rule"]) for one in plain["findings"]]
     followed = FollowedRun(path)
     followed.read()
-    followed.assess()
     found["watch"] = verdict(followed.report)
     found["from_jsonl"] = verdict(build_report(TrainingHistory.from_jsonl(path)))
     found["figures"] = verdict(build_report(*runs_of(path)))
@@ -130,9 +129,8 @@ class TestOneVerdict:
             train(guard, 30 if bad != [61] else 65, bad=bad)
             guard.flush()
             run.read()
-            run.assess()
         (now,) = [one for one in run.report.findings if one.rule == "non-finite-gradients"]
-        assert "4 steps of 95" in line_of(now)
+        assert "4 steps of 95" in now.summary
         assert list(map(headline, run.report.findings)) == list(map(headline, guard.report().findings))
 
 
@@ -250,7 +248,7 @@ class TestSeveralRunsInALog:
         assert history.num_steps == len(log) == num_steps and history.model.run_id == log.run_id
         assert TrainingHistory.from_log(log).state_dict() == history.state_dict()
         (drawn,) = runs_of(path)
-        assert sum(drawn.ribbon.counts.values()) == num_steps
+        assert len(drawn.curves["clipped"].points) == num_steps
         assert followed.log.num_runs == 3
 
     def test_old_logs(self, path):

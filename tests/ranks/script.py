@@ -16,7 +16,6 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fastguard
-from fastguard.ranks import exchange
 from fastguard.ranks.shards import groups_across, layouts_of
 
 LIMIT = 0.05
@@ -206,15 +205,6 @@ def without_gradients(mesh: Any) -> dict[str, Any]:
     return {"empty": empty, "names": list(optimizer.guard.last.tensors.names)}
 
 
-def among_many(make: Callable[[], Any]) -> Any:
-    """What is found where so few ranks as these count as many."""
-    known, exchange.MOST_GATHERED = exchange.MOST_GATHERED, 1
-    try:
-        return make()
-    finally:
-        exchange.MOST_GATHERED = known
-
-
 def main() -> None:
     join()
     line = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("all",))
@@ -232,11 +222,6 @@ def main() -> None:
         "tp on a part": train(lambda m: tp(m, pair["inner"]), 32) if WORLD > 2 else None,
         "tp and fsdp": train(lambda m: fsdp(tp(m, square["inner"]), square["outer"]), 32),
         "tp and fsdp, NaN": train(lambda m: fsdp(tp(m, square["inner"]), square["outer"]), 32, bad=3),
-        "many ranks": among_many(lambda: train(lambda m: fsdp(tp(m, square["inner"]), square["outer"]), 32)),
-        "many ranks, NaN": among_many(lambda: train(lambda m: fsdp(m, line), 33, bad=12)),
-        "functions, many ranks": among_many(lambda: functions(lambda m: tp(nn.Sequential(*m[:3]), line))),
-        "pipeline, many ranks": among_many(pipeline),
-        "out of step, many ranks": among_many(lambda: out_of_step(line)),
         "functions, fsdp": functions(lambda m: fsdp(m, line)),
         "functions, hsdp": functions(lambda m: fsdp(m, square), bad=(0, 2)),
         "function without gradients": function_without_gradients(line),

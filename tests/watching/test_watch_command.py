@@ -59,7 +59,7 @@ class TestArguments:
         assert leaving.value.code == 64 and option.split("=")[0] in capsys.readouterr().err
 
     def test_a_bug_is_no_traceback(self, path, capsys, monkeypatch):
-        def fail(self, seconds=0.0):
+        def fail(self):
             raise TypeError("\x1b[2J")
 
         monkeypatch.setattr(FollowedRun, "read", fail)
@@ -104,7 +104,9 @@ class TestLines:
     def test_findings_as_they_come_until_ctrl_c(self, path, watching):
         process = watching()
         out, err = Path(f"{path}.out"), Path(f"{path}.err")
-        until(lambda: "is not there; waiting" in err.read_text(), "a log that is not there")
+        until(
+            lambda: "cannot be read: No such file" in err.read_text(), "a log that is not there"
+        )
         write(path, range(30), bad=(7,), name=HOSTILE)
         until(lambda: "non-finite-gradients" in out.read_text(), "the finding")
         assert out.read_text().count("\n") == 1 and out.read_text().strip().isprintable()
@@ -133,7 +135,7 @@ class TestTerminal:
 
     def test_from_a_log_that_is_not_there_to_another_run(self, path, terminal):
         screen = terminal(columns=40, rows=12)
-        screen.wait_for("is not there")
+        screen.wait_for("the log cannot be read")
         write(path, range(40), bad=(20,))
         screen.wait_for("WARNING after 40 steps")
         with open(path, "ab") as file:

@@ -116,8 +116,8 @@ def loss_spike(
     """Losses are `z` standard deviations above their average, and above `ratio` times the run's first losses.
 
     At any height if the norm is `norm_ratio` times its average at the same step. More than `max_run` steps are a new
-    level, not a spike. Info if the loss may rise by design. Certain if there were one or two spikes in all, each of one
-    step and above twice the largest of the first ten losses.
+    level, not a spike. Certain if there were one or two spikes in all, each of one step and above twice the largest of
+    the first ten losses. Info if there are one or two that are not certain, and if the loss may rise by design.
     """
     trend = history.loss_trend
     if trend.first <= 0.0:
@@ -138,15 +138,16 @@ def loss_spike(
     worst = max(spikes, key=lambda spike: spike.value / max(abs(spike.mean), 1e-300))
     is_over = len(trend.spikes) <= 2 and history.recent[-1].step > spikes[-1].last_step + 2
     limit = 2.0 * max(trend.firsts)
+    is_certain = is_over and all(s.first_step == s.last_step and s.value > limit for s in spikes)
     return Seen(
         at=(spikes[0].first_step, spikes[-1].last_step),
-        warn=not may_rise(history),
+        warn=not may_rise(history) and (is_certain or len(spikes) > 2),
         loss=worst.value,
         mean=worst.mean,
         z=worst.z,
         num_spikes=len(spikes),
         threshold_z=z,
-        is_certain=is_over and all(s.first_step == s.last_step and s.value > limit for s in spikes),
+        is_certain=is_certain,
         _often="once" if len(spikes) == 1 else f"{len(spikes)} times",
         _step=worst.first_step,
     )

@@ -184,6 +184,34 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -
 
 
 @rule(
+    "training-in-eval-mode",
+    reads="passes in training and in eval mode, of a model that has dropout or batch statistics",
+    source="torch's documentation of Module.train: dropout and batch statistics act differently",
+    see="From step {_since} on, no pass of a training step that was sampled was in training mode.",
+    sure=0.9,
+    remedy="Call model.train() before training, and again after each model.eval(): without it nothing is dropped, and "
+    "BatchNorm takes running statistics, which nothing updates.",
+    cause=("eval-mode-in-training", "Training runs in eval mode, without dropout and batch statistics."),
+    weight=0.95,
+    explains="overfitting label-noise",
+)
+def training_in_eval_mode(history: TrainingHistory, *, samples: int = 4, steps: int = 250) -> Seen | None:
+    """A model with dropout or batch statistics was in eval mode in the newest `samples` passes with autograd.
+
+    Or no pass was in training mode for `steps` steps and half of the run since it was last evaluated.
+    """
+    if not history.recent or not (dropout(history) or batch_statistics(history)):
+        return None
+    last = max((step for step, x in history.batches if x.training and x.with_grad), default=-1)
+    since = [x.with_grad for step, x in history.batches if step > last and not x.training]
+    num_since = sum(since)
+    has_gone = bool(since) and last >= 0 and history.num_steps - last > max(steps, history.num_steps // 2)
+    if num_since < samples and not has_gone:
+        return None
+    return Seen(at=(last + 1, history.recent[-1].step), num_samples=num_since, _since=last + 1)
+
+
+@rule(
     "layers-without-activation",
     reads="the operations between the loss and the first layers, and the loss",
     source="our own: a product of matrices is a matrix",

@@ -42,13 +42,7 @@ def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor 
 
 
 class ActivationWatch(Observer):
-    """Tells a monitor when the steps of a guard end, and hands its records to theirs.
-
-    Args:
-        run, judge: of the guard.
-
-    Cost: as stated for `ActivationMonitor`; two calls for each sample.
-    """
+    """Tells a monitor when the steps of a guard end, and hands its records to theirs."""
 
     what = "activation sampler"
 
@@ -81,14 +75,10 @@ class ActivationWatch(Observer):
 
 
 class Replay(NamedTuple):
-    """Records of a replayed pass.
+    """Records of a replayed pass."""
 
-    Attributes:
-        activities: one record for each call of each module, in the order of execution.
-        origin: where NaN or Inf appeared first, as in `ActivationMonitor.origins`; None if all outputs were finite.
-    """
-
-    activities: tuple[ModuleActivity, ...]
+    activities: tuple[ModuleActivity, ...]  # one record for each call of each module, in the order of execution
+    # where NaN or Inf appeared first, as in `ActivationMonitor.origins`; None if all outputs were finite
     origin: ModuleActivity | None
 
     def __str__(self) -> str:

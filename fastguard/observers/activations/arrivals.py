@@ -23,21 +23,17 @@ class Sighting(NamedTuple):
     """The reading of one tensor.
 
     Attributes:
-        key: name of its record.
-        measured: the figures, now or later.
-        slice_size: elements in a slice that sums to one (softmax); else 1.
         inputs: whether each is the first one, and its reading; None if it was overwritten. None if the inputs are
             unknown or do not matter.
-        is_quiet: it makes no record while it is finite.
         entropy, largest: readings of further figures, as `Extract` has them.
     """
 
-    key: str
+    key: str  # name of its record
     judgement: Judgement
-    measured: Measurement
-    slice_size: int = 1
+    measured: Measurement  # the figures, now or later
+    slice_size: int = 1  # elements in a slice that sums to one (softmax); else 1
     inputs: Sequence[tuple[bool, Measurement | None]] | None = None
-    is_quiet: bool = False
+    is_quiet: bool = False  # it makes no record while it is finite
     entropy: Measurement | None = None
     largest: Measurement | None = None
 
@@ -68,29 +64,19 @@ class Origin(NamedTuple):
 
 
 class Arrivals:
-    """Makes records of sampled steps, in the order of the steps, when their figures have arrived.
-
-    Keeps the statistics of the last `window_size` records of each layer.
-
-    Attributes:
-        root: name of the whole model.
-        latest: records of the newest step.
-        origins: where NaN or Inf appeared, oldest first.
-        pending: steps whose figures have not arrived, with their readings, and the events that fire when they have.
-        layers: statistics of each layer, oldest first, each with the share that is dead.
-        unclaimed: records of steps that were not taken.
-        seconds: host time spent here since it was last set to zero.
-    """
+    """Makes records of sampled steps, in the order of the steps, when their figures have arrived."""
 
     def __init__(self, window_size: int, runs: UnitRuns) -> None:
-        self.root = ""
-        self.latest: tuple[ModuleActivity, ...] = ()
-        self.origins: deque[Origin] = deque(maxlen=_NUM_ORIGINS)
+        self.root = ""  # name of the whole model
+        self.latest: tuple[ModuleActivity, ...] = ()  # records of the newest step
+        self.origins: deque[Origin] = deque(maxlen=_NUM_ORIGINS)  # where NaN or Inf appeared, oldest first
+        # steps whose figures have not arrived, with their readings, and the events that fire when they have
         self.pending: deque[tuple[int, list[Sighting], list[Any]]] = deque()
-        self.seconds = 0.0
+        self.seconds = 0.0  # host time spent here since it was last set to zero
         self._window_size, self._runs = window_size, runs
+        # statistics of each layer, oldest first, each with the share that is dead
         self.layers: dict[str, deque[tuple[ActivationStats, float]]] = {}
-        self.unclaimed: dict[int, tuple[ModuleActivity, ...]] = {}
+        self.unclaimed: dict[int, tuple[ModuleActivity, ...]] = {}  # records of steps that were not taken
         self._once_bad: set[str] = set()
 
     def collect(self, *, wait: bool = False) -> Arrivals:
@@ -193,10 +179,7 @@ def _figure(name: str, measured: Iterable[Measurement | None]) -> float | None:
 
 
 def origin_of(records: Iterable[ModuleActivity]) -> ModuleActivity | None:
-    """Where NaN or Inf appeared: the first module with finite inputs and an output that is not.
-
-    If no module is known to have had finite inputs, the first whose output is not finite; None if all are finite.
-    """
+    """Where NaN or Inf appeared: the first module with finite inputs and an output that is not."""
     bad = sorted((record for record in records if not record.stats.is_finite), key=lambda record: record.order)
     return next((record for record in bad if record.is_origin), bad[0] if bad else None)
 

@@ -28,7 +28,6 @@ _MAX_SEQUENCES, _MAX_HEADS, _MAX_QUERIES = 2, 16, 16
 # Elements of a part: little memory on a CPU, few launches elsewhere.
 _PART_CPU, _PART_DEVICE = 1 << 15, 1 << 23
 _MASKED = -9e3  # added to masked logits: -Inf, the least of a dtype, -1e9, -1e4
-_ours: set[Callable[..., torch.Tensor]] = set()  # the results of `_watching`
 
 _Site = tuple[ModuleType, str]
 
@@ -38,11 +37,7 @@ _replaced: dict[_Site, tuple[Any, Any]] = {}  # the original function, and its r
 
 
 class AttentionWatch:
-    """Sees the arguments with which the modules of one model call the function, while it is on.
-
-    Args:
-        fits: says whether to watch the calls of a module.
-    """
+    """Sees the arguments with which the modules of one model call the function, while it is on."""
 
     def __init__(self, collector: Collector, named: Mapping[str, nn.Module], fits: Callable[[Target], bool]) -> None:
         self._collector = collector
@@ -114,9 +109,6 @@ def _sites(named: Mapping[str, nn.Module]) -> list[_Site]:
 
 @functools.cache  # one for each function: compiled graphs have a guard on its identity
 def _watching(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    if function in _ours:
-        return function
-
     @functools.wraps(function)
     def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
         if not torch.compiler.is_compiling():
@@ -126,7 +118,6 @@ def _watching(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
             _show(*args, **kwargs)
         return function(*args, **kwargs)
 
-    _ours.add(scaled_dot_product_attention)
     return scaled_dot_product_attention
 
 
@@ -172,7 +163,7 @@ def attention_extracts(*args: Any, turn: int = 0, **kwargs: Any) -> Iterator[Ext
     parts. Masked keys have weight 0 and do not count towards the largest entropy. It computes in float32, draws no
     random numbers and does not sync.
 
-    Cost: 2 · queries · keys · width multiplications; on a CPU memory for a few queries of one head.
+    Cost: 2 · queries · keys · width multiplications; on a CPU memory for the keys of a few heads.
     """
     query, key, _, mask, _, is_causal, scale, _ = _Call(*args, **kwargs)
     for x in (query, key):
@@ -190,37 +181,23 @@ def attention_extracts(*args: Any, turn: int = 0, **kwargs: Any) -> Iterator[Ext
 def _parts(
     q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float, turn: int
 ) -> Iterator[Extract]:
-    most = _PART_CPU if q.is_cpu else _PART_DEVICE
     rows = _spread(q.shape[2], _MAX_QUERIES, q.shape[2] - 1)  # the last among them
     heads = _spread(q.shape[1], _MAX_HEADS, turn)
-    num_heads = max(1, most // (k.shape[2] * max(len(rows), k.shape[3])))
-    num_rows = max(1, most // k.shape[2])
+    most = _PART_CPU if q.is_cpu else _PART_DEVICE
+    size = max(1, most // (k.shape[2] * max(len(rows), k.shape[3])))
     for sequence in _spread(q.shape[0], _MAX_SEQUENCES, 0):
-        for some in (heads[i : i + num_heads] for i in range(0, len(heads), num_heads)):
-            for places in (rows[i : i + num_rows] for i in range(0, len(rows), num_rows)):
-                where = sequence, _slice(some), _slice(places)
-                with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-                    logits = _logits(q[where].float() * scale, _keys(k, sequence, some, q.shape), most)
-                    extract = _figures(logits, None if mask is None else mask[where], is_causal, places)
-                yield extract
+        of_sequence = k[sequence * k.shape[0] // q.shape[0]]  # sequences and heads may share keys
+        for some in (heads[i : i + size] for i in range(0, len(heads), size)):
+            where = sequence, _slice(some), _slice(rows)
+            with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+                keys = torch.stack([of_sequence[head * len(of_sequence) // q.shape[1]] for head in some])
+                logits = q[where].float() * scale @ keys.float().mT
+                extract = _figures(logits, None if mask is None else mask[where], is_causal, rows)
+            yield extract
 
 
 def _slice(places: range) -> slice:
     return slice(places.start, places.stop, places.step)
-
-
-def _keys(k: torch.Tensor, sequence: int, heads: range, shape: torch.Size) -> torch.Tensor:
-    """The keys of these heads, [heads, keys, width]; heads and sequences may share keys."""
-    k = k[sequence * k.shape[0] // shape[0]]
-    if len(k) == shape[1]:
-        return k[_slice(heads)]
-    own = [k[head * len(k) // shape[1]] for head in heads]
-    return torch.stack(own) if len(own) > 1 else own[0][None]
-
-
-def _logits(q: torch.Tensor, keys: torch.Tensor, most: int) -> torch.Tensor:
-    num_keys = max(1, most // (keys.shape[0] * keys.shape[2]))  # converted at a time
-    return torch.cat([q @ some.float().mT for some in keys.split(num_keys, 1)], -1)
 
 
 def _figures(logits: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, places: range) -> Extract:

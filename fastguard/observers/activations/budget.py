@@ -13,20 +13,14 @@ _GROWTH = 4  # at most, of the interval from one sample to the next
 
 
 class Cost(NamedTuple):
-    """Cost so far.
+    """Cost so far."""
 
-    Attributes:
-        seconds: host time spent in the monitor.
-        share: of the time since the end of the first step; 0.0 before the second.
-        num_samples, num_steps: sampled steps, and all steps.
-        interval: steps from one sample to the next at present.
-    """
-
-    seconds: float
-    share: float
+    seconds: float  # host time spent in the monitor
+    share: float  # of the time since the end of the first step; 0.0 before the second
+    # num_samples, num_steps: sampled steps, and all steps
     num_samples: int
     num_steps: int
-    interval: int
+    interval: int  # steps from one sample to the next at present
 
     def describe(self, budget: float | None) -> str:
         """One line, with the allowed share."""

@@ -33,29 +33,21 @@ class _Known(NamedTuple):
 
 
 class Collector:
-    """Measures the tensors that hooks show it. A pass that ends with an exception leaves nothing.
-
-    Attributes:
-        is_on: whether the current step is sampled. Compiled graphs have a guard on it, so it must be a bool.
-        is_paused: nothing is recorded.
-        skipped: outputs that could not be read, and why, by name.
-        seconds: host time spent here since it was last set to zero.
-        failures: counts errors, because a hook must not stop a forward pass.
-        root: refers to the model.
-    """
+    """Measures the tensors that hooks show it. A pass that ends with an exception leaves nothing."""
 
     def __init__(self, backend: str, *, training_only: bool) -> None:
-        self.failures = Failures()
-        self.root: Callable[[], nn.Module | None] = lambda: None
+        self.failures = Failures()  # counts errors, because a hook must not stop a forward pass
+        self.root: Callable[[], nn.Module | None] = lambda: None  # refers to the model
         self._backend, self._training_only = backend, training_only
         self._readers: dict[torch.device, ImmediateReader | DeferredReader] = {}
         self._done: list[Sighting] = []
         self._pass: list[Sighting] = []
         self._calls: dict[str, int] = {}
         self._known: dict[int, _Known] = {}
-        self._is_open = self.is_on = self.is_paused = False
-        self.skipped: dict[str, str] = {}
-        self.seconds = 0.0
+        # whether the current step is sampled. Compiled graphs have a guard on it, so it must be a bool
+        self._is_open = self.is_on = self.is_paused = False  # paused: nothing is recorded
+        self.skipped: dict[str, str] = {}  # outputs that could not be read, and why, by name
+        self.seconds = 0.0  # host time spent here since it was last set to zero
 
     def is_wanted(self) -> bool:
         """Whether to record the current pass: not a recomputation in backward, nor evaluation."""

@@ -14,23 +14,16 @@ _SMOOTH_ZERO = 1e-3  # GELU and SiLU come close to zero without reaching it
 
 
 class Judgement(NamedTuple):
-    """What counts as saturated and as zero in the output of one module.
+    """What counts as saturated and as zero in the output of one module."""
 
-    Attributes:
-        family: as in `ModuleActivity`.
-        low, high: values outside are saturated; infinite if the family has no such limit.
-        near_zero: elements with |x| below it count as near zero.
-        has_units: whether to judge each index of the unit dimension on its own.
-        row_dim: dimension along which slices sum to one (softmax); None for other modules.
-        unit_share: share of a unit's elements that must be near zero for it to be dead; None: the monitor's.
-    """
-
-    family: str
+    family: str  # as in `ModuleActivity`
+    # low, high: values outside are saturated; infinite if the family has no such limit
     low: float = -math.inf
     high: float = math.inf
-    near_zero: float = 1e-6
-    has_units: bool = False
-    row_dim: int | None = None
+    near_zero: float = 1e-6  # elements with |x| below it count as near zero
+    has_units: bool = False  # whether to judge each index of the unit dimension on its own
+    row_dim: int | None = None  # dimension along which slices sum to one (softmax); None for other modules
+    # share of a unit's elements that must be near zero for it to be dead; None: the monitor's
     unit_share: float | None = None
 
     @property

@@ -49,9 +49,6 @@ class ImmediateReader:
 class DeferredReader:
     """Reads into small tensors on the device and never waits. A delivery copies all of them to pinned memory at once;
     the figures are there when the event after the copy has fired.
-
-    Args:
-        make_event: default that of the device; without events, deliveries wait.
     """
 
     immediate = False

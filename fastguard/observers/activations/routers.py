@@ -18,28 +18,19 @@ from .selection import Selector, Target, matcher
 
 KIND = "[router]"
 _MAX_TOKENS = 4096
-_PART_CPU = 1 << 15  # elements of [tokens, experts]
 _ROUTER_NAME = re.compile(r"router|switch|(^|_)gat(e|er|ing)$", re.I)
 _EXPERTS_NAME = re.compile(r"expert|(^|_)(ffns|mlps)$", re.I)
 _TOP_K = ("top_k", "topk", "k", "num_experts_per_tok", "num_experts_per_token", "moe_top_k")
 
 
 class Router(NamedTuple):
-    """A module that chooses among experts.
+    """A module that chooses among experts."""
 
-    Attributes:
-        num_experts: number of experts; None: the width of the output.
-        top_k: number of experts for each token, if the output does not hold their indices.
-    """
-
-    num_experts: int | None
-    top_k: int
+    num_experts: int | None  # number of experts; None: the width of the output
+    top_k: int  # number of experts for each token, if the output does not hold their indices
 
     def find(self, args: Any, kwargs: Any, output: Any) -> Seen:
-        """The "scores" [..., experts] in an output, and the "indices" [..., k] of the chosen experts, without dots.
-
-        Scores are logits or probabilities, in the first tensor that fits.
-        """
+        """The "scores" [..., experts] in an output, and the "indices" [..., k] of the chosen experts, without dots."""
         tensors = [x for _, x in leaves(output) if x.ndim]
         floats = [x for x in tensors if x.is_floating_point() and self.num_experts in (None, x.shape[-1])]
         scores = [x for x in floats if x.shape[-1] > 1][:1]
@@ -55,29 +46,25 @@ class Router(NamedTuple):
         """The expert of each token, [tokens, experts] of 1.0 and 0.0, and the entropy of its probabilities.
 
         Probabilities are the softmax of the scores, unless the scores are probabilities. It takes up to 4096 tokens,
-        evenly spaced, on a CPU in parts.
+        evenly spaced.
 
         Cost: a dozen small operations on [tokens, experts]; no sync.
         """
         first = scores if scores is not None else indices
         if first is None or not first.numel():
             return
-        num = self.num_experts or first.shape[-1]
-        found = [None if x is None else _tokens(x.detach()) for x in (scores, indices)]
-        size = max(1, _PART_CPU // num) if first.is_cpu else _MAX_TOKENS
-        are_some = None if found[0] is None else _are_probabilities(found[0], size)
-        for start in range(0, len(next(x for x in found if x is not None)), size):
-            some, chosen = (None if x is None else x[start : start + size] for x in found)
-            with torch.no_grad():
-                entropy = None
-                if some is not None and are_some is not None:
-                    some = torch.where(are_some, some.float(), some.float().softmax(-1))
-                    entropy = torch.special.entr(some).sum(-1) / math.log(num)
-                    chosen = some.topk(min(self.top_k, num)).indices if chosen is None else chosen
-                assert chosen is not None
-                experts = torch.arange(num, device=chosen.device)
-                extract = Extract((chosen[..., None] == experts).any(1).float(), 1, entropy)
-            yield extract
+        num, entropy = self.num_experts or first.shape[-1], None
+        with torch.no_grad():
+            chosen = None if indices is None else _tokens(indices)
+            if scores is not None:
+                p = _tokens(scores).float()
+                are_probabilities = (p >= 0.0).all() & ((p.sum(-1) - 1.0).abs() < 1e-2).all()
+                p = torch.where(are_probabilities, p, p.softmax(-1))
+                entropy = torch.special.entr(p).sum(-1) / math.log(num)
+                chosen = p.topk(min(self.top_k, num)).indices if chosen is None else chosen
+            experts = torch.arange(num, device=first.device)
+            extract = Extract((chosen[..., None] == experts).any(1).float(), 1, entropy)  # type: ignore[index]
+        yield extract
 
     def show(self, collector: Collector, name: str, seen: Iterable[tuple[str, torch.Tensor]], _: Any = None) -> None:
         """Has the collector read what `find` found."""
@@ -93,15 +80,9 @@ class Router(NamedTuple):
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:
-    """Up to 4096 tokens, [tokens, …], as a view if they are evenly spaced."""
-    x = x.flatten(0, -2) if x.dim() > 1 else x[None]
+    """Up to 4096 tokens, [tokens, …], evenly spaced."""
+    x = x.detach().flatten(0, -2) if x.dim() > 1 else x.detach()[None]
     return x[:: -(-len(x) // _MAX_TOKENS)]
-
-
-def _are_probabilities(scores: torch.Tensor, size: int) -> torch.Tensor:
-    with torch.no_grad():
-        parts = [(part >= 0.0).all() & ((part.float().sum(-1) - 1.0).abs() < 1e-2).all() for part in scores.split(size)]
-        return torch.stack(parts).all()
 
 
 def routers_of(

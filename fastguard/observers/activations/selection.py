@@ -20,20 +20,14 @@ _CALL_MODULES = (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder)  #
 
 
 class Target(NamedTuple):
-    """Something to watch: the output of `module`, or its input.
-
-    Attributes:
-        unit_dim: dimension of its units; None if the shape of the tensor decides.
-        of_input: watch the input instead.
-        is_quiet: it makes a record only when it is not finite.
-    """
+    """Something to watch: the output of `module`, or its input."""
 
     module: Any
     name: str
     judgement: Judgement
-    unit_dim: int | None = None
-    of_input: bool = False
-    is_quiet: bool = False
+    unit_dim: int | None = None  # dimension of its units; None if the shape of the tensor decides
+    of_input: bool = False  # watch the input instead
+    is_quiet: bool = False  # it makes a record only when it is not finite
 
 
 def class_name(module: nn.Module) -> str:
@@ -77,9 +71,8 @@ def choose(
 ) -> list[Target]:
     """The targets in a model whose modules are `named`.
 
-    Args:
-        is_default: some modules make a record only while their output is not finite, to find the origin of a NaN: all
-            but activation functions, attention, norms, blocks, and the whole model.
+    With `is_default`, all but activation functions, attention, norms, blocks and the whole model are quiet: they make a
+    record only while their output is not finite.
 
     Raises:
         ValueError: nothing matches; names some modules.

@@ -20,7 +20,8 @@ from ...diagnosis.registry import rule
 from ...records import values
 from ...records.failures import Failures
 from ...report import Report, Status
-from ...report.report import not_checked, num_of_each
+from ...report.report import not_checked
+from ...report.text import num_of_each
 from ..bench import randomness_restored, set_up, take
 from .evidence import Evidence
 from .losses import chance
@@ -36,14 +37,7 @@ _ONLY_HERE = {
 def check(
     name: str, *, cause: str, like: str = "", **about: Any
 ) -> Callable[[Callable[..., Finding | Seen | None]], Rule]:
-    """Registers a function of an `Evidence` as a check that speaks for `cause`: a rule of stage "before".
-
-    Args:
-        name: its name, which no rule has.
-        cause: the root cause that it speaks for.
-        like: the rule that sees the same fault in a running training; the check has its remedy.
-        about: other attributes of a rule.
-    """
+    """Registers a check, a function of an `Evidence` that speaks for `cause` and has the remedy of the rule `like`."""
     summary = _ONLY_HERE.get(cause) or CAUSES[cause].summary
     about.setdefault("remedy", RULES[like].remedy if like else "")
     return rule(name, stage="before", cause=(cause, summary), **about)
@@ -108,7 +102,7 @@ class PreflightReport(Report):
         lines.append(f"{'checked':<22}{numbers['num_checks']:g} checks in {numbers['seconds']:.2g} s")
         return "\n".join(lines)
 
-    def _status_line(self) -> str:
+    def _verdict(self) -> str:
         return f"{self.status.upper()} before the first step: {num_of_each(self.findings)}"
 
 

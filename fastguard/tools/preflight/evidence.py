@@ -94,22 +94,16 @@ class TrialPass:
 
 
 class Evidence:
-    """A training that has not begun, and measurements of it, most of them made when first used.
-
-    Attributes:
-        bench: model, optimizer and loss.
-        batches: the first batches.
-        parameters: the model's parameters by name.
-        passes: a trial pass of each batch, from the same start.
-    """
+    """A training that has not begun, and measurements of it, most of them made when first used."""
 
     def __init__(self, bench: Bench, batches: list[Any], *, max_steps: int, seconds: float) -> None:
-        self.bench = bench
-        self.batches = batches
-        self.parameters = dict(named_parameters(bench.model))
+        self.bench = bench  # model, optimizer and loss
+        self.batches = batches  # the first batches
+        self.parameters = dict(named_parameters(bench.model))  # the model's parameters by name
         self.groups = bench.optimizer.param_groups
         self._max_steps = max_steps
         self._seconds = seconds
+        # a trial pass of each batch, from the same start
         self.passes = [trial_pass(bench, batch, self.parameters) for batch in batches]
 
     @property

@@ -86,14 +86,7 @@ def constant_baseline(call: LossCall) -> float | None:
 
 
 def ask(bench: Bench, batch: Any, made_by: tuple[str, int | None] | None, is_causal: bool) -> Answer:
-    """Asks the loss about a batch, or as many samples of it as have outputs of `MAX_ELEMENTS`.
-
-    Args:
-        bench: model and loss.
-        batch: the batch.
-        made_by: the activation that made the model's output, and its dimension.
-        is_causal: whether no output depends on later inputs.
-    """
+    """Asks the loss about a batch, or as many samples of it as have outputs of `MAX_ELEMENTS`."""
     with bench.put_back(), torch.enable_grad():
         asked = _Asked(bench, batch)
         size = sum(t.numel() for t in asked.outputs)
@@ -255,11 +248,6 @@ class Fit:
     def given(self) -> Attempt:
         """The attempt at the given learning rate."""
         return self.attempts[1.0]
-
-    @property
-    def best(self) -> Attempt:
-        """The attempt with the lowest final loss."""
-        return max(self.attempts.values(), key=lambda one: one.gain)
 
 
 class Fitting:

@@ -86,11 +86,7 @@ class Seen:
 
 
 class Watcher(TorchFunctionMode):
-    """Records calls while it is entered.
-
-    Args:
-        find_origin: also look at every result for the first that is not finite although all arguments were.
-    """
+    """Records calls while it is entered; with `find_origin` also the first result that is not finite."""
 
     def __init__(self, *, find_origin: bool = False) -> None:
         super().__init__()
@@ -120,7 +116,8 @@ class Watcher(TorchFunctionMode):
             self._remember(result, ("log_softmax", self.made_by(args[0])[1]))  # type: ignore[index]
         if self._find_origin and self.seen.origin is None and were_finite and not _is_finite(result):
             self.seen.origin = (name, self._where())
-        if self._find_origin and name in ("sqrt", "norm", "vector_norm", "std") and _has_zero(result):
+        is_root = self._find_origin and name in ("sqrt", "norm", "vector_norm", "std") and result.is_floating_point()
+        if is_root and bool((result.detach() == 0).any()):  # it has no derivative there
             self.seen.zero_roots.append((name, self._where()))
         return result
 
@@ -185,11 +182,6 @@ def _is_finite(value: Any) -> bool:
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_sparse:
         return True
     return bool(torch.isfinite(value.detach()).all())
-
-
-def _has_zero(result: Tensor) -> bool:
-    """Whether a root or norm is zero, where it has no derivative."""
-    return result.is_floating_point() and result.numel() > 0 and bool((result.detach() == 0).any())
 
 
 def _has_weight(module: nn.Module) -> bool:

@@ -233,7 +233,7 @@ def _modules(evidence: Evidence, kinds: tuple[type, ...]) -> dict[str, Any]:
 
 @check(
     "eval-mode-in-training",
-    cause="normalisation-statistics",
+    cause="eval-mode-in-training",
     see="The model is in evaluation mode: {layers} {_what}.",
     reads="`training` of the model and of its BatchNorm and Dropout modules",
     source="torch.nn.Module.train: dropout and batch statistics are off in evaluation mode",
