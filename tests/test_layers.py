@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "commands": {*OBSERVERS, *READERS, "_C", "experiments", "page", "step", "tools", "visualization", "__init__"},
     "__main__": {"commands"},
 }
-# GradientStats.from_gradients computes, so it needs a kernel behind it. These imports are made when they are called. `wrap` begins experiments if they are asked for.
+# Imports made when they are called: GradientStats.from_gradients needs a kernel, and `wrap` begins experiments.
 ALLOWED = {
     ("fastguard.records.table", "fastguard.kernels"),
     ("fastguard.step.wrapping", "fastguard.experiments.beside"),
