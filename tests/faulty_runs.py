@@ -1,7 +1,5 @@
 """Invented runs, made without torch: one for each rule that it must find, and healthy ones that none may."""
 
-from __future__ import annotations
-
 import math
 
 from fastguard.records import StepStats, TrainingHistory
@@ -43,12 +41,6 @@ from made_runs import (
 from records import make_history, make_record, make_table, make_turning_history
 
 
-def _clipped_below_eps():
-    history = clipped_run(60, 60, coef=1e-9)
-    history.note_model(optimizer_settings=settings(lr=1e-3, eps=1e-8), clip_policy="GlobalNorm(1e-09)")
-    return history
-
-
 def _overfit():
     losses = falling_losses(400, floor=0.01)
     val = {step: (2.3 * math.exp(-step / 60) + 0.4 if step < 120 else 0.7 + step / 400) for step in range(19, 400, 20)}
@@ -75,10 +67,6 @@ def _collapsing_scale():
 def _spoilt_weights():
     good, bad = WeightStats("w", 10, 1.0, 0.1, 0.2), WeightStats("w", 10, 1.0, 0.1, 0.2, num_nonfinite=1)
     return run(falling_losses(100), change=lambda s: {} if s % 20 else {"weights": (bad if s >= 60 else good,)})
-
-
-def _imbalanced(step, place):
-    return 1e-3 * 1.05**step if place == 3 else 1.0
 
 
 HEALTHY = {

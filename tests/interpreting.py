@@ -1,19 +1,15 @@
 """Triton's interpreter, made fit for holding kernels to the bit. Test code only: compiled kernels never see it."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
 
-def mend() -> None:
+def mend():
     """Before the first launch; needs TRITON_INTERPRET=1."""
     _mend_bfloat16()
     _patch_once_a_launch()
 
 
-def _mend_bfloat16() -> None:
+def _mend_bfloat16():
     """Conversions of bfloat16 as every GPU does them.
 
     The interpreter's own (3.6 to 3.9) widen subnormals wrongly, round halves up where they go to even, and carry a
@@ -24,7 +20,7 @@ def _mend_bfloat16() -> None:
 
     original = interpreter._convert_float
 
-    def convert(x: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+    def convert(x, source, target, rounding):
         if source == tl.bfloat16 and target == tl.float32:
             return x.view(np.uint16).astype(np.uint32) << 16
         if source == tl.float32 and target == tl.bfloat16:
@@ -37,13 +33,13 @@ def _mend_bfloat16() -> None:
     interpreter._convert_float = convert
 
 
-def _patch_once_a_launch() -> None:
+def _patch_once_a_launch():
     """Halves the time of a launch: the interpreter patches Triton's language anew at every call of a function."""
     from triton.runtime import interpreter
 
     original, done = interpreter._patch_lang, set()
 
-    def patch(function: Any) -> Any:
+    def patch(function):
         if id(function.__globals__) in done:
             return interpreter._LangPatchScope()
         is_launch = not done
@@ -52,7 +48,7 @@ def _patch_once_a_launch() -> None:
         if is_launch:
             restore = scope.restore
 
-            def end() -> None:
+            def end():
                 done.clear()
                 restore()
 

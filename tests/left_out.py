@@ -1,10 +1,7 @@
 """Leaves out tests that cannot run here: a line that says how many and why, in place of a skip for each. And marks slow
 what ordinary runs try some cases of."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -19,13 +16,13 @@ _OF_THE_KERNELS = {"device", "interpreted", "compiles"}
 class LeftOut:
     """A plugin of pytest. Workers tell their counts to the process that reports."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+    def __init__(self):
+        self.counts = Counter()
 
     @pytest.hookimpl(tryfirst=True)  # before `-m` is asked
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(self, config, items):
         kept, dropped = [], []
-        num_cases: Counter[str] = Counter()
+        num_cases = Counter()
         for item in items:
             if _is_about_the_kernels(item):
                 item.add_marker("triton")
@@ -41,20 +38,20 @@ class LeftOut:
             config.hook.pytest_deselected(items=dropped)
             items[:] = kept
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def pytest_sessionfinish(self, session):
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["left_out"] = dict(self.counts)
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
+    def pytest_testnodedown(self, node):
         self.counts = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))  # the same in each worker
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter):
         for reason, count in self.counts.items():
             terminalreporter.write_line(f"left out: {count} tests that {reason}")
 
 
-def _thin(item: pytest.Item, num_cases: Counter[str]) -> None:
+def _thin(item, num_cases):
     """Marks a case slow, unless it is the first of the next `n` cases of its test."""
     is_interpreted = _env.triton_interpreter() and item.get_closest_marker("triton") is not None
     mark = item.get_closest_marker("thinned")
@@ -66,20 +63,20 @@ def _thin(item: pytest.Item, num_cases: Counter[str]) -> None:
     num_cases[test] += 1
 
 
-def _params(item: pytest.Item) -> dict[str, Any]:
+def _params(item):
     return item.callspec.params if hasattr(item, "callspec") else {}
 
 
-def _fixtures(item: pytest.Item) -> set[str]:
+def _fixtures(item):
     return set(getattr(item, "fixturenames", ())) - set(_params(item))
 
 
-def _is_about_the_kernels(item: pytest.Item) -> bool:
+def _is_about_the_kernels(item):
     params = _params(item)
     return "triton" in (params.get("backend"), params.get("engine")) or bool(_OF_THE_KERNELS & _fixtures(item))
 
 
-def _why_not_here(item: pytest.Item) -> str | None:
+def _why_not_here(item):
     params = _params(item)
     is_interpreting = _env.triton_interpreter()
     if item.get_closest_marker("gpu"):

@@ -1,7 +1,5 @@
 """Where the rules on data, targets and outputs begin and end: runs, and what each sign says of them."""
 
-from __future__ import annotations
-
 import math
 
 from made_runs import (

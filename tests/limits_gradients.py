@@ -1,14 +1,27 @@
 """Where the rules on gradients begin and end: runs, and what each sign says of them."""
 
-from __future__ import annotations
-
 import random
 
 from fastguard.records import StepStats, TrainingHistory
 
-from made_runs import clipped_run, ending_in_zeros, noisy_norms, scaler_run, with_bad_steps
+from made_runs import (
+    bend,
+    clipped_run,
+    ending_in_zeros,
+    falling_losses,
+    flat_losses,
+    noisy_norms,
+    run,
+    scaler_run,
+    settings,
+    with_bad_steps,
+)
 from records import make_history, make_record, make_row, make_table, make_turning_history
 
+FLAT, FALLING = flat_losses(100), falling_losses(100)
+SPIKED = [norm * (50.0 if step == 200 else 1.0) for step, norm in enumerate(noisy_norms(300))]
+LOST = [*falling_losses(240, pace=20.0), *flat_losses(60, level=2.0)]
+RISING_TWICE = [n * 1.02**step for step, n in enumerate(noisy_norms(300))]
 WILD = [random.Random(seed).lognormvariate(0.0, 1.5) for seed in range(300)]
 
 
@@ -49,7 +62,16 @@ def limited(limit, count=200):
     return make_turning_history([min(n, limit * n / (n + 1e-6)) for n in norms])
 
 
+def clipped(coef, losses, kind=None):
+    notes = {} if kind is None else {"optimizer_settings": settings(kind)}
+    return run(losses, change=lambda step: {"clip_coef": coef}, **notes)
+
+
 LIMITS = {
+    "growing-norm": [
+        (run(falling_losses(300, noise=0.01), RISING_TWICE), None),
+        (run([2 + s / 50 for s in range(300)], RISING_TWICE), "warning"),
+    ],
     "non-finite-gradients": [
         (with_bad_steps(100, {40: ["a"]}), "warning"),
         (with_bad_steps(100, {99: ["a"]}), "critical"),  # the last step
@@ -74,10 +96,24 @@ LIMITS = {
         (clipped_run(100, 90), None),
         (clipped_run(500, 290), None),  # not of the newest
         (clipped_run(100, 100, coef=0.9999995), None),
+        (clipped(0.5, FLAT, "SGD"), "info"),
+        (clipped(0.1, FLAT, "SGD"), "warning"),
+        (clipped(0.1, FLAT), "warning"),
+        (clipped(0.1, FLAT, "Adam"), "info"),  # which divides by the size of the gradient
+        (clipped(0.1, FALLING, "SGD"), "info"),  # it learns all the same
+        (clipped(1.1e-5, FLAT, "Adam"), "info"),
+        (clipped(0.9e-5, FLAT, "Adam"), "warning"),  # whose eps outweighs what is left
+        (clipped(0.9e-5, FALLING, "Adam"), "info"),
     ],
     "norm-spike": [
         (make_history(WILD), None),
         (make_history([1.0] * 100 + [11.0]), True),
+        (run(falling_losses(300, pace=20.0), SPIKED), "info"),
+        (run(flat_losses(300, noise=0.0), SPIKED), "info"),  # nothing gained, and nothing lost
+        (run(LOST, SPIKED), "warning"),
+        (run([None] * 300, SPIKED), "warning"),  # nothing says that it does no harm
+        (run([loss - 1.0 for loss in LOST], SPIKED), "info"),  # a game
+        (run(bend(falling_losses(300), [200], lambda v: 9.0), SPIKED), "warning"),
     ],
     "zero-gradients": [
         *((ending_in_zeros(num), said) for num, said in ((1, "info"), (2, "warning"), (3, "warning"), (4, "info"))),

@@ -1,7 +1,5 @@
 """Where the rules on the loss and on steps begin and end: runs, and what each sign says of them."""
 
-from __future__ import annotations
-
 import math
 import random
 
@@ -26,18 +24,11 @@ ACTOR_CRITIC = ("SubBackward0", "AddBackward0", "NegBackward0", "MeanBackward0")
 VALUES = ("SmoothL1LossBackward0", "SelectBackward0", "GatherBackward0", LINEAR)
 FLAT, FALLING, FALLING_LONG = flat_losses(100), falling_losses(100), falling_losses(300)
 HUBER = ("HuberLossBackward0",)
-SPIKED = [norm * (50.0 if step == 200 else 1.0) for step, norm in enumerate(noisy_norms(300))]
-LOST = [*falling_losses(240, pace=20.0), *flat_losses(60, level=2.0)]
 
 
 def rates(*parts, **notes):
     """A run with these learning rates, each for so many steps."""
     return run(falling_losses(sum(n for _, n in parts)), lrs=[lr for lr, n in parts for _ in range(n)], **notes)
-
-
-def clipped(coef, losses, kind=None):
-    notes = {} if kind is None else {"optimizer_settings": settings(kind)}
-    return run(losses, change=lambda step: {"clip_coef": coef}, **notes)
 
 
 def spiky(*steps, losses=FALLING_LONG, **notes):
@@ -74,10 +65,6 @@ def rising(num_steps, begin=1e-5, losses=None):
     return run(losses or flat_losses(num_steps), lrs=[begin * (step + 1) for step in range(num_steps)])
 
 
-def both_ways(losses, norms):
-    return run(losses, norms)
-
-
 def held(first, then, num=90):
     """Ten losses of one level, and those of another."""
     return [first] * 10 + [then] * num
@@ -87,16 +74,15 @@ def updates(ratio, losses=None, num_steps=140, **notes):
     return weights_run(lambda step, name: ratio, losses, num_steps=num_steps, **notes)
 
 
-def validations(**values):
-    return {int(step[1:]): value for step, value in values.items()}
-
-
 VALIDATED = range(19, 400, 20)
 BY_HEART = falling_losses(400, floor=0.005, noise=0.0, pace=15.0)
-RISING_TWICE = [n * 1.02**step for step, n in enumerate(noisy_norms(300))]
+
 TURNS = [(1.38 if s % 2 else 0.68) + random.Random(s).gauss(0.0, 0.01) for s in range(200)]
 LATE = [*falling_losses(100, noise=0.01, pace=15.0), *(0.3 + 0.02 * step for step in range(90))]
 LATE_NORMS = [1.0] * 100 + [1.0 + 0.1 * step for step in range(90)]
+NOISE = random.Random(2)
+RESTLESS = [0.8 * NOISE.lognormvariate(0.0, 0.5) for _ in range(80)]
+GROWING = [norm * (1.0 if step < 200 else 2.0) for step, norm in enumerate(noisy_norms(280))]
 RUNAWAY = tuple(0.7 - 0.02 * s**2 for s in range(80))
 
 
@@ -158,28 +144,6 @@ LIMITS = {
         (of_classes([0.01, 0.01, 0.01, *[0.05] * 120]), "info"),  # far below chance
         *((run([abs(random.Random(seed).gauss(0.0, 1.0)) for _ in range(80)]), None) for seed in range(5)),
     ],
-    "growing-norm": [
-        (run(falling_losses(300, noise=0.01), RISING_TWICE), None),
-        (run([2 + s / 50 for s in range(300)], RISING_TWICE), "warning"),
-    ],
-    "norm-spike": [
-        (run(falling_losses(300, pace=20.0), SPIKED), "info"),
-        (run(flat_losses(300, noise=0.0), SPIKED), "info"),  # nothing gained, and nothing lost
-        (run(LOST, SPIKED), "warning"),
-        (run([None] * 300, SPIKED), "warning"),  # nothing says that it does no harm
-        (run([loss - 1.0 for loss in LOST], SPIKED), "info"),  # a game
-        (run(bend(falling_losses(300), [200], lambda v: 9.0), SPIKED), "warning"),
-    ],
-    "clip-rate-high": [
-        (clipped(0.5, FLAT, "SGD"), "info"),
-        (clipped(0.1, FLAT, "SGD"), "warning"),
-        (clipped(0.1, FLAT), "warning"),
-        (clipped(0.1, FLAT, "Adam"), "info"),  # which divides by the size of the gradient
-        (clipped(0.1, FALLING, "SGD"), "info"),  # it learns all the same
-        (clipped(1.1e-5, FLAT, "Adam"), "info"),
-        (clipped(0.9e-5, FLAT, "Adam"), "warning"),  # whose eps outweighs what is left
-        (clipped(0.9e-5, FALLING, "Adam"), "info"),
-    ],
     "unscaled-accumulation": [
         (run(falling_losses(60), change=lambda step: {"clip_coef": 0.2}, backward_per_step=8), "warning"),
         (run(falling_losses(60), change=lambda step: {"clip_coef": 0.3}, backward_per_step=8), None),
@@ -238,6 +202,7 @@ LIMITS = {
     ],
     "divergence-ahead": [
         (run(LATE, LATE_NORMS), True),
+        (run([*falling_losses(200, noise=0.01, pace=30.0), *RESTLESS], GROWING), None),  # its noise is as large
         (run(LATE, LATE_NORMS, loss_ops=ACTOR_CRITIC), None),
         (run(LATE, LATE_NORMS, loss_ops=VALUES), None),
     ],

@@ -1,7 +1,5 @@
 """Where the rules on model, optimizer and gradients begin and end: runs, and what each sign says of them."""
 
-from __future__ import annotations
-
 import math
 
 from fastguard.records.samples import WeightStats
@@ -32,7 +30,6 @@ LEARNT = falling_losses(200, pace=20.0)
 LOST = [*falling_losses(100), *flat_losses(100, level=2.0)]
 HALF_LEARNT = [2.3] * 10 + [1.45] * 90
 MET = [max(0.0, 1.0 - step / 50) for step in range(120)]
-DEAD = (activity(dead=0.8),)
 WEIGHTS = tuple(f"{place}.weight" for place in range(8))
 BESIDE = ("router.weight", *(f"experts.{i}.weight" for i in range(7)))
 BIASES = [f"layers.{i}.{kind}" for i in range(4) for kind in ("weight", "bias")]
@@ -184,7 +181,7 @@ LIMITS = {
     ],
     "weights-overwritten": [
         (run(falling_losses(120), **OVERWRITTEN), "info"),
-        (run(flat_losses(39), **OVERWRITTEN), "info"),
+        *((run(flat_losses(num), **OVERWRITTEN), said) for num, said in ((39, "info"), (60, "info"), (200, "warning"))),
         (run(flat_losses(120), num_overwritten=0, num_compared=5), None),
     ],
     "validation-in-training-mode": [
@@ -308,6 +305,7 @@ LIMITS = {
         (updates(lambda step: 0.2 if step == 40 else 0.01, num_steps=900), True),  # it outlasts the window
         (updates(0.6), "info"),
         (updates(0.6, flat_losses(60), 60), "info"),
+        (updates(0.6, falling_losses(200, pace=400.0), 200), "info"),  # little was gained yet, and more is being gained
         (ended(updates(0.6, flat_losses(60), 60)), "warning"),
         (updates(0.6, flat_losses(140)), "warning"),
         (updates(0.6, falling_losses(140, noise=0.8)), "warning"),  # restless

@@ -1,13 +1,10 @@
 """Builders of invented runs, made without torch."""
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Callable, Sequence
 
 from fastguard.diagnosis import RULES, by_sign, diagnose
-from fastguard.records import BatchSample, StepStats, TrainingHistory
+from fastguard.records import StepStats, TrainingHistory
 from fastguard.records.columns import COLUMNS
 from fastguard.records.samples import ActivationStats, ModuleActivity, WeightStats
 
@@ -82,16 +79,7 @@ def spiked(norms, step, times):
     return make_history([norm * (times if i == step else 1) for i, norm in enumerate(norms)])
 
 
-def run(
-    losses: Sequence[float | None],
-    norms: Sequence[float] | None = None,
-    *,
-    lrs: Sequence[float] | None = None,
-    val_losses: dict[int, float] | None = None,
-    change: Callable[[int], dict] = lambda step: {},
-    window: int = 512,
-    **notes,
-) -> TrainingHistory:
+def run(losses, norms=None, *, lrs=None, val_losses=None, change=lambda step: {}, window=512, **notes):
     """A run of these losses; `change` gives further fields of the record of a step, `notes` are for `note_model`."""
     history = TrainingHistory(window)
     history.note_model(**notes)
@@ -103,7 +91,7 @@ def run(
     return history
 
 
-def layered(num_steps, norm_of: Callable[[int, int], float], losses=None, names=LAYERS, numel=16) -> TrainingHistory:
+def layered(num_steps, norm_of, losses=None, names=LAYERS, numel=16):
     """A run of many tensors: `norm_of(step, place)` is each one's norm, 0 for only zeros."""
     history = TrainingHistory()
     for step in range(num_steps):
@@ -156,7 +144,7 @@ def routing(load, name="moe.gate[router]", tokens=400, num_batches=5):
     )
 
 
-def with_activities(*modules: ModuleActivity, every=20, num_steps=100, since=0) -> TrainingHistory:
+def with_activities(*modules, every=20, num_steps=100, since=0):
     """A run that samples these activations every 20 steps, from step `since` on."""
     return run(
         falling_losses(num_steps),
@@ -164,9 +152,7 @@ def with_activities(*modules: ModuleActivity, every=20, num_steps=100, since=0) 
     )
 
 
-def weights_run(
-    ratio: Callable[[int, str], float], losses=None, norm=lambda step: 10.0, num_steps=140, every=20, **notes
-):
+def weights_run(ratio, losses=None, norm=lambda step: 10.0, num_steps=140, every=20, **notes):
     """A run whose two weights change by `ratio(step, name)` of their norm at each sample, `every` so many steps."""
 
     def sampled(step):
@@ -184,7 +170,7 @@ def weights_run(
     return run(falling_losses(num_steps) if losses is None else losses, change=sampled, **notes)
 
 
-def moments_run(rms: Callable[[int], float], largest=lambda step: 0.1, losses=None, **notes):
+def moments_run(rms, largest=lambda step: 0.1, losses=None, **notes):
     """A run of two weights, sampled each ten steps, of `rms(step)` as Adam's second moment has it; gradients of 1."""
 
     def sampled(step):
@@ -204,19 +190,17 @@ def flat_losses(count, level=2.3, noise=0.01, seed=0):
     return [level + rng.gauss(0.0, noise) for _ in range(count)]
 
 
-def batches_run(
-    losses: Sequence[float], *made: Callable[[int], BatchSample], every: int = 10, **notes
-) -> TrainingHistory:
+def batches_run(losses, *made, every=10, **notes):
     """A run that looks at forward passes every 10 steps: `made` give them, one after the other, from the step."""
     return run(losses, change=lambda s: {} if s % every else {"batches": tuple(make(s) for make in made)}, **notes)
 
 
-def batch(**fields) -> Callable[[int], BatchSample]:
+def batch(**fields):
     """A training batch that is another one at each step; `fields` are what else is not as usual."""
     return lambda step: make_batch(**{"input_digest": step + 1, **fields})
 
 
-def passed(**fields) -> Callable[[int], BatchSample]:
+def passed(**fields):
     """As `batch`, a pass without gradients in eval mode: validation."""
     return batch(**{"training": False, "with_grad": False, **fields})
 
@@ -240,7 +224,7 @@ def validated(count, every=20, level=1.0):
     return dict.fromkeys(range(every - 1, count, every), level)
 
 
-def ended(history: TrainingHistory) -> TrainingHistory:
+def ended(history):
     """The same run, as a log of it is read."""
     history.has_ended = True
     return history
@@ -251,7 +235,7 @@ def bend(values, at, function):
     return [function(value) if step in at else value for step, value in enumerate(values)]
 
 
-def lone_row(norm: float, largest: float, numel: int = 1000) -> list[float]:
+def lone_row(norm, largest, numel=1000):
     """A row whose squares are those of `numel` elements of that norm, and one more of `largest`."""
     row = make_row(norm, numel)
     row[COLUMNS.index("sum_sq")] += largest * largest
@@ -275,7 +259,7 @@ def flipped(at=(100,), largest=1e9, num_steps=130, numel=1000, loss=lambda step,
 EXPERTS = ("router.weight", *(f"experts.{i}.{j}.weight" for i in range(4) for j in (0, 2)), "head.weight")
 
 
-def routed(idle, num_steps=200, names=EXPERTS, absent=False, losses=None) -> TrainingHistory:
+def routed(idle, num_steps=200, names=EXPERTS, absent=False, losses=None):
     """A run of a model with modules side by side, those whose name begins with one of `idle` without a gradient."""
     history = TrainingHistory()
     history.note_model(names=names)
@@ -295,7 +279,7 @@ def game(losses, **notes):
     return run(losses, **{"objective": "game", "loss_ops": _BCE, **notes})
 
 
-def machine(**used: float) -> dict[str, float]:
+def machine(**used):
     """The `resources` of an idle machine with enough memory, but for what is given."""
     idle = {"page_faults": 3.0, "major_faults": 0.0, "system_share": 0.02, "core_wait_share": 0.01}
     return {**idle, "swapped_bytes": 0.0, "is_glibc": 1.0, **used}

@@ -1,13 +1,9 @@
 """Few combinations of parameters in place of all of them, where no three interact."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from itertools import combinations, product
-from typing import Any
 
 
-def pairs(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
+def pairs(*values):
     """Rows with one of each of `values`, such that any two values of two parameters meet in one of them.
 
     Found greedily, the same each time, and close to as few as there can be: the product of the two longest.

@@ -1,23 +1,19 @@
 """Records of invented steps, made without torch."""
 
-from __future__ import annotations
-
 import math
 import struct
-from collections.abc import Sequence
-from typing import Any
 
 from fastguard.records import BatchSample, StepStats, TensorRow, TensorStats, TrainingHistory
 from fastguard.records.columns import COLUMNS, completed
 
 
-def make_table(rows: Sequence[Sequence[float]], names: Sequence[str] | None = None) -> TensorStats:
+def make_table(rows, names=None):
     """A `TensorStats` of `rows`, each in the order of `COLUMNS`; what a row is too short for is as in an old log."""
     flat = [float(value) for row in rows for value in completed(row)]
     return TensorStats(struct.pack(f"{len(flat)}d", *flat), names)
 
 
-def make_row(norm: float = 1.0, numel: int = 4, *, num_zeros=0, num_nans=0, num_infs=0) -> list[float]:
+def make_row(norm=1.0, numel=4, *, num_zeros=0, num_nans=0, num_infs=0):
     """A row of `numel` equal elements with that norm; NaN and Inf elements come on top of the norm."""
     element = norm / math.sqrt(numel)
     row = TensorRow(
@@ -34,7 +30,7 @@ def make_row(norm: float = 1.0, numel: int = 4, *, num_zeros=0, num_nans=0, num_
     return list(row)
 
 
-def make_record(step: int = 0, norm: float = 1.0, **fields: Any) -> StepStats:
+def make_record(step=0, norm=1.0, **fields):
     """A step whose one tensor `w` has that norm; a NaN or infinite `norm` puts one such element there."""
     if math.isfinite(norm):
         row = make_row(norm)
@@ -43,13 +39,13 @@ def make_record(step: int = 0, norm: float = 1.0, **fields: Any) -> StepStats:
     return StepStats(step, make_table([row], ["w"]), **fields)
 
 
-def make_bad_record(step: int, bad: Sequence[str], names: Sequence[str] = ("a", "b", "c"), **fields: Any) -> StepStats:
+def make_bad_record(step, bad, names=("a", "b", "c"), **fields):
     """A skipped step with a NaN in each of the tensors `bad`."""
     rows = [make_row(num_nans=int(name in bad)) for name in names]
     return StepStats(step, make_table(rows, list(names)), **{"skipped": True, **fields})
 
 
-def make_history(norms: Sequence[float], **fields: Any) -> TrainingHistory:
+def make_history(norms, **fields):
     """A history of steps with these norms; non-finite ones are skipped."""
     history = TrainingHistory()
     for step, norm in enumerate(norms):
@@ -57,7 +53,7 @@ def make_history(norms: Sequence[float], **fields: Any) -> TrainingHistory:
     return history
 
 
-def make_turning_history(norms: Sequence[float], history: TrainingHistory | None = None) -> TrainingHistory:
+def make_turning_history(norms, history=None):
     """As `make_history`, of gradients that point elsewhere at each step, as those of other batches do."""
     history = TrainingHistory() if history is None else history
     for step, norm in enumerate(norms):
@@ -67,9 +63,9 @@ def make_turning_history(norms: Sequence[float], history: TrainingHistory | None
     return history
 
 
-def make_batch(**fields: Any) -> BatchSample:
+def make_batch(**fields):
     """A forward pass of a sound classifier in training; `fields` are what is otherwise."""
-    usual: dict[str, Any] = {
+    usual = {
         **{"training": True, "with_grad": True, "num_samples": 16},
         **{"input_abs_max": 2.5, "input_mean": 0.0, "input_std": 1.0, "input_num_nonfinite": 0},
         **{"input_is_integer": False, "input_constant_share": 0.0, "input_digest": 2**62 + 1},

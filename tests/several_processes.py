@@ -1,13 +1,10 @@
 """Runs a script as several processes: `SCRIPT RANK WORLD FOLDER`. The last line that each prints is JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -16,17 +13,18 @@ HAS_GLOO = dist.is_available() and dist.is_gloo_available()
 slow = [pytest.mark.slow, pytest.mark.skipif(not HAS_GLOO, reason="this torch has no gloo")]
 
 
-def start(script: Path, world: int, folder: Path) -> list[subprocess.Popen[str]]:
+def start(script, world, folder):
     """The script as `world` processes."""
-    folders = [str(Path(__file__).parents[1]), str(script.parent)]
+    tests = Path(__file__).parent
+    folders = [str(tests.parent), str(tests), str(script.parent)]
     code = f"import sys, runpy; sys.path[:0] = {folders!r}; sys.argv[0] = {str(script)!r}; "
     code += f"runpy.run_path({str(script)!r}, run_name='__main__')"
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     commands = [[sys.executable, "-c", code, str(rank), str(world), str(folder)] for rank in range(world)]
     return [subprocess.Popen(command, **pipes) for command in commands]
 
 
-def torchrun(world: int, *options: str, **environment: str) -> str:
+def torchrun(world, *options, **environment):
     """What a script in `options` printed under torchrun, errors too; it must end without one."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), *options]
     known = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1", **environment}
@@ -35,7 +33,7 @@ def torchrun(world: int, *options: str, **environment: str) -> str:
     return ended.stdout
 
 
-def run(script: Path, world: int, folder: Path, timeout: float = 300) -> list[dict[str, Any]]:
+def run(script, world, folder, timeout=300):
     """What each of `world` processes printed last."""
     started = start(script, world, folder)
     try:

@@ -1,7 +1,5 @@
 """`fastguard bench` on tiny cases. Nothing here asserts a time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

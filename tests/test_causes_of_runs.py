@@ -1,7 +1,5 @@
 """Which cause is named first: a table of runs, with the facts that speak against the usual suspect."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """The command: every answer is readable, every error one line, and help costs no import of torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -14,7 +12,7 @@ from fastguard import kernels
 from fastguard.commands import cli, info
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments, **environment):
     """`python -m fastguard` in a fresh process."""
     return subprocess.run(
         [sys.executable, "-m", "fastguard", *arguments],
@@ -24,7 +22,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def check_one_line(stderr: str, *parts: str) -> None:
+def check_one_line(stderr, *parts):
     assert stderr.count("\n") == 1, stderr
     for part in parts:
         assert part in stderr

@@ -1,7 +1,5 @@
 """TrainingDebugger: the toolkit's interface, over the package's own kernels and rules."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 

@@ -1,7 +1,5 @@
 """The demo keeps what it promises: the poisoned step is skipped, the right tensor is named, training goes on."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os
@@ -28,7 +26,7 @@ def tiny(monkeypatch, threads):
     monkeypatch.setattr(training, "CharTransformer", functools.partial(CharTransformer, width=32, num_blocks=3))
 
 
-def run_demo(folder, *arguments: str) -> int:
+def run_demo(folder, *arguments):
     return cli.main(["demo", "--quick", "--steps", str(STEPS), "--device", "cpu", "--out", str(folder), *arguments])
 
 

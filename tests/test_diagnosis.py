@@ -1,17 +1,19 @@
-"""Every rule fires on a run that has its fault and is silent on healthy ones."""
-
-from __future__ import annotations
+"""Every rule fires on a run that has its fault, is silent on healthy ones, and keeps to the table of limits."""
 
 import json
 import math
 
+import limits_data
+import limits_gradients
+import limits_loss
+import limits_model
 import pytest
 
 from fastguard.diagnosis import RULES, Finding, diagnose, rule
 from fastguard.records import TrainingHistory
 
 from faulty_runs import BAD, HEALTHY
-from made_runs import falling_losses, noisy_norms, run, spiked, with_bad_steps
+from made_runs import falling_losses, noisy_norms, run, severity, spiked, with_bad_steps
 
 
 def bad_run(name):
@@ -127,3 +129,17 @@ class TestRegistry:
     def test_confidence_is_a_share(self, confidence):
         with pytest.raises(ValueError, match="`confidence` must be from 0 to 1"):
             Finding("x.", confidence=confidence)
+
+
+TABLES = {"loss": limits_loss, "gradients": limits_gradients, "data": limits_data, "model": limits_model}
+CASES = [
+    (name, sign, i) for name, table in TABLES.items() for sign, rows in table.LIMITS.items() for i in range(len(rows))
+]
+
+
+@pytest.mark.parametrize(("table", "sign", "place"), CASES)
+def test_limits(table, sign, place):
+    """`expected` is a severity, None for silence, or True for any severity."""
+    history, expected = TABLES[table].LIMITS[sign][place]
+    said = severity(sign, history)
+    assert said is not None if expected is True else said == expected

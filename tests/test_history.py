@@ -1,9 +1,8 @@
 """The history: laws that hold for any run (split and merge, resume, copy), what it counts, and bounded memory."""
 
-from __future__ import annotations
-
 import gc
 import json
+import logging
 import math
 import random
 import sys
@@ -254,3 +253,16 @@ def calls_of(run):
     finally:
         sys.setprofile(before)
     return calls
+
+
+RANDOM = [*((20, seed) for seed in range(3)), *(pytest.param(240, seed, marks=pytest.mark.slow) for seed in (100, 101))]
+
+
+@pytest.mark.parametrize(("number", "seed"), RANDOM)
+def test_random_histories_logs_and_states_crash_nothing(number, seed, caplog):
+    histories = pytest.importorskip("benchmarks.reliability.histories", reason="no benchmarks/ here")
+    with caplog.at_level(logging.getLogger("fastguard").level, "fastguard"):  # which it sets
+        found = histories.run(number, seed)
+    assert not found["failed"], found["failed"]
+    assert sum(found["outcomes"].values()) == found["num_cases"] == number
+    assert number < 240 or {outcome.partition(":")[0] for outcome in found["outcomes"]} == histories.CASES.keys()

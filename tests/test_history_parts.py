@@ -1,7 +1,5 @@
 """The parts of a history: the whole run in buckets, averages with spikes, tensors and samples now and then."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -4,8 +4,6 @@ After a change that is meant: `python tests/test_interface.py` writes it anew. T
 commit, and into CHANGELOG.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib
@@ -14,9 +12,7 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,12 +33,12 @@ MODULES = (
 )
 
 
-def _plain(default: object) -> str:
+def _plain(default):
     text = repr(default)
     return "..." if " at 0x" in text or text.startswith("<") else text
 
 
-def _signature(function: Any) -> str:
+def _signature(function):
     """Names, kinds and defaults of the parameters; annotations may be made better without notice."""
     try:
         signature = inspect.signature(function)
@@ -63,20 +59,20 @@ def _signature(function: Any) -> str:
     return f"({', '.join(parts)})"
 
 
-def _is_ours(value: object) -> bool:
+def _is_ours(value):
     return str(getattr(value, "__module__", "")).partition(".")[0] == "fastguard"
 
 
-def _members(cls: type) -> dict[str, object]:
+def _members(cls):
     """Public attributes of a class that it or a parent of ours defines, as they stand in the classes."""
-    found: dict[str, object] = {}
+    found = {}
     for parent in reversed(cls.__mro__):
         if _is_ours(parent):
             found.update((name, value) for name, value in vars(parent).items() if not name.startswith("_"))
     return found
 
 
-def _class(name: str, cls: type) -> Iterator[str]:
+def _class(name, cls):
     parents = [parent.__name__ for parent in cls.__bases__ if parent is not object]
     is_error = issubclass(cls, Exception)
     yield f"class {name}({', '.join(parents)})" if is_error else f"class {name}{_signature(cls)}"
@@ -95,7 +91,7 @@ def _class(name: str, cls: type) -> Iterator[str]:
             yield f"    {member}"
 
 
-def _names(module: str) -> Iterator[str]:
+def _names(module):
     """The public names of one module, and what they take."""
     home = importlib.import_module(module)
     names = home.__all__ if hasattr(home, "__all__") else [name for name in vars(home) if not name.startswith("_")]
@@ -110,7 +106,7 @@ def _names(module: str) -> Iterator[str]:
             yield f"{module}.{name}"
 
 
-def _commands() -> Iterator[str]:
+def _commands():
     """Options of each command."""
     for name in sorted(cli.COMMANDS):
         out = io.StringIO()
@@ -120,7 +116,7 @@ def _commands() -> Iterator[str]:
         yield f"fastguard {name}: {' '.join(sorted(set(re.findall(r'--[a-z-]+', usage))))}"
 
 
-def _exit_codes() -> Iterator[str]:
+def _exit_codes():
     for module in ("cli", "diagnose"):
         home = importlib.import_module(f"fastguard.commands.{module}")
         for name, value in sorted(vars(home).items()):
@@ -128,7 +124,7 @@ def _exit_codes() -> Iterator[str]:
                 yield f"{module}.{name} = {value!r}"
 
 
-def interface() -> str:
+def interface():
     """All of it, as text."""
     keys = {**flatten(make_record(0, 1.0, loss=1.0, val_loss=1.0, lr=0.1)), **flatten(make_bad_record(1, ["b"]))}
     sections = {

@@ -1,7 +1,5 @@
 """What a history knows of the model and its ranks, and the toolkit's own diagnosis."""
 
-from __future__ import annotations
-
 import json
 import math
 

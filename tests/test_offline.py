@@ -1,7 +1,5 @@
 """`fastguard diagnose` and `fastguard rules`: reports from logs, exit codes, and no torch."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

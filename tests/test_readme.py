@@ -1,7 +1,6 @@
-"""README.md and the pages of docs/ do not lie: their Python runs, and what they show is what is printed."""
+"""README.md and the pages of docs/ do not lie: their Python runs, what they show is printed, rules have their pages."""
 
-from __future__ import annotations
-
+import importlib.util
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +9,9 @@ import pytest
 
 import fastguard
 from fastguard.commands import cli
+from fastguard.diagnosis import CAUSES, RULES, diagnose
+from fastguard.diagnosis.causes import UNKNOWN
+from fastguard.records import TrainingHistory
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -30,7 +32,7 @@ class Block(NamedTuple):
 class Page:
     """A document of ours, and the blocks in it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
         self.name = str(path.relative_to(ROOT))
         self.text = path.read_text(encoding="utf-8")
@@ -39,20 +41,20 @@ class Page:
             for match in _BLOCK.finditer(self.text)
         ]
 
-    def snippets(self) -> list[Block]:
+    def snippets(self):
         """Its Python."""
         return [block for block in self.blocks if block.kind in ("python", "diff")]
 
-    def shown(self, part: str) -> str:
+    def shown(self, part):
         """The text block that holds `part`."""
         return next(block.body for block in self.blocks if block.kind == "text" and part in block.body)
 
-    def anchors(self) -> set[str]:
+    def anchors(self):
         """What `#...` can point to in it."""
         titles = re.findall(r"^#+ (.*)$", _BLOCK.sub("", self.text), re.MULTILINE)
         return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
-    def links(self) -> list[str]:
+    def links(self):
         """What it links to within the repository."""
         return sorted(set(re.findall(r"\]\((?!https?:)([^)\s]+)\)", _BLOCK.sub("", self.text))))
 
@@ -74,7 +76,7 @@ x, y = loader[0]
 """
 
 
-def _python(kind: str, body: str) -> str:
+def _python(kind, body):
     """The code of a block; of a diff, what it looks like once applied."""
     if kind != "diff":
         return body
@@ -88,7 +90,7 @@ RUN_HERE = [page for page in OURS if page.snippets() and page.name != "docs/fram
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
 def test_every_snippet_runs_in_order(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {}
+    namespace = {}
     exec(SETUP, namespace)
     for kind, body, line in page.snippets():
         # Empty lines before it make a traceback point at the line of the page.
@@ -125,3 +127,64 @@ def test_every_link_leads_somewhere(page):
         if not path.exists() or (anchor and known is not None and anchor not in known.anchors()):
             broken.append(link)
     assert not broken
+
+
+def test_the_documents_show_the_saved_results():
+    readme = pytest.importorskip("benchmarks.reliability.readme", reason="no benchmarks/ here", exc_type=ImportError)
+    assert readme.main(["--check"]) == 0, "run `python -m benchmarks.reliability.readme`"
+
+
+RULE_PAGES = ROOT / "docs" / "rules"
+_spec = importlib.util.spec_from_file_location("generate", RULE_PAGES / "generate.py")
+assert _spec is not None and _spec.loader is not None
+generate = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(generate)
+HEADINGS = ["Symptom", "Evidence", "Cause", "Remedy", "Source"]
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+class TestPage:
+    def text(self, name):
+        path = ROOT / RULES[name].page
+        if not path.is_file():
+            pytest.fail(f"{RULES[name].page} is not there: run `python docs/rules/generate.py`", pytrace=False)
+        return path.read_text(encoding="utf-8")
+
+    def test_has_title_and_headings_in_order_none_of_them_empty(self, name):
+        text = self.text(name)
+        assert text.startswith(f"# {name}\n") and f"*{RULES[name].severity}*" in text
+        sections = re.split(r"^## ", text, flags=re.M)[1:]
+        assert [section.partition("\n")[0] for section in sections] == HEADINGS
+        assert all(len(section.partition("\n")[2].split()) >= 3 for section in sections)
+
+
+def test_the_pages_say_what_the_rules_do():
+    problems = generate.problems()
+    assert not problems, "\n" + "\n".join(problems)
+
+
+def test_causes_are_explained():
+    text = (RULE_PAGES / "causes.md").read_text(encoding="utf-8")
+    sections = {part.partition("\n")[0]: words(part) for part in re.split(r"^## ", text, flags=re.M)[1:]}
+    assert list(sections) == [*CAUSES, UNKNOWN]
+    for name, cause in CAUSES.items():
+        assert words(cause.summary) in sections[name] and words(cause.remedy) in sections[name]
+        assert all(f"[{sign}]({RULES[sign].whole}.md)" in sections[name] for sign in cause.reasons)
+
+
+def test_the_rule_of_the_index_works():
+    code = re.findall(r"```python\n(.*?)```", (RULE_PAGES / "README.md").read_text(encoding="utf-8"), flags=re.S)[0]
+    space = {"__name__": "docs"}
+    try:
+        exec(code, space)
+        history = TrainingHistory()
+        for step in range(200):
+            history.record(step, loss=1.0 + 0.9 * (-1) ** step, grad_norm=1.0 + step % 7, lr=0.1)
+        assert [f.rule for f in diagnose(history, rules=[RULES["jumping-loss"]])] == ["jumping-loss"]
+        assert RULES["jumping-loss"].page == "" and RULES["jumping-loss"].family == "own"
+    finally:
+        RULES.pop("jumping-loss", None)

@@ -1,7 +1,5 @@
 """The report: what it says first, that it fits a page, and that a machine can read it; all of it without torch."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """Names and messages are escaped: no text for people contains anything that a terminal interprets."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -40,7 +38,7 @@ NASTY = [
 ]
 
 
-def check_plain(text: str, *, lines: bool = True) -> None:
+def check_plain(text, *, lines=True):
     """Printable ASCII, with line ends of our own at most."""
     assert text.isascii(), ascii(text)
     assert all(line.isprintable() for line in (text.split("\n") if lines else [text])), ascii(text)

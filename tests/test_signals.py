@@ -1,18 +1,21 @@
-"""What rules have in common: the fall of a loss, sizes of steps, progress, and what the loss's graph tells."""
-
-from __future__ import annotations
+"""What rules have in common: the fall of a loss, sizes of steps, progress, its graph, and when an alarm is a remark."""
 
 import math
 
 import pytest
 
+from fastguard.diagnosis import Finding, Watch, diagnose, make_rule, needs
+from fastguard.diagnosis.harm import is_harmed
 from fastguard.diagnosis.needs import is_squared_error
 from fastguard.diagnosis.rules.lr import estimated_update_ratio
 from fastguard.diagnosis.rules.output import loss_and_activation
-from fastguard.diagnosis.signals import fall_of, signals_of
+from fastguard.diagnosis.signals import fall_of, median, signals_of
 from fastguard.records import TrainingHistory
+from fastguard.records.running import quantiles
 
-from made_runs import batch, batches_run, flat_losses, run, settings
+from faulty_runs import BAD
+from made_runs import batch, batches_run, bend, falling_losses, flat_losses, lost_losses, run, settings
+from records import make_bad_record, make_batch
 
 
 def test_the_fall_of_too_few_values_is_not_sure():
@@ -83,3 +86,123 @@ class TestProgress:
         assert is_squared_error(run([1e6, *flat_losses(40)], loss_ops=["MseLossBackward0"], **notes))
         assert not is_squared_error(run([1e6, *flat_losses(40)], **notes))
         assert not is_squared_error(run([2.3, *flat_losses(40)], loss_ops=["MseLossBackward0"], **notes))
+
+
+def chosen(*ops, num_samples=1, **facts):
+    batch = make_batch(num_samples=num_samples)
+    return run(
+        falling_losses(9), change=lambda step: {"batches": (batch,)}, loss_ops=[f"{op}Backward0" for op in ops], **facts
+    )
+
+
+def episodes():
+    """One batch a step, as long as an episode was."""
+    ops = [f"{op}Backward0" for op in ("Sum", "Mul", "Neg", "Sum", "Mul", "Log")]
+    lengths = lambda step: {"batches": (make_batch(num_samples=20 + 7 * step),)}  # noqa: E731
+    return run(falling_losses(9), change=lengths, loss_ops=ops)
+
+
+@pytest.mark.parametrize(
+    ("need", "history", "answer"),
+    [
+        (needs.descent, run(falling_losses(20)), None),
+        (needs.descent, run([1.0, -0.1, 0.5]), False),
+        (needs.descent, run([1.0, -0.1, 0.5], objective="minimise"), True),
+        (needs.descent, run(falling_losses(20), objective="game"), False),
+        (needs.descent, run(falling_losses(20), objective="reward"), False),
+        (needs.reinforces, chosen("Mul", "Neg", "Log", "Select"), True),
+        (needs.reinforces, chosen("Sum", "Cat", "Mul", "Neg", "Squeeze", "Gather", "Sub"), True),
+        (needs.reinforces, chosen("Mul", "Neg", "Gather", num_samples=32), False),  # a mask, perhaps
+        (needs.reinforces, chosen("Neg", "Mean", "Gather"), False),
+        (needs.reinforces, chosen("Mul", "NllLoss", "Select"), False),
+        (needs.reinforces, chosen("Mul", "Neg", "Addmm", "Select"), False),
+        (needs.reinforces, chosen("Mul", "Neg", "Gather", objective="minimise"), False),
+        (needs.rewarded, chosen("Add", "Neg", "Sum", "Mul", "Log"), True),
+        (needs.rewarded, chosen("Add", "Neg", "Sum", "Mul", "LogSigmoid"), False),  # a likelihood
+        (needs.is_of_numbers, chosen("NllLoss", "LogSoftmax", loss_kind="squared error"), False),
+        (needs.reinforces, episodes(), True),
+        (needs.reinforces, chosen("Sum", "Mul", "Neg", "Sum", "Mul", "Log", num_samples=32), False),
+        (needs.reinforces, run(falling_losses(9), loss_ops=["NegBackward0", "MinimumBackward0", "ExpBackward0"]), True),
+        (needs.descent, chosen("Mul", "Neg", "Gather"), False),
+    ],
+)
+def test_needs(need, history, answer):
+    assert need(history) is answer
+
+
+def doubtful(history):
+    """Warns always."""
+    return Finding("Something is odd.")
+
+
+def severities(history, *others, needs_harm=True):
+    rule = make_rule(doubtful, "doubtful", needs_harm=needs_harm)
+    return {finding.rule: finding.severity for finding in diagnose(history, rules=[rule, *others])}
+
+
+class TestIsHarmed:
+    @pytest.mark.parametrize(
+        ("losses", "expected"),
+        [
+            (falling_losses(200), False),
+            (flat_losses(200), True),
+            (lost_losses(200, 100), True),
+            (lost_losses(200, 190, 0.1), False),  # not for two blocks yet
+            (flat_losses(39), False),  # too early to tell
+            (bend(falling_losses(200), (150,), lambda loss: 30.0), True),
+            (bend(falling_losses(200), (150,), lambda loss: 12.0), False),
+            ([None] * 200, None),
+        ],
+    )
+    def test_by_losses(self, losses, expected):
+        assert is_harmed(run(losses)) is expected
+
+    def test_what_is_not_finite_does_harm(self):
+        history = run(falling_losses(100))
+        history.add(make_bad_record(100, ["a"]))
+        assert is_harmed(history) is True
+        assert is_harmed(run([*falling_losses(100), math.nan])) is True
+
+    @pytest.mark.parametrize(("last", "expected"), [((1.4, 1.5), True), ((1.0, 1.5), False), ((1.2, 1.2), False)])
+    def test_by_the_newest_two_validation_losses(self, last, expected):
+        values = dict(zip(range(19, 200, 20), (*(2.0, 1.5, 1.2, 1.1, 1.0, 1.0, 1.0, 1.0), *last)))
+        assert is_harmed(run(falling_losses(200), val_losses=values)) is expected
+
+
+class TestDiagnose:
+    def test_a_warning_is_a_remark_where_nothing_is_the_worse_for_it(self):
+        assert severities(run(falling_losses(200))) == {"doubtful": "info"}
+
+    @pytest.mark.parametrize("losses", [flat_losses(200), lost_losses(200, 100), [None] * 200])
+    def test_it_warns_where_something_is_or_may_be(self, losses):
+        assert severities(run(losses)) == {"doubtful": "warning"}
+
+
+class TestWatch:
+    def test_tells_each_finding_once_and_again_when_it_gets_worse(self):
+        history, told = TrainingHistory(), []
+        watch = Watch(history, check_every=10, tell=told.append)
+        for step in range(60):
+            bad = step == 12 or step >= 38
+            history.record(step, loss=math.nan if bad else 1.0 - step / 100, grad_norm=1.0 + step % 5, lr=0.1)
+            watch.step()
+        assert [(f.rule, f.severity) for f in told] == [("non-finite-loss", "warning"), ("non-finite-loss", "critical")]
+        assert watch.findings["non-finite-loss"].last_step == 59
+
+    def test_a_resumed_watch_does_not_repeat_itself(self):
+        watch, told = Watch(BAD["loss-explosion"], tell=lambda finding: None), []
+        watch.check()
+        resumed = Watch(BAD["loss-explosion"], tell=told.append)
+        resumed.load_state_dict(watch.state_dict())
+        resumed.check()
+        assert told == []
+
+    @pytest.mark.parametrize("value", [0, -1, 2.5, True])
+    def test_check_every_is_a_positive_integer(self, value):
+        with pytest.raises(ValueError, match="`check_every` must be an integer >= 1, got"):
+            Watch(TrainingHistory(), value)
+
+
+@pytest.mark.parametrize("values", [[], [2.0], [3.0, 1.0], [5.0, 1.0, 2.0], [-1e308, 1e308], [math.inf] * 2, [0.1] * 4])
+def test_the_median_is_the_quantile_to_the_bit(values):
+    assert str(median(values)) == str(quantiles(values, (0.5,))[0])

@@ -1,7 +1,5 @@
 """Tables of statistics: what the figures mean at their edges, and that records are plain, frozen data."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import pickle

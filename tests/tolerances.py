@@ -11,10 +11,6 @@ NORM_EXACT = 1e-14
 # above.
 SUM = 1e-6
 
-# Relative error of a standard deviation: where the mean is more than 0.995 of the root mean square, a block is summed
-# exactly; up to there the cancellation magnifies the error of the fast loop by less than 100.
-STD = 1e-4
-
 # Relative error of an activation's standard deviation, however large its mean: deviations from a value within the data
 # are squared in float32 and added sixteen at a time, half of NORM; a block whose mean lies more than three deviations
 # from that value, where the subtraction of two sums would cost more than a factor of ten, is read again in float64.

@@ -1,7 +1,7 @@
 """The one table of columns of a row, and everything that depends on it.
 
 C++ has the same table in csrc/stats.h, and Triton the numbers of columns in kernels/triton/lang/stats.py, since neither
-can read this one; tests/kernels/test_columns.py compares them.
+can read this one; tests/kernels/test_tensor_stats.py compares them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Small models that the tests of activations watch."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -11,12 +9,12 @@ from torch import nn
 class Attention(nn.Module):
     """Self-attention, written out: scores of large inputs overflow in float16."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width):
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.proj = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         scores = self.q(x) @ self.k(x).transpose(-2, -1)
         return self.proj((scores / math.sqrt(x.shape[-1])).softmax(-1) @ self.v(x))
 
@@ -24,13 +22,13 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer block."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width):
         super().__init__()
         self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn = Attention(width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = x + self.attn(self.ln1(x))
         return x + self.mlp(self.ln2(x))
 
@@ -38,14 +36,14 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token indices [B, T] to logits [B, T, 11]."""
 
-    def __init__(self, num_blocks: int = 2, width: int = 16) -> None:
+    def __init__(self, num_blocks=2, width=16):
         super().__init__()
         self.embed = nn.Embedding(11, width)
         self.blocks = nn.ModuleList(Block(width) for _ in range(num_blocks))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 11)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
@@ -55,16 +53,16 @@ class Transformer(nn.Module):
 class GatedMlp(nn.Module):
     """down(silu(gate(x)) * up(x)): the product is no module's output."""
 
-    def __init__(self, width: int = 6, hidden: int = 8) -> None:
+    def __init__(self, width=6, hidden=8):
         super().__init__()
         self.gate_proj, self.up_proj = nn.Linear(width, hidden), nn.Linear(width, hidden)
         self.down_proj = nn.Linear(hidden, width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-def relu_net(dead: tuple[int, ...] = (), width: int = 12) -> nn.Sequential:
+def relu_net(dead=(), width=12):
     """Two hidden layers of ReLU; the units `dead` of the second have a bias far below zero."""
     net = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
     with torch.no_grad():

@@ -1,7 +1,5 @@
 """Small models with attention and experts, as they are written elsewhere."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -34,7 +32,7 @@ class Heads(nn.Module):
 class Experts(nn.Module):
     """A mixture of experts: each token goes to the `top_k` likeliest."""
 
-    def __init__(self, width=16, num=8, top_k=2, router: nn.Module | None = None):
+    def __init__(self, width=16, num=8, top_k=2, router=None):
         super().__init__()
         self.gate = nn.Linear(width, num, bias=False) if router is None else router
         self.experts = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(num))
@@ -93,7 +91,7 @@ class StackedMoe(nn.Module):
 class Block(nn.Module):
     """Attention, then `mlp`, both added to what came."""
 
-    def __init__(self, attention: nn.Module, mlp: nn.Module, width=16):
+    def __init__(self, attention, mlp, width=16):
         super().__init__()
         self.attn, self.mlp = attention, mlp
         self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -106,7 +104,7 @@ class Block(nn.Module):
 class Language(nn.Module):
     """Token indices [B, T] to logits [B, T, 11]."""
 
-    def __init__(self, *blocks: nn.Module, width=16, places=24):
+    def __init__(self, *blocks, width=16, places=24):
         super().__init__()
         self.tokens, self.places = nn.Embedding(11, width), nn.Embedding(places, width)
         self.blocks = nn.Sequential(*blocks)

@@ -1,9 +1,6 @@
 """Monitors of compiled models: one graph, the same records, and a graph without hooks between samples."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from activation_models import GatedMlp, relu_net
 
 
 @pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
+def _fresh_compiler():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, while it imports its compiler
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it
@@ -25,7 +22,7 @@ def _fresh_compiler() -> Iterator[None]:
         torch._dynamo.reset()
 
 
-def counted(model: nn.Module, backend: str = "aot_eager") -> tuple[nn.Module, CompileCounterWithBackend]:
+def counted(model, backend="aot_eager"):
     counter = CompileCounterWithBackend(backend)
     return torch.compile(model, backend=counter, fullgraph=True), counter
 

@@ -1,6 +1,4 @@
-"""wrap(..., activations=...): records of modules on the records of steps."""
-
-from __future__ import annotations
+"""wrap(..., activations=...): records of modules on those of steps, and the module where something goes wrong."""
 
 import pytest
 import torch
@@ -8,10 +6,9 @@ from torch import nn
 
 import fastguard
 from fastguard import ActivationMonitor
-from fastguard.records.samples import ModuleActivity
-from fastguard.sinks import read_jsonl
+from fastguard.observers.activations import replay
 
-from activation_models import Transformer, num_hooks, relu_net
+from activation_models import Block, GatedMlp, Transformer, by_name, num_hooks, relu_net
 
 
 def step(model, optimizer, x, micro_batches=1):
@@ -122,12 +119,119 @@ def test_replay_after_a_skipped_step(activations):
     assert not records or records[0].stats.total_elements == 2 * 5 * 11  # not what the replay saw
 
 
-def test_records_survive_a_log(tmp_path):
-    net = relu_net(dead=(3,))
-    optimizer = guarded(net, True, sinks=[fastguard.JsonlSink(tmp_path / "log.jsonl")])
-    step(net, optimizer, X)
-    records = optimizer.guard.last.activations
-    optimizer.guard.close()
-    log = read_jsonl(tmp_path / "log.jsonl")
-    read = [ModuleActivity.from_dict({"name": n, **d}) for n, d in log[0]["activations"].items()]
-    assert tuple(read) == records and 3 in read[1].dead_units
+def _convolutions():
+    net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    with torch.no_grad():
+        net[0].bias[3] = -1e4
+        net[3].bias.copy_(torch.tensor([0.0, -1e4, 0.0, -1e4]))
+    return net, torch.randn(8, 3, 10, 9), {"1": (5, (3,)), "4": (4, (1, 3))}
+
+
+def _one_dimensional():
+    net = nn.Sequential(nn.Conv1d(3, 5, 3), nn.ReLU(), nn.Linear(8, 7), nn.ReLU())
+    with torch.no_grad():
+        net[0].bias[3] = -1e4
+        net[2].bias.copy_(torch.tensor([5.0] * 6 + [-1e4]))
+    # [8, 5, 8] after the convolution: only the layer before says which dimension has the units
+    return net, torch.randn(8, 3, 10), {"1": (5, (3,)), "3": (7, (6,))}
+
+
+def _gated():
+    net = nn.Sequential(nn.Linear(6, 6), GatedMlp())
+    with torch.no_grad():
+        net[1].gate_proj.bias[5] = -1e3
+    return net, torch.randn(20, 6), {"1[hidden]": (8, (5,))}
+
+
+def _encoder():
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2)
+    with torch.no_grad():
+        net.layers[1].linear1.bias[3] = -1e3
+    return net, torch.randn(2, 5, 8), {"layers.1[hidden]": (16, (3,))}
+
+
+@pytest.mark.parametrize("make", [_convolutions, _one_dimensional, _gated, _encoder])
+def test_dead_units_are_named(make):
+    net, x, expected = make()
+    monitor = ActivationMonitor(net)
+    net(x)
+    records = by_name(monitor)
+    assert {name: (records[name].num_units, records[name].dead_units) for name in expected} == expected
+
+
+def test_a_unit_is_dead_when_it_was_so_in_all_batches_of_the_window():
+    net = nn.Sequential(nn.ReLU())
+    monitor = ActivationMonitor(net, every=1, window=3, overhead_budget=None)
+    always, sometimes = torch.tensor([-1.0, 1.0, -1.0]), torch.tensor([-1.0, 1.0, 1.0])
+    seen = []
+    for unit in (sometimes, always, always, always, sometimes):
+        net(unit.expand(4, 3))
+        record = by_name(monitor)["0"]
+        seen.append((record.dead_units, record.num_batches))
+    assert seen == [((0,), 1), ((0,), 2), ((0,), 3), ((0, 2), 3), ((0,), 3)]
+
+
+@pytest.mark.parametrize("name", ["embed", "blocks.0.ln2", "blocks.1.attn.v", "blocks.1.mlp.2", "head"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_bad_weight_is_traced_to_its_module(name, value):
+    net = Transformer()
+    with torch.no_grad():
+        net.get_submodule(name).weight[..., 0] = value
+    monitor = ActivationMonitor(net, modules="all")
+    net(torch.randint(0, 11, (2, 5)))
+    assert monitor.origin.activity.name == name
+    assert [record.name for record in monitor.activities if record.is_origin] == [name]
+
+
+def test_masks_of_minus_infinity_are_no_bad_input():
+    class Masked(nn.Module):
+        def forward(self, x, mask, attn_mask=None):
+            return (x + mask).softmax(-1) / 0.0
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Masked()
+
+        def forward(self, x):
+            mask = torch.full((4, 4), -torch.inf).triu(1)
+            return self.inner(x, mask, attn_mask=mask)
+
+    net = Net()
+    monitor = ActivationMonitor(net, modules="all")
+    net(torch.randn(4, 4))
+    assert monitor.origin.activity.name == "inner" and monitor.origin.activity.is_origin
+
+
+def test_replay_names_the_module_that_was_not_watched():
+    net = Transformer()
+    monitor = ActivationMonitor(net, include="head")
+    with torch.no_grad():
+        net.blocks[1].mlp[0].bias[2] = torch.nan
+    tokens = torch.randint(0, 11, (2, 5))
+    net(tokens)
+    assert monitor.origin.activity.name == "head"
+    found = replay(net, lambda: net(tokens))
+    assert found.origin.name == "blocks.1.mlp.0"
+    assert str(found).startswith("NaN or Inf came up in 'blocks.1.mlp.0'")
+
+
+def test_replay_leaves_no_trace():
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    x = torch.randn(6, 4)
+    net(x)
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    found = replay(net, lambda: net(x))
+    assert torch.equal(torch.rand(4), expected)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
+    assert found.origin is None and len(found.activities) == 4
+    assert str(found).startswith("every output was finite")
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+def test_replay_of_something_else_is_refused():
+    with pytest.raises(ValueError, match="`forward` must call the model"):
+        replay(Block(8), lambda: None)

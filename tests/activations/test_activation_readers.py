@@ -1,7 +1,5 @@
 """Figures that arrive late, as from a GPU: the same as those at once, in the same order, and never waited for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -18,31 +16,31 @@ CPU = torch.device("cpu")
 class Clock:
     """A device that has done its work when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0
         self.num_waits = 0
 
-    def make_event(self) -> Event:
+    def make_event(self):
         return Event(self)
 
 
 class Event:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock):
         self.clock = clock
 
-    def record(self) -> None:
+    def record(self):
         self.due = self.clock.now + 1
 
-    def query(self) -> bool:
+    def query(self):
         return self.clock.now >= self.due
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self.clock.num_waits += 1
         self.clock.now = max(self.clock.now, self.due)
 
 
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
+def clock(monkeypatch):
     """CPU tensors are read as a device's would be."""
     clock = Clock()
     monkeypatch.setattr(

@@ -1,10 +1,7 @@
 """How a run begins: weights, parameter groups, schedules, a rate for each group, one batch learnt by heart."""
 
-from __future__ import annotations
-
 import copy
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ import fastguard
 class Transformer(nn.Module):
     """Small, with an embedding that may be tied to its head."""
 
-    def __init__(self, num_layers: int = 2, dim: int = 16, *, is_tied: bool = False) -> None:
+    def __init__(self, num_layers=2, dim=16, *, is_tied=False):
         super().__init__()
         self.embed = nn.Embedding(50, dim, padding_idx=0)
         self.positions = nn.Parameter(torch.zeros(8, dim))
@@ -29,7 +26,7 @@ class Transformer(nn.Module):
         if is_tied:
             self.head.weight = self.embed.weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         h = self.embed(x) + self.positions
         for block in self.blocks:
             h = block(h)
@@ -82,7 +79,7 @@ def test_what_cannot_have_stable_weights():
         fastguard.stable_weight_init(nn.Linear(2, 2).requires_grad_(False))
 
 
-def by_name(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+def by_name(model, groups):
     known = {id(p): name for name, p in model.named_parameters()}
     pairs = [(known.pop(id(p)), g) for g in groups for p in g["params"]]  # each of them once
     return {name: (g["lr"], g["weight_decay"]) for name, g in pairs}
@@ -187,7 +184,7 @@ def test_a_rate_for_each_group():
     loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16)
     kept, moved = [p.detach().clone() for p in model.parameters()], []
 
-    def compute_loss(batch: list[torch.Tensor]) -> torch.Tensor:
+    def compute_loss(batch):
         moved.append([torch.equal(p, k) for p, k in zip(model.parameters(), kept)])
         return F.mse_loss(model(batch[0]), batch[1])
 
@@ -203,7 +200,7 @@ def test_a_rate_for_each_group():
         finder.find(model, optimizer, loader, F.mse_loss, per_group=True)
 
 
-def make_task(width: int = 32) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+def make_task(width=32):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
     return model, (torch.randn(8, 4), torch.randint(3, (8,)))

@@ -1,7 +1,5 @@
 """Checkpoints: whole or not there, the right ones kept, nothing spoilt, and a run that goes on bit for bit."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import errno
@@ -12,11 +10,11 @@ import random
 import stat
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from guard_helpers import is_identical
 from torch import nn
 
 import fastguard
@@ -24,39 +22,29 @@ from fastguard import Checkpoints
 from fastguard.report import whole_file as module
 
 
-def make(**settings: Any) -> tuple[nn.Module, Any]:
+def make(**settings):
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return model, fastguard.wrap(optimizer, model, max_norm=1.0, **settings)
 
 
-def take_step(model: nn.Module, optimizer: Any) -> None:
+def take_step(model, optimizer):
     x = torch.randn(8, 4) * random.uniform(0.5, 1.5) + float(np.random.rand())
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b or (a != a and b != b)
-
-
-def names(checkpoints: Checkpoints) -> list[str]:
+def names(checkpoints):
     return sorted(path.name for path in checkpoints.folder.iterdir())
 
 
-def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path):
     class Parts:
         """A run with all that belongs to one."""
 
-        def __init__(self) -> None:
+        def __init__(self):
             self.model, self.optimizer = make()
             self.scheduler = fastguard.warmup_cosine(self.optimizer, 3, 20)
             self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
@@ -66,7 +54,7 @@ def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
             parts = ("scheduler", "scaler", "average", "stop", "order")
             self.checkpoints = Checkpoints(tmp_path, state={name: getattr(self, name) for name in parts})
 
-        def go_on(self, start: int, end: int) -> None:
+        def go_on(self, start, end):
             for step in range(start, end):
                 x = torch.randn(8, 4, generator=self.order) * random.uniform(0.5, 1.5) + float(np.random.rand())
                 self.scaler.scale(self.model(x).square().mean()).backward()
@@ -79,11 +67,11 @@ def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
                 self.average.update_parameters(self.model)
                 self.stop(self.optimizer.guard, 1.0 / (step + 1))
 
-        def all(self) -> dict[str, Any]:
-            found = {name: getattr(self, name).state_dict() for name in ("model", "average", "stop", "scheduler")}
+        def all(self):
+            names = ("model", "optimizer", "scaler", "average", "stop", "scheduler")
+            found = {name: getattr(self, name).state_dict() for name in names}
             guard = self.optimizer.guard.state_dict()
             guard.pop("evidence"), guard["history"].pop("recent"), guard["history"].pop("clean")  # times of steps
-            found |= {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
             return {**found, "step": guard["step"], "skipped": guard["history"]["num_skipped"]}
 
     random.seed(1), np.random.seed(1)
@@ -98,52 +86,20 @@ def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     take_step(again.model, again.optimizer)  # whatever it did before
     assert again.checkpoints.load(again.optimizer.guard) == 7 and again.checkpoints.extra == {"epoch": 2}
     again.go_on(7, 12)
-    assert same(again.all(), expected)
-    assert same((random.random(), np.random.rand(), torch.rand(1)), numbers)
+    assert is_identical(again.all(), expected)
+    assert is_identical((random.random(), np.random.rand(), torch.rand(1)), numbers)
     assert path == again.checkpoints.latest() == again.checkpoints.best()
 
 
-def test_trap_26_what_recovery_has_done_is_resumed(tmp_path: Path) -> None:
-    def start() -> tuple[nn.Module, Any]:
-        return make(recovery=fastguard.Recovery(every=5, patience=2, quarantine=2, rules=()))
-
-    model, optimizer = start()
-    for step in range(60):
-        if step == 50:
-            model[4].bias.data.fill_(1e4)
-        loss = model(torch.randn(8, 4)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        optimizer.guard.observe(loss=loss)
-    done = optimizer.guard.recoveries
-    assert len(done) == 1 and done[0].startswith("rolled back from 5")
-    Checkpoints(tmp_path).save(optimizer.guard, 60)
-    _model, again = start()
-    assert Checkpoints(tmp_path).load(again.guard) == 60 and again.guard.recoveries == done
-
-
-def test_trap_26_float32_state_of_bfloat16_parameters_stays(tmp_path: Path) -> None:
-    class Precise(torch.optim.Optimizer):
-        def __init__(self, params: Any) -> None:
-            super().__init__(params, {"lr": 0.1})
-
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for p in self.param_groups[0]["params"]:
-                state = self.state[p]
-                master = state.setdefault("master", p.float().clone())
-                master.sub_(p.grad.float(), alpha=1e-3)
-                state["num"] = state.get("num", 0) + 1
-                p.copy_(master)
-
+def test_trap_26_float32_state_of_bfloat16_parameters_stays(tmp_path):
     model = nn.Linear(3, 3).bfloat16()
-    optimizer = fastguard.wrap(Precise(model.parameters()), model)
-    model(torch.randn(2, 3).bfloat16()).sum().backward()
-    optimizer.step()
-    masters = [optimizer.state[p]["master"].clone() for p in model.parameters()]
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    masters = [p.detach().float() + 1e-4 for p in model.parameters()]
+    for p, master in zip(model.parameters(), masters):
+        optimizer.state[p].update(master=master.clone(), num=1)
     Checkpoints(tmp_path).save(optimizer.guard, 1)
-    optimizer.step()
+    for state in optimizer.state.values():
+        state.update(master=torch.zeros(3), num=2)
     Checkpoints(tmp_path).load(optimizer.guard)
     for p, master in zip(model.parameters(), masters):
         assert optimizer.state[p]["master"].dtype is torch.float32 and torch.equal(optimizer.state[p]["master"], master)
@@ -153,24 +109,25 @@ def test_trap_26_float32_state_of_bfloat16_parameters_stays(tmp_path: Path) -> N
     assert all(optimizer.state[p]["master"].dtype is torch.bfloat16 for p in model.parameters())
 
 
-def test_trap_24_which_are_kept(tmp_path: Path) -> None:
+def test_trap_24_which_are_kept(tmp_path):
     _, optimizer = make()
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
     assert checkpoints.latest() is None and checkpoints.best() is None and checkpoints.load(optimizer.guard) == 0
     for step, metric in ((8, 0.5), (9, 0.25), (10, math.nan), (11, 0.75), (12, None), (13, math.inf), (14, -math.inf)):
         checkpoints.save(optimizer.guard, step, metric)
-    assert names(checkpoints) == [
-        "step-00000009_metric-0.25.pt",
-        "step-00000013_metric-inf.pt",
-        "step-00000014_metric--inf.pt",
-    ]
+    kept = ("09_metric-0.25", "13_metric-inf", "14_metric--inf")
+    assert names(checkpoints) == [f"step-000000{name}.pt" for name in kept]
     assert checkpoints.latest().name.startswith("step-00000014") and checkpoints.best().name.startswith("step-00000009")
     checkpoints.save(optimizer.guard, 14, metric=torch.tensor(0.125))  # once more, with a metric: it takes its place
     assert names(checkpoints) == ["step-00000013_metric-inf.pt", "step-00000014_metric-0.125.pt"]
     assert checkpoints.best() == checkpoints.latest()  # one file, counted once
+    checkpoints = Checkpoints(tmp_path / "max", 1, 2, mode="max")
+    for step, metric in enumerate((0.1, 0.9, math.inf, 0.9, 1e-7, math.nan)):
+        checkpoints.save(optimizer.guard, step, metric)
+    assert [c.step for c in checkpoints.all()] == [1, 3, 5] and checkpoints.best().name == "step-00000001_metric-0.9.pt"
 
 
-def test_trap_24_steps_are_numbers_and_not_text(tmp_path: Path) -> None:
+def test_trap_24_steps_are_numbers_and_not_text(tmp_path):
     _, optimizer = make()
     checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=0)
     for step in (9, 10, 99_999_999, 100_000_000):
@@ -182,46 +139,12 @@ def test_trap_24_steps_are_numbers_and_not_text(tmp_path: Path) -> None:
     assert checkpoints.latest().name == "step-100000000.pt"
 
 
-def test_trap_24_of_higher_metrics_the_highest(tmp_path: Path) -> None:
-    _, optimizer = make()
-    checkpoints = Checkpoints(tmp_path, 1, 2, mode="max")
-    for step, metric in enumerate((0.1, 0.9, math.inf, 0.9, 1e-7, math.nan)):
-        checkpoints.save(optimizer.guard, step, metric)
-    assert [c.step for c in checkpoints.all()] == [1, 3, 5] and checkpoints.best().name == "step-00000001_metric-0.9.pt"
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="has no mode bits")
-def test_trap_24_mode_bits_are_those_of_any_new_file(tmp_path: Path) -> None:
-    _, optimizer = make()
-    before = os.umask(0o027)
-    try:
-        path = Checkpoints(tmp_path / "a" / "b").save(optimizer.guard, 1)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-
-
-def test_trap_24_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        """A file that takes some kilobytes."""
-
-        def __init__(self, path: Any, mode: str) -> None:
-            self.file, self.room = open(path, mode), 4096  # noqa: SIM115
-
-        def write(self, data: Any) -> int:
-            self.room -= len(data)
-            if self.room < 0:
+def test_trap_24_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    class Full(io.FileIO):
+        def write(self, data):
+            if self.tell() + len(data) > 4096:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            return self.file.write(data)
-
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            self.file.close()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.file, name)
+            return super().write(data)
 
     _, optimizer = make()
     checkpoints = Checkpoints(tmp_path, keep_last=1)
@@ -237,19 +160,17 @@ def test_trap_24_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: 
     assert names(checkpoints) == [others.name, "step-00000002.pt"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="opens no folders")
-def test_trap_23_and_24_file_and_folder_reach_the_disk_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
+@pytest.mark.skipif(sys.platform == "win32", reason="opens no folders, and has no mode bits")
+def test_traps_23_and_24_file_and_folder_reach_the_disk(tmp_path, monkeypatch):
+    done = []
     plain_fsync, plain_replace = os.fsync, os.replace
 
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
         done.append("folder" if is_folder else "file" if os.fstat(descriptor).st_size > 1000 else "empty file")
         plain_fsync(descriptor)
 
-    def replace(source: Path, target: Path) -> None:
+    def replace(source, target):
         assert source.parent == target.parent == tmp_path / "new"  # no rename across file systems
         assert not target.exists() and source.stat().st_size > 1000
         done.append("rename")
@@ -258,11 +179,16 @@ def test_trap_23_and_24_file_and_folder_reach_the_disk_in_order(
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replace)
     _, optimizer = make()
-    Checkpoints(tmp_path / "new").save(optimizer.guard, 1)
+    before = os.umask(0o027)
+    try:
+        path = Checkpoints(tmp_path / "new").save(optimizer.guard, 1)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert done == ["folder", "file", "rename", "folder"]  # that above the new folder first
 
 
-def test_trap_16_what_is_not_finite_takes_no_place_of_what_is(tmp_path: Path) -> None:
+def test_trap_16_what_is_not_finite_takes_no_place_of_what_is(tmp_path):
     model, optimizer = make()
     checkpoints = Checkpoints(tmp_path, keep_last=1)
     good = checkpoints.save(optimizer.guard, 1, metric=1.0)
@@ -286,7 +212,7 @@ def test_trap_16_what_is_not_finite_takes_no_place_of_what_is(tmp_path: Path) ->
     assert checkpoints.load(optimizer.guard) == 2 and model[0].weight.isfinite().all()
 
 
-def test_trap_25_all_that_is_written_loads_as_weights(tmp_path: Path) -> None:
+def test_trap_25_all_that_is_written_loads_as_weights(tmp_path):
     model, optimizer = make(activations={"every": 1, "overhead_budget": None}, weights=1)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     for _ in range(3):
@@ -296,12 +222,12 @@ def test_trap_25_all_that_is_written_loads_as_weights(tmp_path: Path) -> None:
     plain = {"epoch": 3, "loss": [0.1, None], "names": ("a", "b"), "order": torch.arange(3), "big": 2**100, "on": True}
     path = checkpoints.save(optimizer.guard, 3, **plain)
     found = torch.load(path, weights_only=True)
-    assert same(found["extra"], plain) and found["guard"]["step"] == 3
+    assert is_identical(found["extra"], plain) and found["guard"]["step"] == 3
     assert list(found) == ["version", "step", "metric", "model", "optimizers", "guard", "state", "random", "extra"]
 
 
 @pytest.mark.parametrize("value", [collections.deque([1]), np.float64(1.0), np.ones(2), Path("."), lambda: 1, open])
-def test_trap_25_what_would_not_load_is_refused(tmp_path: Path, value: Any) -> None:
+def test_trap_25_what_would_not_load_is_refused(tmp_path, value):
     _, optimizer = make()
     checkpoints = Checkpoints(tmp_path)
     good = checkpoints.save(optimizer.guard, 1)
@@ -310,16 +236,15 @@ def test_trap_25_what_would_not_load_is_refused(tmp_path: Path, value: Any) -> N
     assert names(checkpoints) == [good.name]
 
 
-def test_a_wrapped_model_is_saved_without_its_wrapper(tmp_path: Path) -> None:
-    model = nn.Linear(2, 2)
-    parallel = nn.DataParallel(model)
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), parallel)
+def test_a_wrapped_model_is_saved_without_its_wrapper(tmp_path):
+    model = nn.DataParallel(nn.Linear(2, 2))
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     path = Checkpoints(tmp_path).save(optimizer, 1)  # the optimizer stands for its guard
     assert list(torch.load(path, weights_only=True)["model"]) == ["weight", "bias"]
     assert Checkpoints(tmp_path).load(optimizer) == 1
 
 
-def test_a_step_of_a_future_that_was_left_is_in_the_way(tmp_path: Path) -> None:
+def test_a_step_of_a_future_that_was_left_is_in_the_way(tmp_path):
     _, optimizer = make()
     checkpoints = Checkpoints(tmp_path)
     for step in (100, 200):
@@ -330,7 +255,7 @@ def test_a_step_of_a_future_that_was_left_is_in_the_way(tmp_path: Path) -> None:
     assert [c.step for c in checkpoints.all()] == [100, 200]
 
 
-def test_what_the_guard_cannot_give(tmp_path: Path) -> None:
+def test_what_the_guard_cannot_give(tmp_path):
     model = nn.Linear(2, 2)
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="`guard` must know the model"):
@@ -344,7 +269,7 @@ def test_what_the_guard_cannot_give(tmp_path: Path) -> None:
         checkpoints.save(torch.optim.SGD(model.parameters(), lr=0.1), 2)
 
 
-def test_what_is_missing_or_forgotten_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_what_is_missing_or_forgotten_is_said_before_anything_is_loaded(tmp_path):
     model, optimizer = make()
     scheduler = fastguard.warmup_cosine(optimizer, 1, 5)
     Checkpoints(tmp_path, state={"scheduler": scheduler}).save(optimizer.guard, 1)
@@ -365,7 +290,7 @@ def test_what_is_missing_or_forgotten_is_said_before_anything_is_loaded(tmp_path
         Checkpoints(tmp_path).load(optimizer.guard, tmp_path / "nothing.pt")
 
 
-def everything(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+def everything(model, optimizer):
     """All that `load` may change."""
     guard = optimizer.guard
     parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "torch": torch.get_rng_state()}
@@ -373,14 +298,14 @@ def everything(model: nn.Module, optimizer: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyError("no"), TypeError("no")], ids=repr)
-def test_a_part_that_refuses_leaves_all_parts_as_they_were(tmp_path: Path, error: Exception) -> None:
-    def load(state: dict[str, Any]) -> None:
+def test_a_part_that_refuses_leaves_all_parts_as_they_were(tmp_path, error):
+    def load(state):
         fastguard.EarlyStopping.load_state_dict(part, state)
         if part.num_checks == 7:
             raise error
 
     model, optimizer = make()
-    part: Any = fastguard.EarlyStopping(1)
+    part = fastguard.EarlyStopping(1)
     part.load_state_dict, part.num_checks = load, 7
     checkpoints = Checkpoints(tmp_path, state={"part": part})
     checkpoints.save(optimizer.guard, 1)
@@ -390,16 +315,16 @@ def test_a_part_that_refuses_leaves_all_parts_as_they_were(tmp_path: Path, error
     before = everything(model, optimizer)
     with pytest.raises(RuntimeError if type(error) is RuntimeError else ValueError, match="no"):
         checkpoints.load(optimizer.guard)
-    assert same(everything(model, optimizer), before) and part.num_checks == 3 and not checkpoints.extra
+    assert is_identical(everything(model, optimizer), before) and part.num_checks == 3 and not checkpoints.extra
     other = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))  # its first layer would load
     wrapped = fastguard.wrap(torch.optim.AdamW(other.parameters()), other)
     before = everything(other, wrapped)
     with pytest.raises(RuntimeError, match="Error"):
         checkpoints.load(wrapped.guard)
-    assert same(everything(other, wrapped), before)
+    assert is_identical(everything(other, wrapped), before)
 
 
-def test_damage_is_told_by_checksums_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_damage_is_told_by_checksums_before_anything_is_loaded(tmp_path):
     model, optimizer = make()
     take_step(model, optimizer)
     torch.serialization.set_crc32_options(False)
@@ -419,10 +344,10 @@ def test_damage_is_told_by_checksums_before_anything_is_loaded(tmp_path: Path) -
         before = everything(model, optimizer)
         try:
             assert Checkpoints(tmp_path).load(optimizer.guard) == 1  # padding, say
-            assert same(dict(model.state_dict()), good), place
+            assert is_identical(dict(model.state_dict()), good), place
         except ValueError:
             refused += 1
-            assert same(everything(model, optimizer), before), place
+            assert is_identical(everything(model, optimizer), before), place
         assert refused, "the flipped bit of a weight was loaded"
     assert refused > 20
     contents = torch.load(io.BytesIO(whole), weights_only=True)
@@ -432,10 +357,10 @@ def test_damage_is_told_by_checksums_before_anything_is_loaded(tmp_path: Path) -
             before = everything(model, optimizer)
             with pytest.raises(ValueError, match=r"must be a file that|does not suit this run"):
                 Checkpoints(tmp_path).load(optimizer.guard)
-            assert same(everything(model, optimizer), before)
+            assert is_identical(everything(model, optimizer), before)
 
 
-def test_wrong_settings_state_steps_and_metrics(tmp_path: Path) -> None:
+def test_wrong_settings_state_steps_and_metrics(tmp_path):
     _, optimizer = make()
     for settings, message in (
         ({"keep_last": 0}, "`keep_last` must be an integer >= 1, got 0"),
@@ -444,9 +369,7 @@ def test_wrong_settings_state_steps_and_metrics(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             Checkpoints(tmp_path, **settings)
-    with pytest.raises(
-        TypeError, match="`state` must hold objects with state_dict and load_state_dict, got int - at 'a"
-    ):
+    with pytest.raises(TypeError, match=r"`state` must hold objects with state_dict and .*, got int - at 'a"):
         Checkpoints(tmp_path, state={"a": 1})
     for step in (-1, 1.5, True):
         with pytest.raises(ValueError, match="`step` must be an integer >= 0"):
@@ -455,19 +378,16 @@ def test_wrong_settings_state_steps_and_metrics(tmp_path: Path) -> None:
         Checkpoints(tmp_path).save(optimizer.guard, 1, metric="low")
 
 
-def test_shards_and_several_processes_are_sent_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("one_process")
+def test_shards_and_several_processes_are_sent_elsewhere(tmp_path, monkeypatch):
     _, optimizer = make()
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        mesh = torch.distributed.init_device_mesh("cpu", (1,))
-        model = nn.Linear(4, 4)
-        plain = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        torch.distributed.fsdp.fully_shard(model, mesh=mesh)
-        with pytest.raises(TypeError, match=r"got a DTensor - at 'weight'.*torch\.distributed\.checkpoint"):
-            Checkpoints(tmp_path).save(plain.guard, 1)
-        assert Checkpoints(tmp_path).save(optimizer.guard, 1).exists()
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-        with pytest.raises(RuntimeError, match=r"a single process, got one of several.*torch\.distributed\.checkpoint"):
-            Checkpoints(tmp_path).save(optimizer.guard, 1)
-    finally:
-        torch.distributed.destroy_process_group()
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    model = nn.Linear(4, 4)
+    plain = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+    with pytest.raises(TypeError, match=r"got a DTensor - at 'weight'.*torch\.distributed\.checkpoint"):
+        Checkpoints(tmp_path).save(plain.guard, 1)
+    assert Checkpoints(tmp_path).save(optimizer.guard, 1).exists()
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(RuntimeError, match=r"a single process, got one of several.*torch\.distributed\.checkpoint"):
+        Checkpoints(tmp_path).save(optimizer.guard, 1)

@@ -1,10 +1,7 @@
 """EarlyStopping: patience, what is never the best, putting the best back, rollbacks and resumes."""
 
-from __future__ import annotations
-
 import io
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from fastguard import EarlyStopping
 MODEL = nn.Linear(1, 1)
 
 
-def stops_at(stop: EarlyStopping, values: list[float]) -> int | None:
+def stops_at(stop, values):
     """The number of the check that stopped the run."""
     return next((i for i, value in enumerate(values, 1) if stop(MODEL, value)), None)
 
@@ -66,13 +63,13 @@ def test_once_stopped_it_stays_so():
     assert repr(stop) == f"EarlyStopping({stop.reason})"
 
 
-def make_guarded() -> tuple[nn.Module, Any]:
+def make_guarded():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
     return model, fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
 
-def fill(model: nn.Module, value: float) -> None:
+def fill(model, value):
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.fill_(value)
@@ -98,7 +95,7 @@ def test_the_best_model_is_put_back_in_place(values, what):
 def test_trap_27_after_a_rollback_patience_begins_anew():
     _, optimizer = make_guarded()
 
-    def note(*kinds: str) -> None:
+    def note(*kinds):
         events = [{"kind": kind, "reason": "", "step": 2, "to": 1, "num_batches": 1} for kind in kinds]
         optimizer.guard.history.note_model(recoveries=events)
 

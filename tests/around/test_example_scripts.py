@@ -1,11 +1,8 @@
 """Each script of examples/ runs, and comes to what it says."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +11,7 @@ if not EXAMPLES.is_dir():
     pytest.skip("examples/ is not beside the tests: they run from a copy", allow_module_level=True)
 
 
-def run(name: str, *arguments: Any) -> Any:
+def run(name, *arguments):
     """What the script's `main` returns."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None
@@ -23,7 +20,7 @@ def run(name: str, *arguments: Any) -> Any:
     return module.main(*arguments)
 
 
-CHECKS: dict[str, Any] = {
+CHECKS = {
     "accumulation": lambda steps: steps == 10,
     "mixed_precision": lambda skipped: skipped[0] and not any(skipped[-6:]),  # the scale comes down, and stays
     "layer_wise_rates": lambda rates: (

@@ -1,12 +1,9 @@
 """One file of settings: what each key does, what is no setting, and the three kinds of files."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -113,12 +110,12 @@ def test_what_reads_a_file_may_be_missing(tmp_path, monkeypatch, kind, needed):
         ({"early_stopping": "yes"}, "`early_stopping` must be true or false, got 'yes'"),
     ],
 )
-def test_what_is_no_setting(settings: dict[Any, Any], message: str):
+def test_what_is_no_setting(settings, message):
     with pytest.raises(ValueError, match=message):
         fastguard.settings(settings)
 
 
-def make(lr: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
+def make(lr=0.1):
     model = nn.Linear(2, 1)
     return model, torch.optim.SGD(model.parameters(), lr=lr)
 
@@ -135,7 +132,7 @@ def test_arguments_of_wrap():
     assert fastguard.wrap(optimizer, model, **settings.wrapping()).guard.recoveries == []
 
 
-def rates(kind: str, warmup: float, total: int) -> list[float]:
+def rates(kind, warmup, total):
     _, optimizer = make(1.0)
     scheduler = fastguard.settings({"lr_scheduler": kind, "warmup_steps": warmup}).scheduler(optimizer, total)
     found = []
@@ -184,7 +181,7 @@ def test_thresholds_are_asked_of_a_run():
         {"max_grad_norm": 2.0, "explosion_threshold": 5, "loss_window_size": 4, "divergence_threshold": 1.0}
     )
 
-    def found(norm: float, losses: list[float], lr: float) -> set[str]:
+    def found(norm, losses, lr):
         history = fastguard.TrainingHistory()
         for step in range(100):
             history.record(step, losses[step % len(losses)], grad_norm=norm, lr=lr)
@@ -212,7 +209,7 @@ def test_a_file_that_nests_without_end_is_refused(tmp_path, name, text):
 
 
 def test_a_dict_that_holds_itself_or_nests_deeply_is_refused():
-    endless: dict[str, object] = {}
+    endless = {}
     endless["a"] = endless
     for plain in (endless, functools.reduce(lambda inner, _: {"a": inner}, range(5000), {})):
         with pytest.raises(ValueError, match="one of at most 100 sections"):

@@ -1,11 +1,7 @@
 """Gradients to clip, and the same call made of torch's function and of ours on copies of them."""
 
-from __future__ import annotations
-
 import math
 import warnings
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -20,15 +16,13 @@ NORM_RTOL = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 1e-2, to
 GRAD_RTOL = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
-def make_gradients(
-    shapes: Sequence[tuple[int, ...]] = SHAPES, dtype: torch.dtype = torch.float32, scale: float = 1.0, seed: int = 0
-) -> list[torch.Tensor]:
+def make_gradients(shapes=SHAPES, dtype=torch.float32, scale=1.0, seed=0):
     generator = torch.Generator().manual_seed(seed)
     wide = torch.complex128 if dtype.is_complex else torch.float64
     return [(scale * torch.randn(s, generator=generator, dtype=wide)).to(dtype) for s in shapes]
 
 
-def as_parameters(gradients: Sequence[torch.Tensor | None]) -> list[torch.nn.Parameter]:
+def as_parameters(gradients):
     parameters = []
     for gradient in gradients:
         if gradient is None:
@@ -40,12 +34,12 @@ def as_parameters(gradients: Sequence[torch.Tensor | None]) -> list[torch.nn.Par
     return parameters
 
 
-def copied(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def copied(gradients):
     """Copies with the strides of the originals."""
     return [None if g is None else torch.empty_strided(g.shape, g.stride(), dtype=g.dtype).copy_(g) for g in gradients]
 
 
-def outcome(function: Any, *args: Any, **kwargs: Any) -> Any:
+def outcome(function, *args, **kwargs):
     """What a call gives: its result, or the type and message of its error, with the warnings that it made."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -56,13 +50,7 @@ def outcome(function: Any, *args: Any, **kwargs: Any) -> Any:
     return result, [(w.category, str(w.message)) for w in caught]
 
 
-def assert_as_torch(
-    gradients: Sequence[torch.Tensor | None],
-    max_norm: Any,
-    *args: Any,
-    rtol: float | None = None,
-    **kwargs: Any,
-) -> Any:
+def assert_as_torch(gradients, max_norm, *args, rtol=None, **kwargs):
     """Clips copies with torch and with fastguard: same norm, dtype, device, gradients, errors and warnings."""
     theirs, ours = as_parameters(copied(gradients)), as_parameters(copied(gradients))
     expected, expected_warnings = outcome(torch.nn.utils.clip_grad_norm_, theirs, max_norm, *args, **kwargs)
@@ -81,7 +69,7 @@ def assert_as_torch(
     return got
 
 
-def compare(got: Any, expected: Any, rtol: float | None = None) -> None:
+def compare(got, expected, rtol=None):
     if not isinstance(expected, torch.Tensor):
         assert got == expected
         return
@@ -92,6 +80,6 @@ def compare(got: Any, expected: Any, rtol: float | None = None) -> None:
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=0.0, equal_nan=True)
 
 
-def true_norm(tensors: Sequence[torch.Tensor]) -> float:
+def true_norm(tensors):
     parts = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
     return math.sqrt(math.fsum(float(p.double().square().sum()) for p in parts))

@@ -1,7 +1,5 @@
 """Each arm changes one thing, exactly, and nothing else."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """The faults that `benchmarks.lab` plants in small trainings: the report names the right cause first."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """A part of the fault suite, trained here and now: each fault is found with its cause, healthy runs are left alone."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
@@ -25,7 +23,7 @@ def _own_cache(tmp_path_factory):
 
 
 @functools.cache
-def trained(name: str) -> runs.Run:
+def trained(name):
     return runs.train(CASES[name], SEED)
 
 

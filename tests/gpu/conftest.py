@@ -1,9 +1,6 @@
 """What the tests on a GPU share. Where there is none they are left out, and a line says so."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -13,13 +10,13 @@ from fastguard.kernels import triton
 
 
 @pytest.fixture(autouse=True)
-def device() -> torch.device:
+def device():
     """The GPU, with its index."""
     return torch.device("cuda", torch.cuda.current_device())
 
 
 @pytest.fixture(params=["triton", "reference"])
-def backend(request: pytest.FixtureRequest, device: torch.device) -> str:
+def backend(request, device):
     """Either way to measure there."""
     if request.param == "triton" and triton.unavailable() is not None:
         pytest.skip(f"the kernels cannot run here: {triton.unavailable()}")
@@ -27,7 +24,7 @@ def backend(request: pytest.FixtureRequest, device: torch.device) -> str:
 
 
 @contextmanager
-def _syncs_are(mode: str) -> Iterator[None]:
+def _syncs_are(mode):
     try:
         with warnings.catch_warnings():  # torch says once that the mode is a prototype
             warnings.simplefilter("ignore", UserWarning)
@@ -38,6 +35,6 @@ def _syncs_are(mode: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def no_sync() -> object:
+def no_sync():
     """`with no_sync():` any operation that waits for the device is an error."""
     return lambda: _syncs_are("error")

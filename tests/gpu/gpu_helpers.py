@@ -1,38 +1,35 @@
 """Small models on a GPU, their steps, and what is left of a training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
 Step = Callable[[int], None]
 
-FUSED: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+FUSED = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True),
     "Adam": lambda params: torch.optim.Adam(params, lr=0.05, amsgrad=True, fused=True),
     "AdamW": lambda params: torch.optim.AdamW(params, lr=0.05, fused=True),
 }
-OTHERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+OTHERS = {
     "SGD-foreach": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True),
     "AdamW-foreach": lambda params: torch.optim.AdamW(params, lr=0.05, foreach=True),
 }
 
 
-def make_model(device: torch.device, dtype: torch.dtype = torch.float32) -> nn.Module:
+def make_model(device, dtype=torch.float32):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(67, 129), nn.Tanh(), nn.Linear(129, 33)).to(device, dtype)
 
 
-def batches(device: torch.device, num_steps: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def batches(device, num_steps, dtype=torch.float32):
     """Inputs, made before anything is watched."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(16, 67, generator=generator).to(device, dtype) for _ in range(num_steps)]
 
 
-def backward(model: nn.Module, x: torch.Tensor, bad: float | None = None, scaler: Any = None) -> torch.Tensor:
+def backward(model, x, bad=None, scaler=None):
     """Gradients of the loss on `x`; `bad` is written into one of them without a sync."""
     model.zero_grad(set_to_none=True)
     loss = model(x).float().square().mean()
@@ -44,14 +41,14 @@ def backward(model: nn.Module, x: torch.Tensor, bad: float | None = None, scaler
     return loss
 
 
-def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def snapshot(model, optimizer):
     """Copies of all parameters and of all tensors of the state, on the CPU."""
     state = [v for p in model.parameters() for v in optimizer.state.get(p, {}).values() if isinstance(v, torch.Tensor)]
     return [t.detach().cpu().clone() for t in [*model.parameters(), *state]]
 
 
-def same_bits(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    def raw(t: torch.Tensor) -> torch.Tensor:
+def same_bits(a, b):
+    def raw(t):
         return t.contiguous().reshape(-1).view(torch.uint8)
 
     return len(a) == len(b) and all(torch.equal(raw(x), raw(y)) for x, y in zip(a, b))

@@ -1,13 +1,11 @@
-"""The activation monitor on a real device: nothing waits, and the records are those of the CPU."""
-
-from __future__ import annotations
+"""Activations and weights sampled on a real device: nothing waits, and the records are those of the CPU."""
 
 import copy
-from typing import Any
+import math
 
 import pytest
 import torch
-from gpu_helpers import backward, batches, make_model
+from gpu_helpers import FUSED, OTHERS, backward, batches, make_model
 
 import fastguard
 from fastguard import ActivationMonitor
@@ -15,7 +13,7 @@ from fastguard import ActivationMonitor
 pytestmark = pytest.mark.gpu
 
 
-def test_watching_does_not_wait(device: Any, no_sync: Any) -> None:
+def test_watching_does_not_wait(device, no_sync):
     model = make_model(device)
     optimizer = fastguard.wrap(
         torch.optim.AdamW(model.parameters(), fused=True),
@@ -36,7 +34,7 @@ def test_watching_does_not_wait(device: Any, no_sync: Any) -> None:
     assert {record.name for record in optimizer.guard.activations.activities} == {"0", "1", "2", "Sequential"}
 
 
-def test_a_graph_can_be_captured_while_hooks_are_set(device: Any) -> None:
+def test_a_graph_can_be_captured_while_hooks_are_set(device):
     model, x = make_model(device), batches(device, 1)[0]
     with torch.no_grad():
         model(x)
@@ -51,7 +49,7 @@ def test_a_graph_can_be_captured_while_hooks_are_set(device: Any) -> None:
     assert monitor.cost.num_samples == 1
 
 
-def test_records_are_those_of_the_cpu(device: Any) -> None:
+def test_records_are_those_of_the_cpu(device):
     model = make_model(torch.device("cpu"))
     with torch.no_grad():
         model[0].bias[3] = torch.nan
@@ -67,3 +65,58 @@ def test_records_are_those_of_the_cpu(device: Any) -> None:
         assert (a.stats.num_nans, a.stats.total_elements) == (b.stats.num_nans, b.stats.total_elements)
         assert a.stats.mean == pytest.approx(b.stats.mean, rel=1e-3, abs=1e-5, nan_ok=True)
     assert [record.name for record in found[1] if record.is_origin] == ["0"]
+
+
+MAKERS = {
+    **FUSED,
+    **OTHERS,
+    "SGD-plain": lambda params: torch.optim.SGD(params, lr=0.1, weight_decay=0.1, fused=True),
+    "Adam-capturable": lambda params: torch.optim.Adam(
+        params, lr=torch.tensor(0.05, device="cuda"), capturable=True, weight_decay=0.1
+    ),
+    "Adagrad": lambda params: torch.optim.Adagrad(params, lr=0.05),
+    "NAdam": lambda params: torch.optim.NAdam(params, lr=0.05),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
+def test_updates_are_the_exact_differences(make, clip_through, device, backend):
+    model, memory = make_model(device), fastguard.MemorySink()
+    optimizer = fastguard.wrap(
+        make(model.parameters()),
+        model,
+        max_norm=0.05,
+        clip_through=clip_through,
+        backend=backend,
+        sinks=[memory],
+        weights=3,
+    )
+    truth = []
+    for step, x in enumerate(batches(device, 9)):
+        before = {name: p.detach().double().clone() for name, p in model.named_parameters()}
+        backward(model, x, bad=math.nan if step == 3 else None)
+        optimizer.step()
+        truth.append({n: float((p.detach().double() - before[n]).norm()) for n, p in model.named_parameters()})
+    optimizer.guard.flush()
+    assert [r.step for r in memory.records if r.weights] == [0, 3, 4, 6]
+    for record in memory.records:
+        for w in record.weights:
+            expected = None if record.skipped else pytest.approx(truth[record.step][w.name], rel=1e-4, abs=1e-6)
+            assert w.update_norm == expected
+
+
+def test_only_sampled_steps_wait(device, no_sync):
+    model, memory = make_model(device), fastguard.MemorySink()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    fastguard.wrap(optimizer, model, sinks=[memory], weights=8)
+    data = batches(device, 8)
+    for step, x in enumerate(data):
+        backward(model, x)
+        if step == 0:
+            optimizer.step()
+        else:
+            with no_sync():
+                optimizer.step()
+    optimizer.guard.flush()
+    assert [len(record.weights) for record in memory.records] == [4, *[0] * 7]

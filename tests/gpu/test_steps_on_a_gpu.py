@@ -1,13 +1,10 @@
 """Guarded steps on a real device: nothing waits, nothing is allocated, skips and clips are what they are on the CPU."""
 
-from __future__ import annotations
-
 import copy
 import math
 import subprocess
 import sys
 import textwrap
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +21,7 @@ every_one = pytest.mark.parametrize("make", [*FUSED.values(), *OTHERS.values()],
 @every_fused
 @pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
 @pytest.mark.parametrize("max_norm", [None, 0.01])
-def test_no_step_waits(make: Any, clip_through: str, max_norm: Any, device: Any, backend: str, no_sync: Any) -> None:
+def test_no_step_waits(make, clip_through, max_norm, device, backend, no_sync):
     model, memory = make_model(device), fastguard.MemorySink()
     optimizer = fastguard.wrap(
         make(model.parameters()), model, max_norm=max_norm, clip_through=clip_through, backend=backend, sinks=[memory]
@@ -47,7 +44,7 @@ def test_no_step_waits(make: Any, clip_through: str, max_norm: Any, device: Any,
 
 @every_one
 @pytest.mark.parametrize("skipped", [(), (0,), (3, 4)])
-def test_skipped_steps_never_were(make: Any, skipped: tuple[int, ...], device: Any, backend: str) -> None:
+def test_skipped_steps_never_were(make, skipped, device, backend):
     plain = make_model(device)
     model = copy.deepcopy(plain)
     optimizer, guarded = make(plain.parameters()), fastguard.wrap(make(model.parameters()), model, backend=backend)
@@ -66,7 +63,7 @@ def test_skipped_steps_never_were(make: Any, skipped: tuple[int, ...], device: A
 
 @every_one
 @pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
-def test_clipping_is_torchs(make: Any, clip_through: str, device: Any, backend: str) -> None:
+def test_clipping_is_torchs(make, clip_through, device, backend):
     plain = make_model(device)
     model = copy.deepcopy(plain)
     optimizer = make(plain.parameters())
@@ -86,11 +83,11 @@ def test_clipping_is_torchs(make: Any, clip_through: str, device: Any, backend: 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("unscales", [True, False])
 @pytest.mark.parametrize("max_norm", [None, 0.01])
-def test_a_scaler(fused: bool, unscales: bool, max_norm: Any, device: Any, backend: str, no_sync: Any) -> None:
+def test_a_scaler(fused, unscales, max_norm, device, backend, no_sync):
     """As unguarded, scale for scale and bit for bit; with a fused optimizer nobody waits, the scaler neither."""
     plain = make_model(device)
     model = copy.deepcopy(plain)
-    scales: list[list[float]] = []
+    scales = []
     for m, guards in ((plain, False), (model, True)):
         optimizer = torch.optim.AdamW(m.parameters(), lr=0.05, fused=fused, foreach=not fused)
         if guards:
@@ -120,7 +117,7 @@ def test_a_scaler(fused: bool, unscales: bool, max_norm: Any, device: Any, backe
 
 
 @pytest.mark.parametrize("clip_through", ["scale", "grad_scale"])
-def test_the_steady_state_allocates_nothing(clip_through: str, device: Any) -> None:
+def test_the_steady_state_allocates_nothing(clip_through, device):
     model = make_model(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     fastguard.wrap(optimizer, model, max_norm=0.01, clip_through=clip_through)
@@ -139,7 +136,7 @@ def test_the_steady_state_allocates_nothing(clip_through: str, device: Any) -> N
 
 
 @pytest.mark.parametrize(("max_norm", "launches"), [(None, 2), (0.01, 3)])
-def test_launches(max_norm: Any, launches: int, device: Any) -> None:
+def test_launches(max_norm, launches, device):
     """Two whatever the number of tensors, and one more to scale."""
     model = torch.nn.ParameterList(torch.nn.Parameter(torch.randn(100, device=device)) for _ in range(300))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -156,7 +153,7 @@ def test_launches(max_norm: Any, launches: int, device: Any) -> None:
     assert len(ours) == launches, names
 
 
-def test_others_wait_once_or_not_at_all(device: Any, backend: str, no_sync: Any) -> None:
+def test_others_wait_once_or_not_at_all(device, backend, no_sync):
     model = make_model(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=True)
     fastguard.wrap(optimizer, model, max_norm=0.01, skip_nonfinite=False, backend=backend)
@@ -174,7 +171,7 @@ def test_others_wait_once_or_not_at_all(device: Any, backend: str, no_sync: Any)
         optimizer.step()
 
 
-def test_the_newest_record_lags_and_flush_waits(device: Any, backend: str) -> None:
+def test_the_newest_record_lags_and_flush_waits(device, backend):
     model = make_model(device)
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model, backend=backend)
     data = batches(device, 6)
@@ -189,7 +186,7 @@ def test_the_newest_record_lags_and_flush_waits(device: Any, backend: str) -> No
     assert (optimizer.guard.last.step, optimizer.guard.lag) == (len(data) - 1, 0)
 
 
-def test_a_host_that_runs_ahead_loses_nothing(device: Any) -> None:
+def test_a_host_that_runs_ahead_loses_nothing(device):
     model, memory = make_model(device), fastguard.MemorySink()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model, sinks=[memory])
     for p in model.parameters():
@@ -204,7 +201,7 @@ def test_a_host_that_runs_ahead_loses_nothing(device: Any) -> None:
     assert [r.gradients.max_val for r in memory.records] == [float(step) for step in range(100)]
 
 
-def test_steps_on_another_stream(device: Any, backend: str) -> None:
+def test_steps_on_another_stream(device, backend):
     plain = make_model(device)
     model, memory = copy.deepcopy(plain), fastguard.MemorySink()
     optimizer = torch.optim.AdamW(plain.parameters(), fused=True)
@@ -226,7 +223,7 @@ def test_steps_on_another_stream(device: Any, backend: str) -> None:
     assert memory.series("grad/norm") == pytest.approx(norms, rel=1e-4)
 
 
-def test_a_flush_from_another_stream_waits_for_the_step(device: Any, backend: str) -> None:
+def test_a_flush_from_another_stream_waits_for_the_step(device, backend):
     model, side = make_model(device), torch.cuda.Stream()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=True), model, backend=backend)
     inputs = batches(device, 2)
@@ -242,7 +239,7 @@ def test_a_flush_from_another_stream_waits_for_the_step(device: Any, backend: st
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
-def test_a_step_cannot_be_captured(device: Any) -> None:
+def test_a_step_cannot_be_captured(device):
     model = make_model(device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
     fastguard.wrap(optimizer, model, max_norm=0.01)
@@ -263,7 +260,7 @@ def test_a_step_cannot_be_captured(device: Any) -> None:
     assert optimizer.guard.last.step == 3
 
 
-def test_forward_and_backward_in_a_graph_and_the_step_outside(device: Any, backend: str) -> None:
+def test_forward_and_backward_in_a_graph_and_the_step_outside(device, backend):
     """The gradients stay where they are, and are read there after every replay."""
     model = make_model(device)
     optimizer = fastguard.wrap(
@@ -292,7 +289,7 @@ def test_forward_and_backward_in_a_graph_and_the_step_outside(device: Any, backe
         assert optimizer.guard.last.norm == pytest.approx(expected, rel=1e-4)
 
 
-def test_gradients_that_lie_otherwise(device: Any, backend: str) -> None:
+def test_gradients_that_lie_otherwise(device, backend):
     torch.manual_seed(0)
     plain = torch.nn.Conv2d(3, 8, 3, device=device)
     model = copy.deepcopy(plain)
@@ -309,7 +306,7 @@ def test_gradients_that_lie_otherwise(device: Any, backend: str) -> None:
         assert q.dim() != 4 or q.grad.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_what_is_on_its_way_is_written_when_the_interpreter_exits(device: Any, tmp_path: Any) -> None:
+def test_what_is_on_its_way_is_written_when_the_interpreter_exits(device, tmp_path):
     code = f"""
         import torch, fastguard
         p = torch.nn.Parameter(torch.ones(8, device="cuda"))

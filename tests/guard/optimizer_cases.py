@@ -1,7 +1,5 @@
 """Every optimizer that the guard is tested with, as data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,11 +10,11 @@ from torch import optim
 class GroupCounter(optim.Optimizer):
     """Like some third-party optimizers: one step counter a group, made late, and advanced with or without gradients."""
 
-    def __init__(self, params: Any, lr: float = 0.1) -> None:
+    def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure=None):
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -39,7 +37,7 @@ class Case(NamedTuple):
     can_skip: bool = True
 
 
-def _case(cls: type, *, tag: str = "", model: str = "mlp", closure: bool = False, **settings: Any) -> Case:
+def _case(cls, *, tag="", model="mlp", closure=False, **settings):
     settings = {"lr": 0.05, **settings}
     shown = [str(v) if k == "lr" else k if v is True else f"{k}={v}" for k, v in settings.items() if k != "lr"]
     return Case(
@@ -52,10 +50,10 @@ def _case(cls: type, *, tag: str = "", model: str = "mlp", closure: bool = False
 
 
 # lambda settings would not show; `foreach=False` with `fused` left out is torch's "single".
-_WAYS: list[dict[str, Any]] = [{"foreach": False}, {"foreach": True}, {"fused": True}]
+_WAYS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 _TWO_WAYS = _WAYS[:2]
 
-CASES: list[Case] = [
+CASES = [
     *(_case(optim.SGD, **way) for way in _WAYS),
     *(_case(optim.SGD, momentum=0.9, weight_decay=0.01, **way) for way in _WAYS),
     *(_case(optim.SGD, momentum=0.9, nesterov=True, **way) for way in _WAYS),

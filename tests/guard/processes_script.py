@@ -1,13 +1,10 @@
 """One of two processes of a training: prints as JSON what came of each case. Run by test_processes.py."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,15 +20,15 @@ RANK, FOLDER = int(sys.argv[1]), Path(sys.argv[3])
 class Heard(logging.Handler):
     """Keeps what is logged from warnings on."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(logging.WARNING)
-        self.told: list[str] = []
+        self.told = []
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         self.told.append(record.getMessage())
 
 
-def data_parallel(ranks: str) -> dict[str, Any]:
+def data_parallel(ranks):
     """Ten steps with a NaN in all processes' gradients at one of them."""
     heard = Heard()
     logging.getLogger("fastguard").addHandler(heard)
@@ -54,10 +51,10 @@ def data_parallel(ranks: str) -> dict[str, Any]:
     return {"told": heard.told, "weights": weights, "steps": optimizer.guard.history.num_steps, "findings": findings}
 
 
-def checkpointed() -> dict[str, Any]:
+def checkpointed():
     """Saved by torch.distributed.checkpoint after six steps, loaded into a fresh guard, gone on with."""
 
-    def train(model: Any, optimizer: Any, steps: range) -> None:
+    def train(model, optimizer, steps):
         for step in steps:
             optimizer.zero_grad()
             loss = loss_at(model, step)
@@ -65,7 +62,7 @@ def checkpointed() -> dict[str, Any]:
             optimizer.step()
             optimizer.guard.observe(loss=loss)
 
-    def make() -> tuple[Any, Any]:
+    def make():
         model = DistributedDataParallel(make_model())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         return model, fastguard.wrap(optimizer, model, clip=fastguard.Spikes(), check_every=0)
@@ -83,7 +80,7 @@ def checkpointed() -> dict[str, Any]:
     return {"start": start, "clips": clips, "histories": histories}
 
 
-def sharded() -> list[str]:
+def sharded():
     """What `wrap` says of flat parameters, that come without their model, whichever parameters FSDP shows."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 

@@ -1,12 +1,9 @@
 """What is read of what goes into a model and comes out of it, of running statistics, and of single elements."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,22 +14,22 @@ import fastguard
 from fastguard.diagnosis import by_sign, diagnose
 from fastguard.observers import batch_sample
 from fastguard.observers.batch_sample import data_of, figures_of
-from fastguard.records import BatchSample, ModelNotes
+from fastguard.records import ModelNotes
 
 pytestmark = needs_extension
 
 
-def sample_of(args: Any, kwargs: dict[str, Any], y: Any, training: bool, with_grad: bool) -> BatchSample | None:
+def sample_of(args, kwargs, y, training, with_grad):
     return batch_sample.sample_of(data_of(args, kwargs), y, training, with_grad)
 
 
-def sampled(x: Any, y: Any, **kwargs: Any) -> BatchSample:
+def sampled(x, y, **kwargs):
     found = sample_of((x,), kwargs, y, True, True)
     assert found is not None
     return found
 
 
-def test_figures() -> None:
+def test_figures():
     x = torch.tensor([[1.0, 2.0, -3.0, 7.0], [1.0, 4.0, -3.0, math.nan]])
     y = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
     found = sampled(x, y)
@@ -45,7 +42,7 @@ def test_figures() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(7, 3), (1, 9, 1000), (2, 3, 70_000), (600, 50), (3, 5, 4, 11)])
-def test_outputs_of_a_softmax_add_up_to_one(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_outputs_of_a_softmax_add_up_to_one(dtype, shape):
     y = torch.randn(shape).to(dtype).softmax(-1)
     found = sampled(torch.randn(shape[0], 2), y)
     assert found.output_is_unit and found.output_width == shape[-1]
@@ -53,7 +50,7 @@ def test_outputs_of_a_softmax_add_up_to_one(dtype: torch.dtype, shape: tuple[int
     assert not sampled(torch.randn(shape[0], 2), torch.randn(shape).to(dtype).sigmoid()).output_rows_sum_to_one
 
 
-def test_equal_batches_have_equal_digests() -> None:
+def test_equal_batches_have_equal_digests():
     y = torch.ones(64, 1)
     images = torch.randn(64, 3, 32, 32)
     assert sampled(images, y).input_digest == sampled(images.clone(), y).input_digest
@@ -83,7 +80,7 @@ def test_equal_batches_have_equal_digests() -> None:
     ],
     ids=lambda x: f"{tuple(x.shape)}-{x.dtype}",
 )
-def test_any_input_can_be_sampled(x: torch.Tensor) -> None:
+def test_any_input_can_be_sampled(x):
     found = sampled(x, x) if x.is_floating_point() else sampled(x, torch.ones(9, 1))
     values = torch.view_as_real(x.conj()) if x.is_complex() else x.double()  # as it lies, not resolved
     assert found.num_samples == (x.shape[0] if x.dim() else 1)
@@ -103,7 +100,7 @@ class ModelOutput:
     logits: torch.Tensor
 
 
-OUTPUTS: dict[str, Callable[[torch.Tensor], Any]] = {
+OUTPUTS = {
     "tuple": lambda y: (y, None),
     "nested": lambda y: [{"a": 3, "b": (y, y + 1)}],
     "dict": lambda y: {"loss": y.sum(), "logits": y},  # what has dimensions goes first
@@ -113,7 +110,7 @@ OUTPUTS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("made", OUTPUTS.values(), ids=OUTPUTS)
-def test_tensors_are_found_in_what_models_take_and_return(made: Callable[[torch.Tensor], Any]) -> None:
+def test_tensors_are_found_in_what_models_take_and_return(made):
     y = torch.randn(4, 3)
     ids, mask = torch.randint(0, 9, (4, 6)), torch.zeros(4, 6)
     for args, kwargs in (((ids,), {}), ((), {"input_ids": ids, "attention_mask": mask}), (({"ids": ids},), {})):
@@ -134,7 +131,7 @@ def test_tensors_are_found_in_what_models_take_and_return(made: Callable[[torch.
         (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), torch.ones(2)),
     ],
 )
-def test_where_there_is_nothing_to_read_there_is_no_sample(x: Any, y: Any) -> None:
+def test_where_there_is_nothing_to_read_there_is_no_sample(x, y):
     assert sample_of((x,), {}, y, True, True) is None
 
 
@@ -142,7 +139,7 @@ def test_where_there_is_nothing_to_read_there_is_no_sample(x: Any, y: Any) -> No
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.int64, torch.uint8]
 )
-def test_figures_of_small_tensors_are_those_of_all_elements(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_figures_of_small_tensors_are_those_of_all_elements(dtype, shape):
     torch.manual_seed(sum(shape))
     is_whole = not (dtype.is_floating_point or dtype.is_complex)
     x = (
@@ -158,14 +155,14 @@ def test_figures_of_small_tensors_are_those_of_all_elements(dtype: torch.dtype, 
         rows = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
         assert found is not None and found.num_nonfinite == 0
         assert found[1:5] == pytest.approx([float(f) for f in (rows.mean(), rows.std(correction=0), *rows.aminmax())])
-        assert found.digest == figures_of(each.contiguous()).digest  # type: ignore[union-attr]
+        assert found.digest == figures_of(each.contiguous()).digest
         if len(rows) > 1:
             assert found.constant_share == pytest.approx(float((rows == rows[0]).all(0).double().mean()))
             assert found.spread == pytest.approx(float(rows.std(0, correction=0).mean()), rel=1e-9)
 
 
 @pytest.mark.parametrize("low", [-math.inf, -1e9, torch.finfo(torch.float16).min])
-def test_a_mask_that_is_added_is_none_of_the_data(low: float) -> None:
+def test_a_mask_that_is_added_is_none_of_the_data(low):
     """As `nn.Transformer.generate_square_subsequent_mask` makes it; a batch of -Inf and other numbers is data."""
     tokens, mask = torch.randint(9, (4, 8)), torch.zeros(8, 8).masked_fill_(torch.ones(8, 8).triu(1).bool(), low)
     found = sample_of((mask, tokens), {}, torch.randn(4, 2), True, True)

@@ -1,12 +1,9 @@
 """Which forward passes are looked at, and how the hook that does so stays out of everybody's way."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings
 from collections import OrderedDict
-from typing import Any
 
 import pytest
 import torch
@@ -18,32 +15,28 @@ import fastguard
 from fastguard.diagnosis import by_sign
 from fastguard.kernels import cpu
 from fastguard.observers.batches import can_be_quiet
-from fastguard.records import BatchSample
 
 pytestmark = needs_extension
 
 
-def guarded(model: nn.Module, **settings: Any) -> Any:
+def guarded(model, **settings):
     return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model, **settings)
 
 
-def batches_of(optimizer: Any) -> list[tuple[int, BatchSample]]:
+def batches_of(optimizer):
     optimizer.guard.flush()
     return list(optimizer.guard.history.batches)
 
 
-def step(model: nn.Module, optimizer: Any, x: torch.Tensor, num_passes: int = 1) -> None:
+def step(model, optimizer, x, num_passes=1):
     optimizer.zero_grad()
     for _ in range(num_passes):
         model(x).square().mean().backward()
     optimizer.step()
 
 
-# --- which passes ---
-
-
 @pytest.mark.parametrize("num_passes", [1, 3])
-def test_the_first_three_then_one_in_twenty(num_passes: int) -> None:
+def test_the_first_three_then_one_in_twenty(num_passes):
     model, x = make_model(), torch.randn(5, 6)
     optimizer = guarded(model)
     for _ in range(70):
@@ -53,7 +46,7 @@ def test_the_first_three_then_one_in_twenty(num_passes: int) -> None:
     assert all(batch.training and batch.with_grad for _, batch in batches_of(optimizer))
 
 
-def test_the_first_pass_of_an_evaluation_is_looked_at_and_no_other() -> None:
+def test_the_first_pass_of_an_evaluation_is_looked_at_and_no_other():
     model, x = make_model(), torch.randn(5, 6)
     optimizer = guarded(model)
     for number in range(60):
@@ -68,7 +61,7 @@ def test_the_first_pass_of_an_evaluation_is_looked_at_and_no_other() -> None:
     assert seen == [(10, False), (30, False), (50, False)]  # with the record of the step after; once in twenty
 
 
-def test_passes_while_paused_or_detached_are_not_looked_at() -> None:
+def test_passes_while_paused_or_detached_are_not_looked_at():
     model, x = make_model(), torch.randn(5, 6)
     optimizer = guarded(model)
     with optimizer.guard.paused():
@@ -81,7 +74,7 @@ def test_passes_while_paused_or_detached_are_not_looked_at() -> None:
     assert not any(m._forward_hooks for m in model.modules())
 
 
-def test_they_come_with_the_record_of_their_step_and_into_the_log(tmp_path: Any) -> None:
+def test_they_come_with_the_record_of_their_step_and_into_the_log(tmp_path):
     model, x = make_model(), torch.randn(5, 6)
     memory = fastguard.MemorySink()
     optimizer = guarded(model, sinks=[memory, fastguard.JsonlSink(tmp_path / "run.jsonl")], max_norm=1e9)
@@ -97,20 +90,17 @@ def test_they_come_with_the_record_of_their_step_and_into_the_log(tmp_path: Any)
     assert read.model == optimizer.guard.history.model
 
 
-# --- what the first pass called ---
-
-
 class Functional(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.unused = nn.Sigmoid()
         self.out, self.inner, self.act = nn.Linear(8, 4), nn.Linear(6, 8), nn.ReLU()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.out(self.act(self.inner(x))).softmax(-1)
 
 
-def test_the_last_modules_and_operations_of_the_first_pass() -> None:
+def test_the_last_modules_and_operations_of_the_first_pass():
     model = Functional()
     optimizer = guarded(model)
     take_step(model, optimizer, 0)
@@ -126,15 +116,15 @@ def test_the_last_modules_and_operations_of_the_first_pass() -> None:
 
 
 class CutOff(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.out, self.unused = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(2, 2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.out(self.first(x).detach())
 
 
-def test_what_is_called_and_has_no_gradient_is_cut_off() -> None:
+def test_what_is_called_and_has_no_gradient_is_cut_off():
     model = CutOff()
     optimizer = guarded(model)
     for step in range(30):
@@ -145,10 +135,10 @@ def test_what_is_called_and_has_no_gradient_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_autocast_is_seen_around_the_model_and_inside(inside: bool) -> None:
+def test_autocast_is_seen_around_the_model_and_inside(inside):
     model = make_model()
     if inside:
-        model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)  # type: ignore[method-assign]
+        model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)
     optimizer = guarded(model)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not inside):
         model(torch.ones(2, 6)).float().sum().backward()
@@ -156,7 +146,7 @@ def test_autocast_is_seen_around_the_model_and_inside(inside: bool) -> None:
     assert optimizer.guard.report() and optimizer.guard.history.model.autocast == "bfloat16"
 
 
-def test_a_first_pass_that_raises_leaves_no_hooks_for_long() -> None:
+def test_a_first_pass_that_raises_leaves_no_hooks_for_long():
     model, optimizer = guarded_model()
     with pytest.raises(RuntimeError):
         model(torch.ones(2, 5))
@@ -165,10 +155,7 @@ def test_a_first_pass_that_raises_leaves_no_hooks_for_long() -> None:
     assert optimizer.guard.report() and optimizer.guard.history.model.last_modules == ("Linear", "Tanh", "Linear")
 
 
-# --- what else is done with models ---
-
-
-def test_copies_and_files_of_a_model_have_no_hooks_that_do_anything() -> None:
+def test_copies_and_files_of_a_model_have_no_hooks_that_do_anything():
     model, optimizer = guarded_model()
     twin, read = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     assert b"fastguard" not in pickle.dumps(model)  # so that it can be read where there is none
@@ -178,10 +165,10 @@ def test_copies_and_files_of_a_model_have_no_hooks_that_do_anything() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after", "in place"])
-def test_compiled_models_are_whole_graphs_and_train_as_ever(when: str) -> None:
+def test_compiled_models_are_whole_graphs_and_train_as_ever(when):
     plain = make_model()
     model = copy.deepcopy(plain)
-    compiled: Any = model
+    compiled = model
     if when == "before":
         compiled = torch.compile(model, backend="eager", fullgraph=True)
     optimizer = guarded(compiled)
@@ -196,7 +183,7 @@ def test_compiled_models_are_whole_graphs_and_train_as_ever(when: str) -> None:
     assert not len(optimizer.guard._run.failures)
 
 
-def test_scripted_and_traced_models() -> None:
+def test_scripted_and_traced_models():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         model = torch.jit.script(make_model())
@@ -217,7 +204,7 @@ def test_scripted_and_traced_models() -> None:
         torch.jit.script(plain)
 
 
-def test_transforms_and_recomputation_are_left_alone() -> None:
+def test_transforms_and_recomputation_are_left_alone():
     model, optimizer = guarded_model()
     params = dict(model.named_parameters())
     x = torch.ones(3, 6)
@@ -234,9 +221,9 @@ _QUIET = pytest.mark.skipif(not _IS_QUIET, reason="not without the extension, no
 
 
 @_QUIET
-def test_hooks_of_others_are_seen_whenever_they_came() -> None:
+def test_hooks_of_others_are_seen_whenever_they_came():
     model, x = make_model(), torch.randn(5, 6)
-    seen: list[str] = []
+    seen = []
     before = model.register_forward_hook(lambda module, args, output: seen.append("before"))
     optimizer = guarded(model)
     assert type(model._forward_hooks) is OrderedDict  # its handle knows this one
@@ -256,7 +243,7 @@ def test_hooks_of_others_are_seen_whenever_they_came() -> None:
     assert type(twin._forward_hooks) is OrderedDict and not twin._forward_hooks
 
 
-def test_a_model_within_a_compiled_function_is_one_graph() -> None:
+def test_a_model_within_a_compiled_function_is_one_graph():
     model, x = make_model(), torch.randn(5, 6)
     optimizer = guarded(model)
     counter = torch._dynamo.testing.CompileCounter()

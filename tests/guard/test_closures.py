@@ -1,15 +1,13 @@
 """Closures in every manner, gradients missing or gathered over batches, steps that raise, and traps of torch's."""
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from guard_helpers import (
+    Convolution,
+    adamw,
     assert_close,
     assert_identical,
     gradients,
@@ -23,19 +21,14 @@ from guard_helpers import (
     true_norm,
     twins,
 )
-from torch import nn
 
 import fastguard
 
 
-def _adamw(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=0.05)
-
-
-def _closure(model: nn.Module, optimizer: Any, step: int, bad: float | None = None) -> Callable[[], torch.Tensor]:
+def _closure(model, optimizer, step, bad=None):
     """Forward and backward, as Lightning passes it: the loss that it returns still has its graph."""
 
-    def closure() -> torch.Tensor:
+    def closure():
         optimizer.zero_grad()
         loss = loss_at(model, step)
         loss.backward()
@@ -47,7 +40,7 @@ def _closure(model: nn.Module, optimizer: Any, step: int, bad: float | None = No
 
 
 @pytest.fixture
-def every_warning_is_raised() -> Any:
+def every_warning_is_raised():
     """torch warns of some things only once a process; here it must not depend on the order of the tests."""
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
@@ -57,8 +50,8 @@ def every_warning_is_raised() -> Any:
 
 @pytest.mark.parametrize("by_keyword", [False, True])
 @pytest.mark.usefixtures("every_warning_is_raised")
-def test_closure_by_position_and_by_keyword(by_keyword: bool, backend: str) -> None:
-    plain, optimizer, model, guarded = twins(_adamw, dtype=torch.float64, max_norm=0.05, backend=backend)
+def test_closure_by_position_and_by_keyword(by_keyword, backend):
+    plain, optimizer, model, guarded = twins(adamw, dtype=torch.float64, max_norm=0.05, backend=backend)
     for step in range(4):
         loss = loss_at(plain, step)
         optimizer.zero_grad()
@@ -74,9 +67,9 @@ def test_closure_by_position_and_by_keyword(by_keyword: bool, backend: str) -> N
 
 
 @pytest.mark.parametrize("left", [None, math.nan])
-def test_trap_2_2_gradients_left_from_before_do_not_count(left: float | None) -> None:
+def test_trap_2_2_gradients_left_from_before_do_not_count(left):
     """Neither do bad ones have a good evaluation skipped, nor do good ones hide a bad one."""
-    model, guarded = guarded_model(_adamw)
+    model, guarded = guarded_model(adamw)
     loss_at(model, 0).backward()
     if left is not None:
         poison(model, left)
@@ -90,7 +83,7 @@ def test_trap_2_2_gradients_left_from_before_do_not_count(left: float | None) ->
 class CallsTwice(torch.optim.SGD):
     """Evaluates its closure twice a step, as sharpness-aware optimizers do, and counts steps in its groups."""
 
-    def step(self, closure: Callable[[], Any]) -> Any:
+    def step(self, closure):
         with torch.enable_grad():
             closure()
             loss = closure()
@@ -100,12 +93,12 @@ class CallsTwice(torch.optim.SGD):
         return loss
 
 
-def _twice(bad_calls: set[int], **settings: Any) -> tuple[nn.Module, Any, Callable[[], torch.Tensor]]:
+def _twice(bad_calls, **settings):
     """A closure that alternates between good and bad gradients, and the function that calls it."""
     model, guarded = guarded_model(lambda p: CallsTwice(p, lr=0.1), **settings)
-    calls: list[int] = []
+    calls = []
 
-    def closure() -> torch.Tensor:
+    def closure():
         guarded.zero_grad()
         loss = loss_at(model, 0)
         loss.backward()
@@ -118,7 +111,7 @@ def _twice(bad_calls: set[int], **settings: Any) -> tuple[nn.Module, Any, Callab
 
 
 @pytest.mark.parametrize("bad_call", [0, 1])
-def test_the_last_call_of_a_closure_decides_about_the_skip(bad_call: int) -> None:
+def test_the_last_call_of_a_closure_decides_about_the_skip(bad_call):
     model, guarded, closure = _twice({bad_call})
     before = snapshot(model, guarded)
     guarded.step(closure)
@@ -134,10 +127,10 @@ THREE = 3
 
 
 @pytest.mark.parametrize("odd", [None, (1.0, 2.0), {"loss": 1.0}, torch.ones(2), "done", THREE])
-def test_whatever_a_closure_returns_passes_through(odd: Any) -> None:
-    model, guarded = guarded_model(_adamw)
+def test_whatever_a_closure_returns_passes_through(odd):
+    model, guarded = guarded_model(adamw)
 
-    def closure() -> Any:
+    def closure():
         loss_at(model, 0).backward()
         return odd
 
@@ -145,13 +138,13 @@ def test_whatever_a_closure_returns_passes_through(odd: Any) -> None:
     assert guarded.guard.last.loss == (3.0 if odd is THREE else None)
 
 
-def test_a_closure_that_raises_loses_nothing() -> None:
-    plain, optimizer, model, guarded = twins(_adamw)
+def test_a_closure_that_raises_loses_nothing():
+    plain, optimizer, model, guarded = twins(adamw)
     take_step(plain, optimizer, 0)
     take_step(model, guarded, 0)
     before = snapshot(model, guarded)
 
-    def raises() -> None:
+    def raises():
         raise LookupError("no more data")
 
     with pytest.raises(LookupError, match="no more data"):
@@ -165,7 +158,7 @@ def test_a_closure_that_raises_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("bad_calls", [{0}, {1}, {0, 1}], ids=str)
-def test_only_steps_that_were_skipped_count_towards_the_limit(bad_calls: set[int]) -> None:
+def test_only_steps_that_were_skipped_count_towards_the_limit(bad_calls):
     _, guarded, closure = _twice(bad_calls, max_consecutive_skips=3)
     guarded.step(closure)
     guarded.step(closure)
@@ -183,14 +176,14 @@ class Stumbles(torch.optim.SGD):
 
     stumble = False
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure=None):
         if self.stumble:
             raise OSError("stumbled")
         return super().step(closure)
 
 
 @pytest.mark.parametrize("closure", [False, True])
-def test_a_step_that_calls_its_parents_step_counts_once(closure: bool) -> None:
+def test_a_step_that_calls_its_parents_step_counts_once(closure):
     torch.optim.SGD(make_model().parameters(), lr=0.1)  # from now on SGD.step runs the hooks too
     plain, optimizer, model, guarded = twins(
         lambda p: Stumbles(p, lr=0.1, momentum=0.9), dtype=torch.float64, max_norm=0.05
@@ -210,14 +203,11 @@ def test_a_step_that_calls_its_parents_step_counts_once(closure: bool) -> None:
     assert guarded.guard.history.step == [0, 1, 2, 3]
 
 
-# --- gradients that are missing, frozen, or gathered over several batches ---
+def test_missing_gradients_stay_missing_and_keep_the_names_right(backend):
+    plain, optimizer, model, guarded = twins(adamw, backend=backend)
 
-
-def test_missing_gradients_stay_missing_and_keep_the_names_right(backend: str) -> None:
-    plain, optimizer, model, guarded = twins(_adamw, backend=backend)
-
-    def drop(model: nn.Module, step: int) -> Callable[[], None]:
-        def run() -> None:
+    def drop(model, step):
+        def run():
             list(model.parameters())[step % 4].grad = None
 
         return run
@@ -233,21 +223,12 @@ def test_missing_gradients_stay_missing_and_keep_the_names_right(backend: str) -
     assert_identical(gradients(model), gradients(plain))
 
 
-def test_no_gradients_at_all() -> None:
-    model, guarded = guarded_model(_adamw, max_norm=1.0)
-    before = snapshot(model, guarded)
-    guarded.step()
-    last = guarded.guard.last
-    assert (last.norm, last.gradients.total_elements, len(last.tensors), last.skipped) == (0.0, 0, 0, False)
-    assert_identical(snapshot(model, guarded), before)
-
-
-def test_frozen_parameters() -> None:
+def test_frozen_parameters():
     plain = make_model()
     plain[0].weight.requires_grad_(False)
     model = copy.deepcopy(plain)
-    optimizer = _adamw(plain.parameters())
-    guarded = fastguard.wrap(_adamw(model.parameters()), model)
+    optimizer = adamw(plain.parameters())
+    guarded = fastguard.wrap(adamw(model.parameters()), model)
     train(plain, optimizer, range(3))
     train(model, guarded, range(3))
     assert "0.weight" not in guarded.guard.last.tensors.names
@@ -259,8 +240,8 @@ def test_frozen_parameters() -> None:
     assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
 
 
-def test_gradients_gathered_over_batches_are_judged_once_at_the_step() -> None:
-    plain, optimizer, model, guarded = twins(_adamw, dtype=torch.float64, max_norm=0.05)
+def test_gradients_gathered_over_batches_are_judged_once_at_the_step():
+    plain, optimizer, model, guarded = twins(adamw, dtype=torch.float64, max_norm=0.05)
     for step in range(3):
         for m in (plain, model):
             m.zero_grad()
@@ -275,7 +256,7 @@ def test_gradients_gathered_over_batches_are_judged_once_at_the_step() -> None:
     assert guarded.guard.history.num_steps == 3
 
 
-def test_trap_1_without_skipping_the_poison_is_not_spread() -> None:
+def test_trap_1_without_skipping_the_poison_is_not_spread():
     """torch's clipping makes every gradient NaN; the guard leaves the others as they are."""
     model, optimizer = guarded_model(max_norm=0.01, skip_nonfinite=False)
     loss_at(model, 0).backward()
@@ -285,23 +266,9 @@ def test_trap_1_without_skipping_the_poison_is_not_spread() -> None:
     assert optimizer.guard.last.clip_coef == 1.0
 
 
-class Convolution(nn.Module):
-    """Its weight's gradient is channels_last: not contiguous."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.weight = nn.Parameter(torch.randn(4, 3, 3, 3, dtype=torch.float64).contiguous())
-
-    def set_gradient(self, step: int) -> None:
-        generator = torch.Generator().manual_seed(step)
-        gradient = torch.randn(4, 3, 3, 3, generator=generator, dtype=torch.float64)
-        self.weight.grad = gradient.to(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("max_norm", [1e6, 0.5])
-def test_trap_1_gradients_that_are_not_contiguous(fused: bool, max_norm: float, backend: str) -> None:
+def test_trap_1_gradients_that_are_not_contiguous(fused, max_norm, backend):
     """Whatever the optimizer makes of their strides, it makes of them with the guard too."""
     plain = Convolution()
     model = copy.deepcopy(plain)
@@ -309,8 +276,8 @@ def test_trap_1_gradients_that_are_not_contiguous(fused: bool, max_norm: float, 
     guarded = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
     fastguard.wrap(guarded, model, max_norm=max_norm, backend=backend)
     for step in range(3):
-        plain.set_gradient(step)
-        model.set_gradient(step)
+        plain.set_gradients(step)
+        model.set_gradients(step)
         assert not model.weight.grad.is_contiguous()
         torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
         optimizer.step()
@@ -319,7 +286,7 @@ def test_trap_1_gradients_that_are_not_contiguous(fused: bool, max_norm: float, 
     assert_close(snapshot(model, guarded), snapshot(plain, optimizer), rtol=1e-12, atol=1e-14)
 
 
-def test_a_group_whose_parameters_are_a_tuple_is_guarded_as_torch_steps_it() -> None:
+def test_a_group_whose_parameters_are_a_tuple_is_guarded_as_torch_steps_it():
     plain, model = make_model(), make_model()
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=0.01)
     other = torch.optim.SGD(plain.parameters(), lr=0.1)

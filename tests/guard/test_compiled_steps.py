@@ -1,15 +1,10 @@
 """Steps under torch.compile: right records, and no recompilation."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
 from guard_helpers import assert_close, assert_identical, loss_at, make_model, poison, snapshot, twins
-from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 import fastguard
@@ -23,13 +18,13 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
+def fresh_dynamo():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+OPTIMIZERS = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     # a tensor, as torch asks for: a number that changes would itself recompile
     "Adam": lambda params: torch.optim.Adam(params, lr=torch.tensor(0.05), foreach=False),
@@ -39,7 +34,7 @@ _SLOW = [pytest.param(make, marks=pytest.mark.slow, id=name) for name, make in l
 every_optimizer = pytest.mark.parametrize("make", [pytest.param(OPTIMIZERS["SGD"], id="SGD"), *_SLOW])
 
 
-def _steps(model: nn.Module, optimizer: Any, step: Callable[[], Any], numbers: range, bad: int | None = None) -> None:
+def _steps(model, optimizer, step, numbers, bad=None):
     for number in numbers:
         optimizer.zero_grad()
         loss_at(model, number).backward()
@@ -48,12 +43,12 @@ def _steps(model: nn.Module, optimizer: Any, step: Callable[[], Any], numbers: r
         step()
 
 
-def _compiled(optimizer: Any, backend: Any = "eager") -> Callable[[], Any]:
+def _compiled(optimizer, backend="eager"):
     return torch.compile(lambda: optimizer.step(), backend=backend)
 
 
 @every_optimizer
-def test_trap_2_12_records_are_right_and_nothing_recompiles(make: Any) -> None:
+def test_trap_2_12_records_are_right_and_nothing_recompiles(make):
     plain, optimizer, model, guarded = twins(make, max_norm=1e6)
     counter, unguarded_counter = CompileCounter(), CompileCounter()
     step = _compiled(guarded, counter)
@@ -73,11 +68,11 @@ def test_trap_2_12_records_are_right_and_nothing_recompiles(make: Any) -> None:
 
 @pytest.mark.slow
 @every_optimizer
-def test_a_compiled_step_is_clipped_and_skipped(make: Any) -> None:
+def test_a_compiled_step_is_clipped_and_skipped(make):
     plain, optimizer, model, guarded = twins(make, dtype=torch.float64, max_norm=0.05)
     update = _compiled(optimizer)
 
-    def clip_and_update() -> None:
+    def clip_and_update():
         torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05)
         update()
 
@@ -96,7 +91,7 @@ def test_a_compiled_step_is_clipped_and_skipped(make: Any) -> None:
     assert guarded.guard.history.num_clipped == 5
 
 
-def test_skips_in_a_row_recompile_once_at_most() -> None:
+def test_skips_in_a_row_recompile_once_at_most():
     model = make_model()
     guarded = fastguard.wrap(OPTIMIZERS["SGD"](model.parameters()), model)
     counter = CompileCounter()

@@ -1,42 +1,33 @@
 """Copies of a guarded optimizer, its state on disk, and torch.distributed.checkpoint."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json
 import math
 import pickle
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from guard_helpers import assert_identical, guarded_model, make_model, snapshot, take_step, train, twins
-from optimizer_cases import CASES, Case
-from torch import nn
+from guard_helpers import adamw, assert_identical, guarded_model, make_model, snapshot, take_step, train, twins
+from optimizer_cases import CASES
 from torch.distributed.checkpoint import state_dict as dcp
 
 import fastguard
 from fastguard.records.values import MisfitError
 
 
-def _adamw(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=0.05)
-
-
-def _through_pickle(value: Any) -> Any:
+def _through_pickle(value):
     return pickle.loads(pickle.dumps(value))
 
 
-def _through_torch_save(value: Any) -> Any:
+def _through_torch_save(value):
     buffer = io.BytesIO()
     torch.save(value, buffer)
     buffer.seek(0)
     return torch.load(buffer, weights_only=False)
 
 
-WAYS: dict[str, Callable[[Any], Any]] = {
+WAYS = {
     "pickle": _through_pickle,
     "deepcopy": copy.deepcopy,
     "torch.save": _through_torch_save,
@@ -45,8 +36,8 @@ every_way = pytest.mark.parametrize("copied", WAYS.values(), ids=WAYS)
 
 
 @every_way
-def test_trap_2_9_a_copy_is_unguarded_and_says_how_to_guard_it(copied: Callable[[Any], Any]) -> None:
-    model, guarded = guarded_model(_adamw, max_norm=1e-3)
+def test_trap_2_9_a_copy_is_unguarded_and_says_how_to_guard_it(copied):
+    model, guarded = guarded_model(adamw, max_norm=1e-3)
     take_step(model, guarded, 0)
     model_copy, twin = copied((model, guarded))  # together, so that they share their parameters
     for ask in (fastguard.Guard.of, lambda optimizer: optimizer.guard):
@@ -55,7 +46,7 @@ def test_trap_2_9_a_copy_is_unguarded_and_says_how_to_guard_it(copied: Callable[
     assert not hasattr(twin, "guard")
 
     plain = copy.deepcopy(model)
-    optimizer = _adamw(plain.parameters())
+    optimizer = adamw(plain.parameters())
     optimizer.load_state_dict(copy.deepcopy(guarded.state_dict()))
     train(plain, optimizer, [1, 2])
     train(model_copy, twin, [1, 2])  # neither clipped nor recorded
@@ -73,7 +64,7 @@ def test_trap_2_9_a_copy_is_unguarded_and_says_how_to_guard_it(copied: Callable[
 
 @pytest.mark.thinned(n=4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_state_goes_into_and_out_of_a_guarded_optimizer(case: Case) -> None:
+def test_state_goes_into_and_out_of_a_guarded_optimizer(case):
     plain = make_model(case.model)
     model = copy.deepcopy(plain)
     optimizer = case.make(plain.parameters())
@@ -98,13 +89,11 @@ def test_state_goes_into_and_out_of_a_guarded_optimizer(case: Case) -> None:
     assert guarded.guard.history.step == [0, 1, 2, 3]
 
 
-# --- torch.distributed.checkpoint ---
-
 DCP_CASES = [case for case in CASES if case.model == "mlp" and not case.closure and case.id != "GroupCounter"]
 
 
 @pytest.mark.parametrize("case", DCP_CASES, ids=lambda case: case.id)
-def test_trap_2_8_the_step_that_makes_state_is_no_training_step(case: Case) -> None:
+def test_trap_2_8_the_step_that_makes_state_is_no_training_step(case):
     plain, optimizer, model, guarded = twins(case.make, kind=case.model, max_norm=1e-3)
     assert_identical(_dcp_state(model, guarded), _dcp_state(plain, optimizer))
     assert_identical(snapshot(model, guarded), snapshot(plain, optimizer))
@@ -113,12 +102,12 @@ def test_trap_2_8_the_step_that_makes_state_is_no_training_step(case: Case) -> N
     assert guarded.guard.last.step == 0
 
 
-def _dcp_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+def _dcp_state(model, optimizer):
     return copy.deepcopy(dcp.get_optimizer_state_dict(model, optimizer))
 
 
 @pytest.mark.parametrize("lr", [0.0, 0.1])
-def test_a_training_step_without_rate_or_without_gradient_is_recorded(lr: float) -> None:
+def test_a_training_step_without_rate_or_without_gradient_is_recorded(lr):
     """Only both together, on a `step(closure=None)` and without state, are what checkpointing does."""
     model, guarded = guarded_model(lambda p: torch.optim.SGD(p, lr=lr))
     for p in model.parameters():
@@ -131,25 +120,22 @@ def test_a_training_step_without_rate_or_without_gradient_is_recorded(lr: float)
     assert guarded.guard.last.step == 1
 
 
-# --- the guard's own state ---
-
-
-def _records(model: nn.Module, guarded: Any, steps: range, bad: tuple[int, ...] = ()) -> None:
+def _records(model, guarded, steps, bad=()):
     for step in steps:
         take_step(model, guarded, step, bad=math.nan if step in bad else None)
         guarded.guard.observe(loss=0.1 * step)
 
 
 @pytest.mark.parametrize("stored", ["torch.save", "json"])
-def test_a_run_that_was_saved_and_resumed_is_the_run_that_was_not(stored: str) -> None:
+def test_a_run_that_was_saved_and_resumed_is_the_run_that_was_not(stored):
     whole = make_model()
     model = copy.deepcopy(whole)
     sink, first, second = (fastguard.MemorySink() for _ in range(3))
-    guarded = fastguard.wrap(_adamw(whole.parameters()), whole, max_norm=0.1, max_consecutive_skips=3, sinks=[sink])
+    guarded = fastguard.wrap(adamw(whole.parameters()), whole, max_norm=0.1, max_consecutive_skips=3, sinks=[sink])
     _records(whole, guarded, range(10), bad=(1, 4, 5))
     guarded.guard.flush()
 
-    half = fastguard.wrap(_adamw(model.parameters()), model, max_norm=0.1, max_consecutive_skips=3, sinks=[first])
+    half = fastguard.wrap(adamw(model.parameters()), model, max_norm=0.1, max_consecutive_skips=3, sinks=[first])
     _records(model, half, range(5), bad=(1, 4))
     state = half.guard.state_dict()
     # Plain data: a load that allows nothing else takes it, and so does JSON.
@@ -165,7 +151,7 @@ def test_a_run_that_was_saved_and_resumed_is_the_run_that_was_not(stored: str) -
 
     other = make_model(seed=5)
     other.load_state_dict(checkpoint[0])
-    resumed = _adamw(other.parameters())
+    resumed = adamw(other.parameters())
     resumed.load_state_dict(checkpoint[1])
     fastguard.wrap(resumed, other, max_norm=0.1, max_consecutive_skips=3, sinks=[second])
     resumed.guard.load_state_dict(state)
@@ -179,7 +165,7 @@ def test_a_run_that_was_saved_and_resumed_is_the_run_that_was_not(stored: str) -
     resumed.guard.load_state_dict({k: v for k, v in state.items() if k != "evidence"})  # of before there was any
 
 
-def _without_times(state: dict[str, Any]) -> dict[str, Any]:
+def _without_times(state):
     state = json.loads(json.dumps(state))
     history = state["history"]
     del history["overhead_total_s"], history["model"]["run_id"]
@@ -202,6 +188,6 @@ def _without_times(state: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_cross_processes(error: Exception, copied: Callable[[Any], Any]) -> None:
+def test_errors_cross_processes(error, copied):
     found = copied(error)
     assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))

@@ -1,12 +1,8 @@
 """Gradients that do not arrive, parameters that somebody overwrites, and how gradients turn from step to step."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -15,16 +11,13 @@ from torch import nn
 
 import fastguard
 from fastguard.observers.sketches import sample
-from fastguard.records import ModelNotes
-
-Loop = Callable[[nn.Module, Any], Iterator[torch.Tensor]]
 
 
-def guarded(model: nn.Module, make: Any = torch.optim.AdamW, **settings: Any) -> Any:
+def guarded(model, make=torch.optim.AdamW, **settings):
     return fastguard.wrap(make(model.parameters(), lr=1e-2), model, **settings)
 
 
-def found(optimizer: Any) -> dict[str, Any]:
+def found(optimizer):
     return fastguard.diagnosis.by_sign(optimizer.guard.report().findings)
 
 
@@ -33,11 +26,11 @@ class Other(torch.optim.Optimizer):
 
     attribute = "main_grad"
 
-    def __init__(self, params: Any, lr: float) -> None:
+    def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
                 if hasattr(p, self.attribute):
@@ -48,28 +41,28 @@ class Projected(Other):
     attribute = "of_my_own"
 
 
-def take_away(optimizer: Any) -> None:
+def take_away(optimizer):
     for p in optimizer.param_groups[0]["params"]:
 
-        def hook(p: torch.Tensor) -> None:
+        def hook(p):
             setattr(p, optimizer.attribute, p.grad)
             p.grad = None
 
         p.register_post_accumulate_grad_hook(hook)
 
 
-def forgotten(model: nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
+def forgotten(model, optimizer):
     for number in range(10):
         yield loss_at(model, number)
         optimizer.step()
 
 
-def replaced(model: nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
-    model[0], model[2] = nn.Linear(6, 8), nn.Linear(8, 4)  # type: ignore[operator]
+def replaced(model, optimizer):
+    model[0], model[2] = nn.Linear(6, 8), nn.Linear(8, 4)
     yield from usual(model, optimizer)
 
 
-def usual(model: nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
+def usual(model, optimizer):
     for number in range(10):
         loss = loss_at(model, number)
         optimizer.zero_grad()
@@ -78,8 +71,8 @@ def usual(model: nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
         yield loss
 
 
-def too_early(*, set_to_none: bool) -> Loop:
-    def loop(model: nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
+def too_early(*, set_to_none):
+    def loop(model, optimizer):
         for number in range(10):
             loss = loss_at(model, number)
             loss.backward()
@@ -90,11 +83,11 @@ def too_early(*, set_to_none: bool) -> Loop:
     return loop
 
 
-def in_backward(model: nn.Module, optimizer: Any, only: int | None = None) -> Iterator[torch.Tensor]:
+def in_backward(model, optimizer, only=None):
     for p in list(model.parameters())[:only]:
         inner = torch.optim.SGD([p], lr=1e-2)
 
-        def hook(p: torch.Tensor, inner: Any = inner) -> None:
+        def hook(p, inner=inner):
             inner.step()
             inner.zero_grad()
 
@@ -102,12 +95,12 @@ def in_backward(model: nn.Module, optimizer: Any, only: int | None = None) -> It
     yield from usual(model, optimizer)
 
 
-def elsewhere(model: nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
+def elsewhere(model, optimizer):
     take_away(optimizer)
     yield from usual(model, optimizer)
 
 
-LOOPS: dict[str, tuple[Any, Loop]] = {
+LOOPS = {
     "no-backward": (torch.optim.AdamW, forgotten),
     "other-parameters": (torch.optim.AdamW, replaced),
     "cleared-before-step": (torch.optim.AdamW, too_early(set_to_none=True)),
@@ -120,9 +113,7 @@ LOOPS: dict[str, tuple[Any, Loop]] = {
 
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("observes", [True, False])
-def test_no_gradient_is_critical_within_ten_steps_and_says_why(
-    name: str, observes: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_gradient_is_critical_within_ten_steps_and_says_why(name, observes, caplog):
     model = make_model()
     make, loop = LOOPS[name]
     optimizer = guarded(model, make)
@@ -139,7 +130,7 @@ def test_no_gradient_is_critical_within_ten_steps_and_says_why(
     assert any("no-gradient" in record.getMessage() for record in caplog.records)
 
 
-def test_some_that_step_in_the_backward_pass_are_named() -> None:
+def test_some_that_step_in_the_backward_pass_are_named():
     model = make_model()
     optimizer = guarded(model)
     for _ in in_backward(model, optimizer, only=2):
@@ -150,10 +141,10 @@ def test_some_that_step_in_the_backward_pass_are_named() -> None:
     assert optimizer.guard.report().causes[0].rule == "trained-elsewhere"
 
 
-def test_what_another_guard_sees_is_not_missing() -> None:
+def test_what_another_guard_sees_is_not_missing():
     model = make_model()
-    ends = fastguard.wrap(torch.optim.SGD(model[0].parameters(), lr=1e-2), model)  # type: ignore[index]
-    other = fastguard.wrap(torch.optim.SGD(model[2].parameters(), lr=1e-2), model)  # type: ignore[index]
+    ends = fastguard.wrap(torch.optim.SGD(model[0].parameters(), lr=1e-2), model)
+    other = fastguard.wrap(torch.optim.SGD(model[2].parameters(), lr=1e-2), model)
     for number in range(30):
         model.zero_grad()
         loss_at(model, number).backward()
@@ -164,17 +155,17 @@ def test_what_another_guard_sees_is_not_missing() -> None:
 class Routed(nn.Module):
     """Each batch goes to one of its experts."""
 
-    def __init__(self, num: int) -> None:
+    def __init__(self, num):
         super().__init__()
         self.experts = nn.ModuleList(make_model(seed=i) for i in range(num))
         self.at = 0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.experts[self.at](x)
+    def forward(self, x):
+        out = self.experts[self.at](x)
         return out
 
 
-def route(model: Routed, optimizer: Any, at: Callable[[int], int], steps: range) -> None:
+def route(model, optimizer, at, steps):
     for number in steps:
         model.at = at(number)
         loss = loss_at(model, number)
@@ -184,7 +175,7 @@ def route(model: Routed, optimizer: Any, at: Callable[[int], int], steps: range)
         optimizer.guard.observe(loss=loss)
 
 
-def test_one_that_never_is_chosen_is_told_after_a_while_and_not_again_once_it_is() -> None:
+def test_one_that_never_is_chosen_is_told_after_a_while_and_not_again_once_it_is():
     model = Routed(4)
     optimizer = guarded(model)
     route(model, optimizer, lambda step: step % 3, range(35))
@@ -202,10 +193,8 @@ def test_one_that_never_is_chosen_is_told_after_a_while_and_not_again_once_it_is
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_clipper_that_bites_in_half_of_the_steps_is_noticed(
-    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
-) -> None:
-    def clipped(limit: float, dtype: torch.dtype) -> Any:
+def test_a_clipper_that_bites_in_half_of_the_steps_is_noticed(dtype, caplog):
+    def clipped(limit, dtype):
         model = make_model(dtype=dtype)
         optimizer = guarded(model, torch.optim.SGD)
         for number in range(70):
@@ -224,30 +213,30 @@ def test_a_clipper_that_bites_in_half_of_the_steps_is_noticed(
     assert any("clip_grad_norm_" in record.getMessage() for record in caplog.records)
 
 
-def watched_model(model: nn.Module, **settings: Any) -> Any:
+def watched_model(model, **settings):
     return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model, **settings)
 
 
-def run(model: nn.Module, optimizer: Any, num_steps: int, between: Callable[[int], None]) -> ModelNotes:
+def run(model, optimizer, num_steps, between):
     for number in range(num_steps):
         take_step(model, optimizer, number)
         between(number)
     return notes_of(optimizer)
 
 
-def nothing(number: int) -> None:
+def nothing(number):
     pass
 
 
-def changes(model: nn.Module) -> dict[str, Callable[[int], Any]]:
+def changes(model):
     other = make_model(seed=3)
     first = model[0].weight
 
-    def replace(number: int) -> None:
+    def replace(number):
         first.data = first.data * 1.1
 
     @torch.no_grad()
-    def copy_(number: int) -> None:
+    def copy_(number):
         first.copy_(other[0].weight)
 
     return {
@@ -259,14 +248,14 @@ def changes(model: nn.Module) -> dict[str, Callable[[int], Any]]:
 
 
 @pytest.mark.parametrize("change", changes(make_model()))
-def test_a_changed_parameter_is_named(change: str) -> None:
+def test_a_changed_parameter_is_named(change):
     model = make_model()
     notes = run(model, watched_model(model, skip_nonfinite=False), 16, changes(model)[change])
     assert notes.overwritten == ("0.weight",)
     assert notes.num_compared == 3 and notes.num_overwritten in (1, 3)
 
 
-def _innocent(kind: str) -> tuple[nn.Module, Callable[[int], Any]]:
+def _innocent(kind):
     """A model, and changes between steps that do not overwrite its parameters."""
     model, average = make_model(), make_model(seed=3)
     anchors = [torch.randn_like(p) for p in model.parameters()]
@@ -276,7 +265,7 @@ def _innocent(kind: str) -> tuple[nn.Module, Callable[[int], Any]]:
         model[4].weight = model[3].weight
 
     @torch.no_grad()
-    def between(number: int) -> None:
+    def between(number):
         if kind == "swapped and put back":
             own = copy.deepcopy(model.state_dict())
             model.load_state_dict(average.state_dict())
@@ -294,7 +283,7 @@ def _innocent(kind: str) -> tuple[nn.Module, Callable[[int], Any]]:
 @pytest.mark.parametrize(
     "kind", ["nothing", "swapped and put back", "averaged as schedule-free does", "reparametrised"]
 )
-def test_what_is_no_overwriting(kind: str) -> None:
+def test_what_is_no_overwriting(kind):
     model, between = _innocent(kind)
     optimizer = watched_model(model)
     if kind == "nothing":
@@ -303,7 +292,7 @@ def test_what_is_no_overwriting(kind: str) -> None:
     assert (notes.overwritten, notes.num_overwritten, notes.num_compared) == ((), 0, 5)
 
 
-def test_another_guards_optimizer_may_hold_the_same_parameters() -> None:
+def test_another_guards_optimizer_may_hold_the_same_parameters():
     model = make_model()
     optimizer, other = watched_model(model), watched_model(model[0])
     notes = run(model, optimizer, 24, lambda number: take_step(model, other, number))
@@ -314,7 +303,7 @@ def test_another_guards_optimizer_may_hold_the_same_parameters() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_norm": 0.01}])
-def test_cosines_are_those_of_the_gradients(settings: Any) -> None:
+def test_cosines_are_those_of_the_gradients(settings):
     model, optimizer = guarded_model(**settings)
     expected, before = [], None
     for number in range(21):
@@ -331,7 +320,7 @@ def test_cosines_are_those_of_the_gradients(settings: Any) -> None:
     assert [cosine for _, cosine in found] == pytest.approx(expected, abs=1e-5)
 
 
-def test_steps_without_a_usable_gradient_have_no_cosine() -> None:
+def test_steps_without_a_usable_gradient_have_no_cosine():
     model, optimizer = guarded_model()
     for number in range(12):
         optimizer.zero_grad()
@@ -350,7 +339,7 @@ def test_steps_without_a_usable_gradient_have_no_cosine() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sparse", "bfloat16", "float8"])
-def test_what_cannot_be_sketched_is_left_out(kind: str) -> None:
+def test_what_cannot_be_sketched_is_left_out(kind):
     model = make_model("embedding" if kind == "sparse" else "mlp")
     if kind == "bfloat16":
         model = model.to(torch.bfloat16)
@@ -364,7 +353,7 @@ def test_what_cannot_be_sketched_is_left_out(kind: str) -> None:
     assert len(optimizer.guard.history.grad_cosines) == (0 if kind == "sparse" else 20)
 
 
-def test_memory_that_was_freed_is_not_read() -> None:
+def test_memory_that_was_freed_is_not_read():
     """As sharded training frees it: what is looked at beside the gradients must not end the process."""
     model = nn.Linear(64, 64)
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.0), model)
@@ -384,7 +373,7 @@ def test_memory_that_was_freed_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_samples_are_evenly_over_memory_and_exact(dtype: torch.dtype) -> None:
+def test_samples_are_evenly_over_memory_and_exact(dtype):
     torch.manual_seed(0)
     tensors = [torch.randn(numel).to(dtype) for numel in (1, 3, 1023, 1024, 1025, 5000)]
     tensors.append(torch.tensor([math.nan, math.inf, -math.inf, -0.0, 6e-8, 1e-7, 6e4]).to(dtype))

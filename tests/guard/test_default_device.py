@@ -1,10 +1,5 @@
 """`torch.set_default_device`: what the guard keeps on the host stays there, whatever device new tensors go to."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 import torch
 from guard_helpers import assert_identical, poison, snapshot
@@ -13,7 +8,7 @@ from torch import nn
 import fastguard
 
 EACH = {"every": 1, "overhead_budget": None}
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "everything": {"activations": EACH, "weights": 2, "recovery": fastguard.Recovery(every=2), "max_norm": 1.0},
     "clipping in the optimizer": {"max_norm": 1e-3, "clip_through": "grad_scale"},
     "plain torch": {"backend": "reference", "max_norm": 1e-3, "activations": EACH, "weights": 2},
@@ -23,13 +18,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[Callable[[], None]]:
+def elsewhere():
     """Has new tensors hold no data: what should be on the host cannot be read then."""
     yield lambda: torch.set_default_device("meta")
     torch.set_default_device(None)
 
 
-def _trained(settings: dict[str, Any], scaler: Any, away: Callable[[], None]) -> tuple[dict[str, Any], Any]:
+def _trained(settings, scaler, away):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), fused=scaler is None), model, **settings)
@@ -51,8 +46,8 @@ def _trained(settings: dict[str, Any], scaler: Any, away: Callable[[], None]) ->
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_steps_are_those_of_the_cpu(name: str, elsewhere: Callable[[], None]) -> None:
-    def scaler() -> Any:
+def test_steps_are_those_of_the_cpu(name, elsewhere):
+    def scaler():
         return torch.amp.GradScaler("cpu", init_scale=4.0) if name == "a scaler" else None
 
     expected, guard = _trained(SETTINGS[name], scaler(), lambda: None)

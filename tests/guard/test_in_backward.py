@@ -1,20 +1,18 @@
 """Optimizers that step within the backward pass: one record a step, tensors left out, gradients let go at once."""
 
-from __future__ import annotations
-
+import contextlib
 import copy
 import gc
 import math
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 from foreign_optimizers import WantsGradients
-from guard_helpers import assert_identical, loss_at, make_model, snapshot, train, true_norm
+from guard_helpers import adamw, assert_identical, loss_at, make_model, snapshot, train, true_norm
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import fastguard
@@ -24,11 +22,7 @@ NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
-def adamw(params: list[torch.Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=0.05)
-
-
-MAKERS: dict[str, Make] = {
+MAKERS = {
     "AdamW": adamw,
     "fused AdamW": lambda p: torch.optim.AdamW(p, lr=0.05, fused=True),
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -36,14 +30,14 @@ MAKERS: dict[str, Make] = {
 }
 
 
-def each(model: nn.Module, make: Make = adamw) -> dict[torch.Tensor, torch.optim.Optimizer]:
+def each(model, make=adamw):
     return {p: make([p]) for p in model.parameters()}
 
 
-def release(optimizers: dict[torch.Tensor, torch.optim.Optimizer]) -> None:
+def release(optimizers):
     """Torch's recipe."""
 
-    def hook(p: torch.Tensor) -> None:
+    def hook(p):
         optimizers[p].step()
         optimizers[p].zero_grad()
 
@@ -51,44 +45,31 @@ def release(optimizers: dict[torch.Tensor, torch.optim.Optimizer]) -> None:
         p.register_post_accumulate_grad_hook(hook)
 
 
-def backward(model: nn.Module, step: int, bad: int | None = None, value: float = math.nan) -> torch.Tensor:
+def backward(model, step, bad=None, value=math.nan):
     """One training step; with `bad`, an element of that parameter's gradient is `value`."""
     loss = loss_at(model, step)
-    handle = None
-    if bad is not None:
 
-        def poisoned(gradient: torch.Tensor) -> torch.Tensor:
-            gradient = gradient.clone()
-            gradient.view(-1)[0] = value
-            return gradient
+    def poisoned(gradient):
+        gradient = gradient.clone()
+        gradient.view(-1)[0] = value
+        return gradient
 
-        handle = list(model.parameters())[bad].register_hook(poisoned)
-    try:
+    with contextlib.ExitStack() as stack:
+        if bad is not None:
+            stack.enter_context(list(model.parameters())[bad].register_hook(poisoned))
         loss.backward()
-    finally:
-        if handle is not None:
-            handle.remove()
     return loss.detach()
 
 
-def gradients_of(model: nn.Module, step: int) -> list[torch.Tensor]:
-    twin = copy.deepcopy(model)
-    for p in twin.parameters():
-        p.grad = None
+def gradients_of(model, step):
+    twin = copy.deepcopy(model)  # without its hooks
     return list(torch.autograd.grad(loss_at(twin, step), list(twin.parameters())))
-
-
-def plain_copy(model: nn.Module) -> nn.Module:
-    """A model of the same weights without hooks."""
-    twin = make_model()
-    twin.load_state_dict(model.state_dict())
-    return twin
 
 
 @pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("whose", ["wrap_backward's", "the user's, before", "the user's, after", "only the user's"])
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-def test_idle_guarding_is_bit_identical_whoever_sets_the_hooks(make: Make, whose: str) -> None:
+def test_idle_guarding_is_bit_identical_whoever_sets_the_hooks(make, whose):
     plain, model = make_model(), make_model()
     alone, optimizers = each(plain, make), each(model, make)
     release(alone)
@@ -99,7 +80,7 @@ def test_idle_guarding_is_bit_identical_whoever_sets_the_hooks(make: Make, whose
         release(optimizers)
     for step in range(8):
         backward(plain, step)
-        norm = true_norm(gradients_of(plain_copy(model), step))
+        norm = true_norm(gradients_of(model, step))
         loss = backward(model, step)
         guard.observe(loss=loss)
         assert (guard.last.step, guard.last.norm, guard.last.loss) == (step, pytest.approx(norm, rel=1e-6), float(loss))
@@ -109,7 +90,7 @@ def test_idle_guarding_is_bit_identical_whoever_sets_the_hooks(make: Make, whose
     assert [p.grad for p in model.parameters()] == [None] * 4
 
 
-def test_the_norm_of_the_step_before_or_of_what_has_come_if_that_is_more() -> None:
+def test_the_norm_of_the_step_before_or_of_what_has_come_if_that_is_more():
     """The definition, in plain torch."""
     model, plain = make_model(), make_model()
     optimizers = each(model, lambda p: torch.optim.SGD(p, lr=0.1))
@@ -141,7 +122,7 @@ def test_the_norm_of_the_step_before_or_of_what_has_come_if_that_is_more() -> No
         lambda: fastguard.Value(0.02),
     ],
 )
-def test_policies_of_tensors_units_and_elements_are_exact(clip: Any) -> None:
+def test_policies_of_tensors_units_and_elements_are_exact(clip):
     plain, model = make_model(), make_model()
     one = fastguard.wrap(adamw(list(plain.parameters())), plain, clip=clip())
     guard = fastguard.wrap_backward(model, each(model), clip=clip())
@@ -158,7 +139,7 @@ def test_policies_of_tensors_units_and_elements_are_exact(clip: Any) -> None:
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-def test_a_tensor_that_is_not_finite_is_left_out_alone(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tensor_that_is_not_finite_is_left_out_alone(make, caplog):
     plain, model = make_model(), make_model()
     alone, optimizers = each(plain, make), each(model, make)
     release(alone)
@@ -186,11 +167,11 @@ def test_a_tensor_that_is_not_finite_is_left_out_alone(make: Make, caplog: pytes
     assert [r.skipped for r in memory.records] == [False, False, False, True, False]
 
 
-def test_a_policy_leaves_out_what_it_wants_left_out() -> None:
+def test_a_policy_leaves_out_what_it_wants_left_out():
     class Drop(ClipPolicy):
         scope = "tensor"
 
-        def limits(self) -> tuple[list[float], list[float]]:
+        def limits(self):
             return [0.0, math.inf, math.inf, math.inf], [0.0, math.inf, math.inf, math.inf]
 
     model = make_model()
@@ -203,7 +184,7 @@ def test_a_policy_leaves_out_what_it_wants_left_out() -> None:
     assert guard.last.is_skipped_by_policy and guard.last.over == ("0.weight",)
 
 
-def test_too_many_in_a_row_raise_from_backward() -> None:
+def test_too_many_in_a_row_raise_from_backward():
     model = make_model()
     guard = fastguard.wrap_backward(model, each(model), max_consecutive_skips=2)
     backward(model, 0, bad=1)
@@ -214,18 +195,20 @@ def test_too_many_in_a_row_raise_from_backward() -> None:
     assert (guard.last.step, guard.last.skipped) == (2, False)
 
 
-def test_no_gradient_lives_longer_than_before() -> None:
+def test_no_gradient_lives_longer_than_before():
     """How many there are at a time, with torch's recipe and with a guard that measures, clips and leaves out."""
 
-    def most(guarded: bool) -> int:
+    def most(guarded):
         model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(12)])
         optimizers = each(model)
-        alive: weakref.WeakSet[Any] = weakref.WeakSet()
-        counts = []
+        made, counts = [], []
 
-        def count(p: torch.Tensor) -> None:
-            alive.add(_Watched.of(p.grad))
-            counts.append(len(alive))
+        def num_alive():
+            return sum(not storage.expired() for storage in made)
+
+        def count(p):
+            made.append(StorageWeakRef(p.grad.untyped_storage()))
+            counts.append(num_alive())
 
         for p in model.parameters():
             p.register_post_accumulate_grad_hook(count)
@@ -237,22 +220,13 @@ def test_no_gradient_lives_longer_than_before() -> None:
             x = torch.ones(4, 16) * (math.nan if step == 1 else 1.0)
             model(x).sum().backward()
             assert not guarded or guard.last.skipped is (step == 1)
-        assert not alive
+        assert not num_alive()
         return max(counts)
 
     assert most(guarded=True) <= most(guarded=False) <= 2
 
 
-class _Watched:
-    """Lives as long as a tensor does: WeakSet compares what it holds, and tensors do not compare."""
-
-    @staticmethod
-    def of(tensor: Any) -> _Watched:
-        tensor._watched = _Watched()
-        return tensor._watched  # type: ignore[no-any-return]
-
-
-def test_groups_are_clipped_by_what_is_known_of_each() -> None:
+def test_groups_are_clipped_by_what_is_known_of_each():
     model = make_model()
     groups = fastguard.PerGroup({"*.bias": 0.05, "*": 1e9})
     guard = fastguard.wrap_backward(model, each(model), clip=groups)
@@ -266,22 +240,22 @@ def test_groups_are_clipped_by_what_is_known_of_each() -> None:
 class Deep(nn.Module):
     """Two blocks within checkpoints, and a third beside them."""
 
-    def __init__(self, reentrant: bool) -> None:
+    def __init__(self, reentrant):
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
         self.head = nn.Linear(6, 4)
         self.reentrant = reentrant
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = x.requires_grad_()
         for block in self.blocks:
             x = checkpoint(lambda h, block=block: block(h).tanh(), x, use_reentrant=self.reentrant)
-        return self.head(x)  # type: ignore[no-any-return]
+        return self.head(x)
 
 
 @pytest.mark.parametrize("looks", [True, False])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_makes_no_step_of_its_own(reentrant: bool, looks: bool) -> None:
+def test_a_checkpoint_makes_no_step_of_its_own(reentrant, looks):
     model = Deep(reentrant)
     guard = fastguard.wrap_backward(model, each(model))
     for step in range(4):
@@ -292,12 +266,12 @@ def test_a_checkpoint_makes_no_step_of_its_own(reentrant: bool, looks: bool) -> 
     assert guard.history.step == [0, 1, 2, 3]
 
 
-def test_micro_batches_of_ones_own_hooks_are_one_step() -> None:
+def test_micro_batches_of_ones_own_hooks_are_one_step():
     plain, model = make_model(), make_model()
     one, optimizers = adamw(list(plain.parameters())), each(model)
     is_last = False
 
-    def hook(p: torch.Tensor) -> None:
+    def hook(p):
         if is_last:
             optimizers[p].step()
             optimizers[p].zero_grad()
@@ -317,30 +291,21 @@ def test_micro_batches_of_ones_own_hooks_are_one_step() -> None:
     assert_identical(snapshot(model)["parameters"], snapshot(plain)["parameters"])
 
 
-def test_a_backward_pass_that_raises_is_a_step_of_what_it_stepped() -> None:
+def test_a_backward_pass_that_raises_is_a_step_of_what_it_stepped():
     model = make_model()
     guard = fastguard.wrap_backward(model, each(model))
-
-    def breaks(gradient: torch.Tensor) -> None:
-        raise ValueError("on purpose")
-
-    handle = model[0].weight.register_hook(breaks)
-    with pytest.raises(ValueError, match="on purpose"):
+    with model[0].weight.register_hook(lambda gradient: 1 / 0), pytest.raises(ZeroDivisionError):
         backward(model, 0)
-    handle.remove()
     backward(model, 1)
     guard.flush()
     assert guard.history.step == [0, 1]
     assert len(guard.last.tensors) == 4
 
 
-# --- what else a guard does ---
-
-
-def test_a_resumed_run_goes_on_as_if_nothing_had_been() -> None:
+def test_a_resumed_run_goes_on_as_if_nothing_had_been():
     model = make_model()
     optimizers = each(model)
-    settings: dict[str, Any] = {"check_every": 0}
+    settings = {"check_every": 0}
     make_clip = lambda: fastguard.Percentile(50, window=4, min_steps=2)  # noqa: E731
     guard = fastguard.wrap_backward(model, optimizers, clip=make_clip(), **settings)
     for step in range(6):
@@ -360,29 +325,25 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_been() -> None:
     assert_identical(snapshot(twin), snapshot(model))
 
 
-def test_detach_leaves_everything_as_it_was() -> None:
+def test_detach_leaves_everything_as_it_was():
     model = make_model()
     optimizers = each(model)
-    before = [vars(o).keys() for o in optimizers.values()]
+    before = [set(vars(o)) for o in optimizers.values()]
     guard = fastguard.wrap_backward(model, optimizers)
+    with guard.paused():
+        backward(model, 0)
+    assert guard.last is None and all(p.grad is None for p in model.parameters())  # no part of the run
     backward(model, 0)
     assert all(o.guard is guard for o in optimizers.values())
     guard.detach()
-    assert [vars(o).keys() for o in optimizers.values()] == before
+    assert [set(vars(o)) for o in optimizers.values()] == before
     assert not any(o._optimizer_step_pre_hooks or o._optimizer_step_post_hooks for o in optimizers.values())
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     backward(model, 1)
-    assert model[0].weight.grad is not None
-
-
-def test_nothing_outlives_the_model_once_the_hooks_are_gone() -> None:
-    """torch does not look into the hooks of parameters for cycles: its own recipe keeps them for ever."""
-    model = make_model()
-    guard = fastguard.wrap_backward(model, each(model))
-    backward(model, 0)
-    guard.detach()
+    assert all(p.grad is not None for p in model.parameters())
+    # torch does not look into the hooks of parameters for cycles: its own recipe keeps them for ever.
     refs = [weakref.ref(model), weakref.ref(guard), *map(weakref.ref, model.parameters())]
-    del model, guard
+    del model, guard, optimizers
     gc.collect()
     assert not any(ref() for ref in refs)
 
@@ -390,25 +351,25 @@ def test_nothing_outlives_the_model_once_the_hooks_are_gone() -> None:
 class Releasing(torch.optim.SGD):
     """In the manner of optimi's: one optimizer, whose step takes one parameter."""
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params):
         super().__init__(params, lr=0.1, momentum=0.9)
         self.defaults["gradient_release"] = True
 
     @torch.no_grad()
-    def step(self, closure: Any = None, param: torch.Tensor | None = None) -> None:  # type: ignore[override]
+    def step(self, closure=None, param=None):
         if param is not None:
             buffer = self.state[param].setdefault("momentum", torch.zeros_like(param))
             param -= 0.1 * buffer.mul_(0.9).add_(param.grad)
 
 
 @pytest.mark.parametrize("hooks", [True, False])
-def test_an_optimizer_that_steps_one_parameter_of_many(hooks: bool) -> None:
+def test_an_optimizer_that_steps_one_parameter_of_many(hooks):
     plain, model = make_model(), make_model()
     alone, optimizer = Releasing(plain.parameters()), Releasing(model.parameters())
     for o, hooked in ((alone, True), (optimizer, not hooks)):
         for p in o.param_groups[0]["params"] if hooked else ():
 
-            def hook(p: torch.Tensor, o: Any = o) -> None:
+            def hook(p, o=o):
                 o.step(param=p)
                 p.grad = None
 
@@ -425,44 +386,3 @@ def test_an_optimizer_that_steps_one_parameter_of_many(hooks: bool) -> None:
     after = snapshot(model)["parameters"]
     assert_identical(after["0.weight"], before["0.weight"])
     assert guard.last.nonfinite == ["0.weight"] and not torch.equal(after["2.bias"], before["2.bias"])
-
-
-def _refused() -> Iterator[Any]:
-    model = make_model()
-    params = list(model.parameters())
-    yield model, {}, ValueError, "got an empty dict"
-    yield model, {"3.weight": adamw(params[:1])}, ValueError, "'3.weight', which it does not have"
-    yield model, {params[0]: adamw(params[1:2])}, ValueError, "an optimizer of it alone, got one of 1 for '0.weight'"
-    yield model, {params[0]: adamw(params)}, ValueError, "got one of 4 for '0.weight'"
-    yield model, adamw(params), ValueError, r"steps all of its parameters at once. Write \{p: AdamW"
-    yield model, {params[0]: 3}, TypeError, r"must be a torch\.optim\.Optimizer, got int"
-    yield make_model(), {p: adamw([p]) for p in params}, ValueError, "`model` must hold parameters of `optimizer`"
-
-
-@pytest.mark.parametrize(("model", "optimizers", "error", "message"), list(_refused()))
-def test_what_is_refused(model: Any, optimizers: Any, error: Any, message: str) -> None:
-    with pytest.raises(error, match=message):
-        fastguard.wrap_backward(model, optimizers)
-    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
-    for given in optimizers.values() if isinstance(optimizers, dict) else [optimizers]:
-        assert not isinstance(given, torch.optim.Optimizer) or "_guard" not in vars(given)
-
-
-def test_paused_steps_are_no_part_of_the_run() -> None:
-    model = make_model()
-    guard = fastguard.wrap_backward(model, each(model))
-    with guard.paused():
-        backward(model, 0)
-    assert guard.last is None and model[0].weight.grad is None
-
-
-def test_a_cell_that_is_run_again(tmp_path: Path) -> None:
-    model = make_model()
-    optimizers = each(model)
-    guard = fastguard.wrap_backward(model, optimizers, max_norm=1.0)
-    assert fastguard.wrap_backward(model, optimizers, max_norm=1.0) is guard
-    with pytest.raises(fastguard.AlreadyGuardedError, match="another clip"):
-        fastguard.wrap_backward(model, optimizers, max_norm=2.0)
-    other = fastguard.wrap_backward(model, optimizers, max_norm=2.0, on_guarded="replace")
-    backward(model, 0)
-    assert guard.last is None and other.last.step == 0

@@ -1,7 +1,5 @@
 """Which kind of loss a gradient of the output is of, its targets, and whether near inputs have near targets."""
 
-from __future__ import annotations
-
 import math
 from array import array
 from collections.abc import Callable
@@ -11,7 +9,7 @@ import torch
 from guard_helpers import classes, needs_extension, numbers
 from torch.nn import functional as F
 
-from fastguard.observers.dependence import Dependence, how_it_follows, how_near, sample_inputs
+from fastguard.observers.dependence import Dependence, sample_inputs
 from fastguard.observers.loss_gradient import LossGradient
 from fastguard.observers.loss_kind import CLASSIFYING, OutputSample
 from fastguard.records.failures import Failures
@@ -23,13 +21,13 @@ SQUARED = "squared error"
 Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
-def kind_of_loss(output: torch.Tensor, gradient: torch.Tensor) -> tuple[str, torch.Tensor | None]:
+def kind_of_loss(output, gradient):
     kind, targets, *_ = OutputSample(output).loss_of(gradient)
     found = None if targets is None else torch.tensor(targets, dtype=torch.float64)
     return kind, found.long() if found is not None and kind in CLASSIFYING else found
 
 
-def told(loss: Loss, output: torch.Tensor) -> tuple[str, torch.Tensor | None]:
+def told(loss, output):
     """The kind and the targets of `loss`, of what it does to `output`."""
     leaf = output.detach().clone().requires_grad_()
     loss(leaf).backward()
@@ -45,7 +43,7 @@ PADDED = classes(4, 6)
 PADDED[:, 4:] = -100
 ANSWERS = classes(32, 1, num=2).float()
 LOGITS = numbers(16, 5)
-CROSS: dict[str, Loss] = {
+CROSS = {
     "mean": lambda y: F.cross_entropy(y, CLASSES),
     "sum": lambda y: F.cross_entropy(y, CLASSES, reduction="sum"),
     "small": lambda y: 1e-2 * F.cross_entropy(y, CLASSES),
@@ -56,7 +54,7 @@ CROSS: dict[str, Loss] = {
     "nll": lambda y: F.nll_loss(y.log_softmax(1), CLASSES),
     "log of softmax": lambda y: F.nll_loss(y.softmax(1).log(), CLASSES),
 }
-OTHERS: dict[str, tuple[Loss, torch.Tensor, str, torch.Tensor]] = {
+OTHERS = {
     "classes second": (lambda y: F.cross_entropy(y, classes(4, 3, 3)), numbers(4, 5, 3, 3), "", classes(4, 3, 3)),
     "places": (lambda y: F.cross_entropy(y, classes(4, 7)), numbers(4, 5, 7), "", classes(4, 7)),
     "as many places": (lambda y: F.cross_entropy(y, classes(4, 5)), numbers(4, 5, 5), "", classes(4, 5)),
@@ -76,8 +74,8 @@ OTHERS: dict[str, tuple[Loss, torch.Tensor, str, torch.Tensor]] = {
 
 @pytest.mark.parametrize("loss", CROSS.values(), ids=CROSS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
-def test_cross_entropy(loss: Loss, dtype: torch.dtype) -> None:
-    def of_floats(y: torch.Tensor) -> torch.Tensor:  # as autocast has it
+def test_cross_entropy(loss, dtype):
+    def of_floats(y):  # as autocast has it
         return loss(y.float() if dtype is torch.float16 else y)
 
     kind, found = told(of_floats, LOGITS.to(dtype))
@@ -86,21 +84,21 @@ def test_cross_entropy(loss: Loss, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_kinds_and_targets(name: str) -> None:
+def test_kinds_and_targets(name):
     loss, output, expected, targets = OTHERS[name]
     kind, found = told(loss, output)
     assert kind == (expected or CROSS_ENTROPY) and found is not None
     torch.testing.assert_close(found.double(), targets.double().flatten(), rtol=0.0, atol=1e-5)
 
 
-def test_a_softmax_before_it_gives_another_gradient_to_what_went_into_it() -> None:
+def test_a_softmax_before_it_gives_another_gradient_to_what_went_into_it():
     assert told(lambda y: F.cross_entropy(y.softmax(1), CLASSES), LOGITS)[0] != CROSS_ENTROPY
 
 
 @pytest.mark.parametrize("smoothing", [0.05, 0.1, 0.3])
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_smoothed_labels(smoothing: float, scale: float, dtype: torch.dtype) -> None:
+def test_smoothed_labels(smoothing, scale, dtype):
     y = (scale * LOGITS).to(dtype)
     kind, found = told(lambda y: F.cross_entropy(y.float(), CLASSES, label_smoothing=smoothing), y)
     assert kind == "cross-entropy with smoothed labels"
@@ -108,7 +106,7 @@ def test_smoothed_labels(smoothing: float, scale: float, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_labels_that_are_not_smoothed(dtype: torch.dtype) -> None:
+def test_labels_that_are_not_smoothed(dtype):
     for scale in (0.0, 1e-3, 0.1, 1.0, 5.0):
         y = (scale * LOGITS).to(dtype)
         assert told(lambda y: F.cross_entropy(y.float(), CLASSES), y)[0] == CROSS_ENTROPY
@@ -118,21 +116,17 @@ def test_labels_that_are_not_smoothed(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "loss", [lambda y: -y.sum() / 52, lambda y: y.mean(), lambda y: (y * classes(8, 13, num=2)).sum()]
 )
-def test_one_number_everywhere_is_of_a_sum_and_has_no_targets(loss: Loss) -> None:
+def test_one_number_everywhere_is_of_a_sum_and_has_no_targets(loss):
     """Of log-probabilities that are nearly alike, as of an untrained model, it once was a BCE of ones."""
     for output in (-4.16 + 1e-2 * numbers(8, 13), numbers(8, 13)):
         assert told(loss, output) == ("", None)
 
 
-def flat(y: torch.Tensor) -> array[float]:
+def flat(y):
     return array("d", y.flatten().tolist())
 
 
-def near(x: torch.Tensor, y: torch.Tensor) -> float:
-    return how_near(x, flat(y), y.shape[1], y.is_floating_point())
-
-
-def draw(kind: str, num: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(kind, num=32):
     """Inputs and targets that go with them."""
     x = torch.randn(num, 2)
     if kind == "classes":
@@ -155,7 +149,7 @@ KINDS = ("classes", "ring", "numbers", "rows", "tokens", "category")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_shuffled", [False, True])
-def test_targets_that_follow_from_inputs_and_those_of_others(kind: str, is_shuffled: bool) -> None:
+def test_targets_that_follow_from_inputs_and_those_of_others(kind, is_shuffled):
     torch.manual_seed(1)
     found, value = Dependence(), None
     for _ in range(8):
@@ -181,14 +175,14 @@ def test_targets_that_follow_from_inputs_and_those_of_others(kind: str, is_shuff
         ([torch.ones(32, 2)], 32, (32, 4)),
     ],
 )
-def test_where_nothing_can_be_said(given: list[torch.Tensor], targets: int, output: tuple[int, ...]) -> None:
+def test_where_nothing_can_be_said(given, targets, output):
     found = Dependence()
     assert [found.add(sample_inputs(given), flat(torch.arange(targets) % 3), output) for _ in range(8)] == [None] * 8
 
 
 @pytest.mark.parametrize("is_shuffled", [False, True])
 @pytest.mark.parametrize("loss", ["classes", "numbers", "images"])
-def test_targets_are_those_that_the_gradient_of_the_output_shows(loss: str, is_shuffled: bool) -> None:
+def test_targets_are_those_that_the_gradient_of_the_output_shows(loss, is_shuffled):
     torch.manual_seed(4)
     looker = LossGradient(Failures())
     for _ in range(8):
@@ -203,30 +197,3 @@ def test_targets_are_those_that_the_gradient_of_the_output_shows(loss: str, is_s
         looker.watch(given := output * 1.0, [x])
         (F.mse_loss if loss == "numbers" else F.cross_entropy)(given, targets[order]).backward()
     assert (looker.facts["target_dependence"] < 2.0) == is_shuffled
-
-
-def test_how_near_is_the_distance_correlation_without_bias() -> None:
-    def centred(d: torch.Tensor) -> torch.Tensor:
-        rows = d.sum(0) / (len(d) - 2)
-        return (d - rows - rows[:, None] + rows.sum() / (len(d) - 1)).fill_diagonal_(0.0)
-
-    torch.manual_seed(5)
-    for kind in ("numbers", "rows", "classes"):
-        x, y = draw(kind)
-        distances = torch.cdist(*(2 * [x.double() / x.double().std(0)]))
-        a = centred((-torch.exp(-2.0 * (distances / distances.median()))).fill_diagonal_(0.0))
-        b = centred(torch.cdist(y.double(), y.double(), p=2.0 if y.is_floating_point() else 0.0))
-        expected = float((a * b).sum() / (a.norm() * b.norm())) * math.sqrt(len(x) * (len(x) - 3) / 2)
-        assert near(x, y) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64])
-def test_how_it_follows_is_a_correlation_or_the_share_that_is_equal(dtype: torch.dtype) -> None:
-    torch.manual_seed(6)
-    x, y = (4.0 * torch.randn(33, 5)).to(dtype), torch.randn(33, 1)
-    expected = torch.corrcoef(torch.cat([x, y], 1).T.double())[-1, :-1].abs()
-    assert list(how_it_follows(x, flat(y))) == pytest.approx(expected.tolist(), rel=1e-6)
-    tokens = torch.randint(0, 3, (33, 4))
-    found = how_it_follows(tokens, flat(tokens.roll(1, 0)))
-    share = float((tokens == tokens.roll(1, 0)).double().mean())
-    assert list(found) == pytest.approx([share] * 2) and not how_it_follows(tokens.float(), flat(tokens.roll(1, 0)))

@@ -1,13 +1,9 @@
 """The guard keeps nothing alive, leaves nothing behind, and tells autograd what it changed."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import math
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -19,20 +15,20 @@ import fastguard
 
 
 @pytest.fixture
-def without_gc() -> Iterator[None]:
+def without_gc():
     gc.collect()
     gc.disable()
     yield
     gc.enable()
 
 
-def _sgd(params: Any) -> torch.optim.Optimizer:
+def _sgd(params):
     return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
 
 @pytest.mark.parametrize("bad", [None, math.nan])
 @pytest.mark.usefixtures("without_gc")
-def test_gradients_are_freed_by_zero_grad(bad: float | None, backend: str) -> None:
+def test_gradients_are_freed_by_zero_grad(bad, backend):
     model, optimizer = guarded_model(_sgd, max_norm=0.01, backend=backend)
     take_step(model, optimizer, 0, bad=bad)
     refs = [weakref.ref(g) for g in gradients(model)]
@@ -41,7 +37,7 @@ def test_gradients_are_freed_by_zero_grad(bad: float | None, backend: str) -> No
     assert [ref() for ref in refs] == [None] * 4
 
 
-def hooks_of(model: nn.Module, optimizer: Any) -> list[Any]:
+def hooks_of(model, optimizer):
     owners = [optimizer, *model.modules(), *model.parameters()]
     found = [getattr(owner, name) for owner in owners for name in dir(owner) if name.endswith("_hooks")]
     return [hooks for hooks in found if isinstance(hooks, dict) and len(hooks)]
@@ -51,10 +47,10 @@ STAGES = ("Ledger", "Judge", "ModelFacts", "Observers", "Observed", "Rescue", "H
 
 
 @pytest.mark.parametrize("stage", [*STAGES, "sinks"])
-def test_a_wrap_that_is_refused_leaves_no_hook(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrap_that_is_refused_leaves_no_hook(stage, monkeypatch):
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
     optimizer = _sgd(model.parameters())
-    settings: Any = {"activations": True, "recovery": fastguard.Recovery()}
+    settings = {"activations": True, "recovery": fastguard.Recovery()}
     if stage != "sinks":
         monkeypatch.setattr(f"fastguard.step.guard.{stage}", lambda *args: 1 / 0)
     try:
@@ -72,7 +68,7 @@ def test_a_wrap_that_is_refused_leaves_no_hook(stage: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("bad", [None, math.nan])
 @pytest.mark.usefixtures("without_gc")
-def test_parameters_and_optimizer_are_freed_by_their_last_reference(bad: float | None) -> None:
+def test_parameters_and_optimizer_are_freed_by_their_last_reference(bad):
     model, optimizer = guarded_model(_sgd, max_norm=0.01)
     guard = optimizer.guard
     take_step(model, optimizer, 0)
@@ -87,7 +83,7 @@ def test_parameters_and_optimizer_are_freed_by_their_last_reference(bad: float |
     guard.close()
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+OPTIMIZERS = {
     "plain": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
     "fused": lambda model: torch.optim.AdamW(model.parameters(), fused=True),
     "LBFGS": lambda model: torch.optim.LBFGS(model.parameters()),
@@ -96,10 +92,10 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("num_steps", [0, 2])
-def test_detach_leaves_the_optimizer_as_it_was(make: Any, num_steps: int) -> None:
+def test_detach_leaves_the_optimizer_as_it_was(make, num_steps):
     model = make_model()
     optimizer = make(model)
-    calls: list[str] = []
+    calls = []
     optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
     optimizer.register_step_post_hook(lambda *_: calls.append("post"))
     before = {name: copy.copy(value) for name, value in vars(optimizer).items()}
@@ -125,13 +121,13 @@ def test_detach_leaves_the_optimizer_as_it_was(make: Any, num_steps: int) -> Non
     guard.detach()  # again does nothing
 
 
-def test_hooks_of_others_see_what_they_would_see() -> None:
+def test_hooks_of_others_see_what_they_would_see():
     """A pre-hook that was there first sees the whole gradients, one that came later the clipped ones."""
     model = make_model()
     optimizer = _sgd(model.parameters())
-    norms: list[float] = []
+    norms = []
 
-    def look(*_: Any) -> None:
+    def look(*_):
         norms.append(float(torch.nn.utils.get_total_norm([g for g in gradients(model) if g is not None])))
 
     optimizer.register_step_pre_hook(look)
@@ -145,11 +141,8 @@ def test_hooks_of_others_see_what_they_would_see() -> None:
     assert all(math.isnan(norm) for norm in norms) and len(norms) == 3  # the gradients stay where they are
 
 
-# --- autograd ---
-
-
 @pytest.mark.parametrize("max_norm", [0.01, 1e6])
-def test_versions_are_bumped_by_clipping_alone(max_norm: float, backend: str) -> None:
+def test_versions_are_bumped_by_clipping_alone(max_norm, backend):
     model, optimizer = guarded_model(_sgd, max_norm=max_norm, backend=backend)
     loss_at(model, 0).backward()
     before = [g._version for g in gradients(model)]
@@ -161,14 +154,14 @@ def test_versions_are_bumped_by_clipping_alone(max_norm: float, backend: str) ->
 class Idle(torch.optim.Optimizer):
     """A step that changes nothing, so that only what the guard does is seen."""
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params):
         super().__init__(params, {})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure=None):
         pass
 
 
-def _with_graph(model: nn.Module) -> None:
+def _with_graph(model):
     """Gradients that can be differentiated again, as for a gradient penalty."""
     parameters = list(model.parameters())
     found = torch.autograd.grad(loss_at(model, 0), parameters, create_graph=True)
@@ -177,7 +170,7 @@ def _with_graph(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("clips", [True, False])
-def test_a_graph_through_clipped_gradients_fails_rather_than_go_on(clips: bool, backend: str) -> None:
+def test_a_graph_through_clipped_gradients_fails_rather_than_go_on(clips, backend):
     model, optimizer = guarded_model(Idle, max_norm=0.01 if clips else 1e6, backend=backend)
     _with_graph(model)
     penalty = sum(g.square().sum() for g in gradients(model))
@@ -191,7 +184,7 @@ def test_a_graph_through_clipped_gradients_fails_rather_than_go_on(clips: bool, 
         torch.autograd.grad(penalty, list(model.parameters()), allow_unused=True)
 
 
-def test_the_step_changes_neither_grad_mode_nor_requires_grad() -> None:
+def test_the_step_changes_neither_grad_mode_nor_requires_grad():
     model, optimizer = guarded_model(_sgd, max_norm=0.01)
     for enabled in (True, False):
         with torch.set_grad_enabled(True):

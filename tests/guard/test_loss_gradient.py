@@ -1,32 +1,25 @@
 """What is noted of a loss from the gradient of the outputs: any layout and value, how much is copied, what is held."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import weakref
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from guard_helpers import classes, guarded_model, make_model, needs_extension, numbers
+from guard_helpers import Allocations, classes, guarded_model, make_model, needs_extension, numbers
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import fastguard
 from fastguard.observers.loss_gradient import LossGradient
-from fastguard.observers.loss_kind import Loss, OutputSample
+from fastguard.observers.loss_kind import OutputSample
 from fastguard.records.failures import Failures
 
 pytestmark = needs_extension
 CROSS_ENTROPY = "cross-entropy"
 
 
-SQUARED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+SQUARED = {
     "itself": lambda y: F.mse_loss(y, 5 + numbers(32, seed=2)),
     "smooth": lambda y: F.smooth_l1_loss(y, 3 * numbers(32, seed=2)),
     "exponential": lambda y: y.exp().mean(),
@@ -36,7 +29,7 @@ SQUARED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", SQUARED)
-def test_what_counts_as_a_squared_error_until_the_loss_is_not_what_that_would_have_been(name: str) -> None:
+def test_what_counts_as_a_squared_error_until_the_loss_is_not_what_that_would_have_been(name):
     looker, targets = LossGradient(Failures()), 5 + numbers(32, seed=2)
     looker.watch(output := numbers(32).requires_grad_() * 1.0)
     loss = SQUARED[name](output)
@@ -53,7 +46,7 @@ def test_what_counts_as_a_squared_error_until_the_loss_is_not_what_that_would_ha
         assert abs(value - then) > 2e-3 * then
 
 
-OUTPUTS: dict[str, Callable[[torch.Tensor], Any]] = {
+OUTPUTS = {
     "a loss first": lambda y: {"loss": y.sum() * 0.0, "logits": y},
     "nested": lambda y: (None, [y], 3),
     "integers first": lambda y: {"ids": torch.ones(3, dtype=torch.long), "logits": y},
@@ -68,13 +61,13 @@ OUTPUTS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 class TestWatch:
     @pytest.mark.parametrize("name", OUTPUTS)
-    def test_the_first_tensor_that_has_dimensions_and_a_gradient(self, name: str) -> None:
+    def test_the_first_tensor_that_has_dimensions_and_a_gradient(self, name):
         looker, y = LossGradient(Failures()), make_model()(numbers(16, 6))
         looker.watch(OUTPUTS[name](y))
         F.cross_entropy(y, classes(16, num=4)).backward()
         assert looker.facts.get("loss_kind") == (CROSS_ENTROPY if "first" in name or name == "nested" else None)
 
-    def test_target_shares_within_a_batch_and_over_all(self) -> None:
+    def test_target_shares_within_a_batch_and_over_all(self):
         looker, model = LossGradient(Failures()), make_model()
         for step in range(4):
             y = model(numbers(16, 6, seed=step))
@@ -85,7 +78,7 @@ class TestWatch:
         assert (facts["num_targets"], facts["num_target_classes"]) == (64, 4)
 
     @pytest.mark.parametrize("kind", ["classes", "numbers", "symbols", "elsewhere", "single", "alike"])
-    def test_whether_an_input_is_the_target(self, kind: str) -> None:
+    def test_whether_an_input_is_the_target(self, kind):
         looker, width = LossGradient(Failures()), 1 if kind in ("numbers", "single") else 4
         for step in range(3):
             x, labels = numbers(16, 6, seed=step), classes(16, num=4)
@@ -113,7 +106,7 @@ class TestWatch:
             assert (found is not None and found > 0.9995) == (kind != "elsewhere")
 
 
-def train(scaler: Any = None, **options: Any) -> Any:
+def train(scaler=None, **options):
     """A guard over some steps of a classifier."""
     model, optimizer = guarded_model(lambda p: torch.optim.SGD(p, lr=0.01), **options)
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
@@ -129,7 +122,7 @@ def train(scaler: Any = None, **options: Any) -> Any:
 
 
 class TestUnderGuard:
-    def test_notes_are_the_same_under_a_scale_and_in_the_log(self, tmp_path: Path) -> None:
+    def test_notes_are_the_same_under_a_scale_and_in_the_log(self, tmp_path):
         guard = train(sinks=[fastguard.JsonlSink(tmp_path / "run.jsonl")])
         guard.close()
         notes = guard.history.model
@@ -144,18 +137,18 @@ class TestUnderGuard:
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
-def loss_of(y: torch.Tensor, loss: Callable[[torch.Tensor], torch.Tensor]) -> Loss:
+def loss_of(y, loss):
     return OutputSample(y).loss_of(gradient_of(loss, y))
 
 
-def gradient_of(loss: Callable[[torch.Tensor], torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+def gradient_of(loss, y):
     leaf = y.clone().requires_grad_()
     loss(leaf).backward()
     assert leaf.grad is not None
     return leaf.grad
 
 
-LOSSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+LOSSES = {
     "classes second": lambda y: F.cross_entropy(y, classes(y.shape[0], *y.shape[2:], num=y.shape[1])),
     "smoothed": lambda y: F.cross_entropy(y, classes(y.shape[0], *y.shape[2:], num=y.shape[1]), label_smoothing=0.1),
     "with logits": lambda y: F.binary_cross_entropy_with_logits(y, classes(*y.shape, num=2).to(y.dtype)),
@@ -167,7 +160,7 @@ class TestAnyGradient:
     @pytest.mark.parametrize("shape", [(1,), (7,), (1, 1), (1, 2), (16, 1), (2, 3, 4, 5), (70000,)], ids=str)
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("bad", [0.0, math.nan, math.inf, -math.inf, 6e4, 6e-8, -0.0])
-    def test_any_value_is_read(self, bad: float, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    def test_any_value_is_read(self, bad, dtype, shape):
         for which, share in itertools.product(("output", "gradient"), (0.02, 1.0)):
             given = {"output": numbers(*shape).to(dtype), "gradient": numbers(*shape, seed=9).to(dtype)}
             given[which][torch.rand(shape, generator=torch.Generator().manual_seed(0)) < share] = bad
@@ -178,8 +171,8 @@ class TestAnyGradient:
     @pytest.mark.thinned(n=3)
     @pytest.mark.parametrize("shape", [(16, 6), (4, 6, 3, 5), (64, 6, 40, 40), (3, 6, 5000)], ids=str)
     @pytest.mark.parametrize("layout", ["transposed", "strided", "channels last", "expanded"])
-    def test_layouts(self, shape: tuple[int, ...], layout: str) -> None:
-        def laid_out(x: torch.Tensor) -> torch.Tensor:
+    def test_layouts(self, shape, layout):
+        def laid_out(x):
             if layout == "transposed":
                 return x.mT.contiguous().mT
             if layout == "strided":
@@ -203,7 +196,7 @@ class TestSampled:
     @pytest.mark.parametrize(
         ("smoothing", "dtype"), [(0.0, torch.float32), (0.0, torch.bfloat16), (0.1, torch.float32)], ids=str
     )
-    def test_classes_of_a_large_vocabulary(self, smoothing: float, dtype: torch.dtype) -> None:
+    def test_classes_of_a_large_vocabulary(self, smoothing, dtype):
         y, targets = numbers(3, 40, 20011), classes(120, num=20011)
         targets[:30] = -100
         sample = OutputSample(y.to(dtype))
@@ -214,7 +207,7 @@ class TestSampled:
         assert not loss.is_sampled and list(loss.places or ()) == list(range(30, 120))
 
     @pytest.mark.parametrize("is_channels_last", [False, True])
-    def test_classes_of_pixels(self, is_channels_last: bool) -> None:
+    def test_classes_of_pixels(self, is_channels_last):
         y, targets = numbers(2, 21, 128, 120), classes(2, 128, 120, num=21)
         targets[:, :50] = 3
         if is_channels_last:
@@ -227,7 +220,7 @@ class TestSampled:
         assert share == pytest.approx(float((targets == 3).double().mean()), abs=0.03)
 
     @pytest.mark.parametrize("shape", [(400000,), (500, 800), (4, 3, 200, 200), (2, 300000)], ids=str)
-    def test_squared_error(self, shape: tuple[int, ...]) -> None:
+    def test_squared_error(self, shape):
         y, targets = numbers(*shape), 3.0 + 2.0 * numbers(*shape, seed=1)
         loss = loss_of(y, lambda y: F.mse_loss(y, targets))
         assert loss.kind == "squared error"
@@ -235,7 +228,7 @@ class TestSampled:
         assert loss.numbers[2:4] == pytest.approx((3.0, 2.0), abs=0.05)
 
     @pytest.mark.parametrize("is_shifted", [False, pytest.param(True, marks=pytest.mark.slow)])
-    def test_tokens_that_are_to_be_given_back(self, is_shifted: bool) -> None:
+    def test_tokens_that_are_to_be_given_back(self, is_shifted):
         looker = LossGradient(Failures())
         for seed in range(3):
             tokens = classes(8, 32, num=9001, seed=seed)
@@ -245,20 +238,6 @@ class TestSampled:
             F.cross_entropy(y.flatten(0, 1), targets.flatten()).backward()
         assert looker.facts["loss_kind"] == "cross-entropy"
         assert (looker.facts["target_in_inputs"] == 1.0) != is_shifted
-
-
-class Copied(TorchDispatchMode):
-    """Counts the bytes that operations of torch allocate."""
-
-    num_bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-        made = func(*args, **(kwargs or {}))
-        for x in tree_leaves(made):
-            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in known:
-                self.num_bytes += x.untyped_storage().nbytes()
-        return made
 
 
 @pytest.mark.parametrize(
@@ -274,22 +253,20 @@ class Copied(TorchDispatchMode):
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_at_most_a_mebibyte_or_one_percent_is_copied(
-    shape: tuple[int, ...], input_shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_at_most_a_mebibyte_or_one_percent_is_copied(shape, input_shape, dtype):
     y, x = torch.zeros(shape, dtype=dtype, requires_grad=True) * 1.0, torch.ones(input_shape, dtype=dtype)
     gradient, looker = torch.full_like(y, 1e-3), LossGradient(Failures())
     gradient.view(-1)[::2] *= -1.0
-    with Copied() as copied:
+    with Allocations() as copied:
         looker.watch(y, [x, x])
-        [hook] = y._backward_hooks.values()  # type: ignore[union-attr]
+        [hook] = y._backward_hooks.values()
         hook(gradient)
     assert looker.facts["loss_kind"]
     assert 0 < copied.num_bytes <= max(1 << 20, y.nbytes // 100)
 
 
 @pytest.mark.parametrize("ending", ["a step", "no backward pass", "an error"])
-def test_nothing_is_held_of_a_pass_and_its_inputs(ending: str) -> None:
+def test_nothing_is_held_of_a_pass_and_its_inputs(ending):
     """By the hook of a pass that is looked at, the first; what a guard holds beside it is all the same."""
     model, optimizer = guarded_model(lambda p: torch.optim.SGD(p, lr=0.01))
     x = numbers(16, 6)

@@ -1,10 +1,5 @@
 """What is read off the graph of the first observed loss: the operations it is made of, and whose parameters it uses."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from guard_helpers import make_model
@@ -23,16 +18,16 @@ ROWS = torch.tensor([0, 2, 3])
 UNIT = torch.full((5, 4), 0.5)
 
 
-def output() -> torch.Tensor:
-    return nn.Linear(6, 4)(torch.ones(5, 6))  # type: ignore[no-any-return]
+def output():
+    return nn.Linear(6, 4)(torch.ones(5, 6))
 
 
-def ops(loss: Any) -> tuple[str, ...]:
+def ops(loss):
     found = facts_of_loss(loss, None)["loss_ops"]
     return found[:-1] if found[-1] == "TBackward0" else found  # of the first layer's weight: nothing else has a graph
 
 
-OPERATIONS: list[tuple[Callable[[torch.Tensor], torch.Tensor], str]] = [
+OPERATIONS = [
     (lambda x: F.cross_entropy(x, CLASSES), "NllLoss LogSoftmax"),
     (lambda x: F.cross_entropy(x.softmax(-1), CLASSES), "NllLoss LogSoftmax Softmax"),
     (lambda x: F.nll_loss(x, CLASSES), "NllLoss"),
@@ -49,14 +44,14 @@ OPERATIONS: list[tuple[Callable[[torch.Tensor], torch.Tensor], str]] = [
 
 @pytest.mark.parametrize(("loss", "expected"), OPERATIONS)
 @pytest.mark.parametrize("is_late", [False, True], ids=["before backward", "after backward"])
-def test_operations(loss: Callable[[torch.Tensor], torch.Tensor], expected: str, is_late: bool) -> None:
+def test_operations(loss, expected, is_late):
     made = loss(output())
     if is_late:
         made.backward()
     assert ops(made) == tuple(f"{name}Backward0" for name in f"{expected} Addmm".split())
 
 
-def test_not_more_than_sixteen_and_of_a_huge_graph_a_part() -> None:
+def test_not_more_than_sixteen_and_of_a_huge_graph_a_part():
     own, far = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
     loss = far * 1.0
     for _ in range(MAX_NODES + 100):
@@ -69,16 +64,16 @@ def test_not_more_than_sixteen_and_of_a_huge_graph_a_part() -> None:
 @pytest.mark.parametrize(
     "loss", [1.5, None, torch.ones(()), output().sum().detach(), "1.5", nn.Parameter(torch.ones(()))]
 )
-def test_what_has_no_graph_says_nothing(loss: Any) -> None:
+def test_what_has_no_graph_says_nothing(loss):
     assert facts_of_loss(loss, {1}) == {}
 
 
 class TestForeignParameters:
-    def count(self, loss: torch.Tensor, *own: nn.Module) -> int:
+    def count(self, loss, *own):
         ids = {id(p) for module in own for p in module.parameters()}
-        return facts_of_loss(loss, ids)["num_foreign_parameters"]  # type: ignore[no-any-return]
+        return facts_of_loss(loss, ids)["num_foreign_parameters"]
 
-    def test_a_generator_is_judged_by_a_discriminator(self) -> None:
+    def test_a_generator_is_judged_by_a_discriminator(self):
         generator, judge = make_model(), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
         loss = F.binary_cross_entropy_with_logits(judge(generator(torch.ones(5, 6))), torch.ones(5, 1))
         assert self.count(loss, generator) == 4
@@ -88,14 +83,14 @@ class TestForeignParameters:
 
 
 class TestObserve:
-    def guarded(self, model: nn.Module, named: nn.Module | None = None) -> Any:
+    def guarded(self, model, named=None):
         return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), named)
 
-    def notes(self, optimizer: Any) -> Any:
+    def notes(self, optimizer):
         optimizer.guard.report()
         return optimizer.guard.history.model
 
-    def test_softmax_under_cross_entropy_is_found(self) -> None:
+    def test_softmax_under_cross_entropy_is_found(self):
         model = nn.Sequential(nn.Linear(6, 4), nn.Softmax(-1))
         optimizer = self.guarded(model, model)
         loss = F.cross_entropy(model(torch.ones(5, 6)), CLASSES)
@@ -110,7 +105,7 @@ class TestObserve:
         assert found is not None and found.evidence["activation"] == "softmax"
 
     @pytest.mark.parametrize("is_maker_first", [True, False])
-    def test_who_is_in_the_loss_of_another_is_in_a_game_too(self, is_maker_first: bool) -> None:
+    def test_who_is_in_the_loss_of_another_is_in_a_game_too(self, is_maker_first):
         maker, judge = nn.Linear(3, 6), make_model()
         of_maker, of_judge = self.guarded(maker, maker), self.guarded(judge, judge)
         other = nn.Linear(2, 2)
@@ -128,7 +123,7 @@ class TestObserve:
         assert descent(of_judge.guard.history) is False
         assert not self.notes(alone).num_foreign_parameters
 
-    def test_who_is_guarded_later_is_in_the_game_too(self) -> None:
+    def test_who_is_guarded_later_is_in_the_game_too(self):
         maker, judge = nn.Linear(3, 6), make_model()
         kept = []  # as long as the test needs them
         for model, given in ((maker, judge(maker(torch.ones(5, 3)))), (judge, judge(torch.ones(5, 6)))):
@@ -170,7 +165,7 @@ def test_whether_all_derivatives_are_finite(made, expected):
         lambda y: y.split(3)[0].squeeze().flip(0),
     ],
 )
-def test_the_loss_is_seen_through_a_choice_of_samples(chosen: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_the_loss_is_seen_through_a_choice_of_samples(chosen):
     """As of the nodes of a graph that are to be trained on: `F.nll_loss(y[idx], targets[idx])`."""
     for y, expected in ((output().log_softmax(-1), None), (output().softmax(-1), "softmax"), (output(), "none")):
         history = run(falling_losses(20), loss_ops=facts_of_loss(F.nll_loss(chosen(y), CLASSES[:3]), None)["loss_ops"])

@@ -1,13 +1,10 @@
 """What the rules learn of model and optimizers beside the gradients, and of gradients that are never cleared."""
 
-from __future__ import annotations
-
 import copy
 import gc
+import itertools
 import logging
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,10 +12,11 @@ from guard_helpers import guarded_model, loss_at, make_model, notes_of, take_ste
 from torch import nn
 
 import fastguard
+from fastguard.diagnosis.checkup import GLANCE_EVERY
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
-def test_how_the_weights_began() -> None:
+def test_how_the_weights_began():
     model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 50), torch.nn.LayerNorm(50))
     torch.nn.init.normal_(model[1].weight, std=0.25)
     model.append(torch.nn.utils.weight_norm(torch.nn.Conv1d(8, 16, 3)))
@@ -30,7 +28,7 @@ def test_how_the_weights_began() -> None:
     assert expected == math.sqrt(2 / 8)
 
 
-def test_frozen_missing_and_standing_still() -> None:
+def test_frozen_missing_and_standing_still():
     model = make_model()
     names = [name for name, _ in model.named_parameters()]
     params = list(model.parameters())
@@ -57,13 +55,13 @@ def test_frozen_missing_and_standing_still() -> None:
         (lambda p: torch.optim.NAdam(p, lr=0.1, weight_decay=0.5, decoupled_weight_decay=True), 0.05),
     ],
 )
-def test_decay(make: Any, expected: float) -> None:
+def test_decay(make, expected):
     model = make_model()
     notes = notes_of(fastguard.wrap(make(model.parameters()), model))
     assert notes.decay_per_step == pytest.approx(expected)
 
 
-def test_schedulers_and_dropout() -> None:
+def test_schedulers_and_dropout():
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.9))
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     notes = notes_of(optimizer)
@@ -78,7 +76,7 @@ def test_schedulers_and_dropout() -> None:
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-def test_backward_passes_of_a_step_are_counted_for_four_steps(passes: int) -> None:
+def test_backward_passes_of_a_step_are_counted_for_four_steps(passes):
     model, optimizer = guarded_model()
     first = next(model.parameters())
     assert notes_of(optimizer).backward_per_step is None
@@ -97,7 +95,7 @@ def test_backward_passes_of_a_step_are_counted_for_four_steps(passes: int) -> No
     assert notes_of(optimizer).backward_per_step == passes
 
 
-def frozen_run(check_every: int | None, num_steps: int, caplog: Any) -> tuple[Any, list[str]]:
+def frozen_run(check_every, num_steps, caplog):
     model = make_model()
     list(model.parameters())[2].requires_grad_(False)
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model, check_every=check_every)
@@ -110,13 +108,13 @@ def frozen_run(check_every: int | None, num_steps: int, caplog: Any) -> tuple[An
 @pytest.mark.parametrize(
     ("check_every", "num_steps", "told"), [(None, 51, 1), (5, 5, 1), (5, 30, 1), (5, 4, 0), (0, 120, 0)]
 )
-def test_a_finding_is_told_once(check_every: int | None, num_steps: int, told: int, caplog: Any) -> None:
+def test_a_finding_is_told_once(check_every, num_steps, told, caplog):
     optimizer, messages = frozen_run(check_every, num_steps, caplog)
     assert len(messages) == told
     assert any(f.rule == "untrained-parameters" for f in optimizer.guard.report().findings)
 
 
-def test_kinds_of_modules_and_dtypes() -> None:
+def test_kinds_of_modules_and_dtypes():
     normed = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4))
     with pytest.warns(DeprecationWarning, match="jit"):
         script = torch.jit.trace(torch.nn.Linear(4, 4), torch.ones(1, 4))
@@ -128,7 +126,7 @@ def test_kinds_of_modules_and_dtypes() -> None:
     assert notes_of(fastguard.wrap(torch.optim.SGD(torch.nn.Linear(2, 2).double().parameters()))).dtypes == ("float64",)
 
 
-def test_settings_of_the_optimizers() -> None:
+def test_settings_of_the_optimizers():
     model = make_model()
     weights, biases = (list(model.parameters())[i::2] for i in range(2))
     groups = [{"params": weights}, {"params": biases, "weight_decay": 0.0, "lr": 0.5}]
@@ -147,7 +145,7 @@ def test_settings_of_the_optimizers() -> None:
     assert (first["lr"], second["betas"]) == (0.01, [0.5, 0.9])
 
 
-def test_scaler_and_clip_limit() -> None:
+def test_scaler_and_clip_limit():
     model, optimizer = guarded_model(max_norm=0.5)
     assert (notes_of(optimizer).has_scaler, notes_of(optimizer).clip_limit) == (None, 0.5)
     take_step(model, optimizer, 0)
@@ -161,7 +159,7 @@ def test_scaler_and_clip_limit() -> None:
 
 
 @pytest.mark.parametrize("objective", ["minimise", "game", "reward"])
-def test_the_objective_is_told(objective: str) -> None:
+def test_the_objective_is_told(objective):
     _, optimizer = guarded_model(torch.optim.SGD, objective=objective)
     assert notes_of(optimizer).objective == objective
     state = optimizer.guard.state_dict()
@@ -173,29 +171,24 @@ def test_the_objective_is_told(objective: str) -> None:
     assert notes_of(other).objective == "minimise"
 
 
-def test_what_cannot_be_read_is_left_out() -> None:
+def test_what_cannot_be_read_is_left_out():
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LazyLinear(3), torch.nn.Linear(4, 4, device="meta"))
     notes = notes_of(fastguard.wrap(torch.optim.SGD(model[0].parameters(), lr=0.1), model))
     assert notes.initialization.keys() == {"0.weight"}
     assert set(notes.not_in_optimizer) == {"1.weight", "1.bias", "2.weight", "2.bias"}
 
 
-Clearing = Callable[[Any], None]
-
-
-def left_of(guard: Any) -> tuple[int | None, int | None]:
+def left_of(guard):
     guard.report()
     notes = guard.history.model
     return notes.num_left_gradients, notes.num_watched_backwards
 
 
-def guarded(model: nn.Module, make: Any = torch.optim.SGD, **settings: Any) -> Any:
+def guarded(model, make=torch.optim.SGD, **settings):
     return fastguard.wrap(make(model.parameters(), lr=1e-3), model, **settings)
 
 
-def run(
-    model: nn.Module, optimizer: Any, before: Clearing, after: Clearing, num_steps: int, num_passes: int = 1
-) -> None:
+def run(model, optimizer, before, after, num_steps, num_passes=1):
     for number in range(num_steps):
         before(optimizer)
         for _ in range(num_passes):
@@ -204,15 +197,15 @@ def run(
         after(optimizer)
 
 
-def nothing(optimizer: Any) -> None:
+def nothing(optimizer):
     pass
 
 
-def zero(optimizer: Any) -> None:
+def zero(optimizer):
     optimizer.zero_grad(set_to_none=False)
 
 
-def by_hand(optimizer: Any) -> None:
+def by_hand(optimizer):
     for group in optimizer.param_groups:
         for p in group["params"]:
             if p.grad is not None:
@@ -226,7 +219,7 @@ CLEARINGS = [set_to_none, zero, by_hand]
 @pytest.mark.parametrize("clear", CLEARINGS)
 @pytest.mark.parametrize("where", ["before", "after", "within"])
 @pytest.mark.parametrize("num_passes", [1, 3])
-def test_cleared(clear: Clearing, where: str, num_passes: int) -> None:
+def test_cleared(clear, where, num_passes):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     if where == "within":
@@ -238,14 +231,14 @@ def test_cleared(clear: Clearing, where: str, num_passes: int) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"max_norm": 1e-3}, {"skip_nonfinite": False}])
 @pytest.mark.parametrize(("every", "expected"), [(100, 20), (4, 15)])
-def test_never_cleared_and_every_fourth_time(settings: Any, every: int, expected: int) -> None:
+def test_never_cleared_and_every_fourth_time(settings, every, expected):
     model, optimizer = guarded_model(**settings)
     for number in range(21):
         run(model, optimizer, nothing, zero if number % every == every - 1 else nothing, 1)
     assert left_of(optimizer.guard) == (expected, 20)
 
 
-def test_without_a_backward_pass_it_is_given_up() -> None:
+def test_without_a_backward_pass_it_is_given_up():
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
     for _ in range(70):
@@ -255,7 +248,7 @@ def test_without_a_backward_pass_it_is_given_up() -> None:
     assert not p._backward_hooks
 
 
-def test_the_hooks_go_after_twenty_steps_and_with_the_guard() -> None:
+def test_the_hooks_go_after_twenty_steps_and_with_the_guard():
     model, optimizer = guarded_model()
     params = list(model.parameters())
     assert params[0]._backward_hooks and params[-1]._backward_hooks and not params[1]._backward_hooks
@@ -270,7 +263,7 @@ def test_the_hooks_go_after_twenty_steps_and_with_the_guard() -> None:
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_cleared_ahead_of_the_step(set_to_none: bool) -> None:
+def test_cleared_ahead_of_the_step(set_to_none):
     model, optimizer = guarded_model()
     for number in range(12):
         loss_at(model, number).backward()
@@ -281,9 +274,40 @@ def test_cleared_ahead_of_the_step(set_to_none: bool) -> None:
     assert optimizer.guard.history.model.num_cleared_gradients == 11
 
 
-def test_a_learning_rate_that_the_host_would_have_to_wait_for_is_not_asked() -> None:
+def test_a_learning_rate_that_the_host_would_have_to_wait_for_is_not_asked():
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), model)
     optimizer.param_groups[0]["lr"] = torch.tensor(0.0, device="meta")  # float() of it would raise
     facts = optimizer.guard._facts.facts.now([optimizer])
     assert (facts["decay_per_step"], facts["zero_lr"]) == (0.0, [])
+
+
+def test_what_looks_ahead_is_asked_more_often_than_the_others(monkeypatch):
+    asked = []
+    model = nn.Linear(8, 4)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model)
+    checkup = optimizer.guard._checkup
+    monkeypatch.setattr(checkup, "glance", lambda: asked.append(optimizer.guard.history.num_steps) or [])
+    for step in range(200):
+        model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+        optimizer.guard.observe(loss=1.0 if step < 50 else 1.1)  # before it rises there is nothing to see ahead
+    gaps = {b - a for a, b in itertools.pairwise(asked) if a > 50}
+    assert len(asked) >= 5 and gaps == {GLANCE_EVERY}
+
+
+@pytest.mark.parametrize(("factor", "gap"), [(1.0, None), (1.1, 16), (math.nan, 16)])
+def test_late_steps_are_looked_at_where_the_loss_is_above_its_best(monkeypatch, factor, gap):
+    asked = []
+    model = nn.Linear(8, 4)
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model)
+    guard = optimizer.guard
+    monkeypatch.setattr(guard._checkup, "glance", lambda: asked.append(guard.history.newest_step) or [])
+    for step in range(1250):
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 1.0 + step % 3)
+        optimizer.step()
+        guard.observe(loss=0.5 if step < 1100 else 0.5 * factor)
+    late = [step for step in asked if step >= 1120]
+    assert {b - a for a, b in itertools.pairwise(late)} == ({gap} if gap else set()) and (len(late) >= 4) is bool(gap)
+    assert guard.history.num_steps == 1249

@@ -1,49 +1,43 @@
 """Which step a loss is of: whether it is observed before its step or after it, once or for each micro-batch."""
 
-from __future__ import annotations
-
 import weakref
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from guard_helpers import guarded_model, loss_at, make_model, take_step
-from torch import nn
 
 import fastguard
 
 NUM_STEPS = 12
-Tell = Callable[[Any, torch.Tensor], None]
 
 
-def as_tensor(guard: Any, loss: torch.Tensor) -> None:
+def as_tensor(guard, loss):
     guard.observe(loss=loss)
 
 
-def as_number(guard: Any, loss: torch.Tensor) -> None:
+def as_number(guard, loss):
     guard.observe(loss=float(loss.detach()))
 
 
-def after_the_step(guard: Any, loss: torch.Tensor, step: Callable[[], None], tell: Tell) -> None:
+def after_the_step(guard, loss, step, tell):
     loss.backward()
     step()
     tell(guard, loss)
 
 
-def before_the_step(guard: Any, loss: torch.Tensor, step: Callable[[], None], tell: Tell) -> None:
+def before_the_step(guard, loss, step, tell):
     loss.backward()
     tell(guard, loss)
     step()
 
 
-def before_backward(guard: Any, loss: torch.Tensor, step: Callable[[], None], tell: Tell) -> None:
+def before_backward(guard, loss, step, tell):
     tell(guard, loss)
     loss.backward()
     step()
 
 
-def run(order: Any, tell: Tell, num_parts: int, first: int, model: nn.Module) -> tuple[list[Any], list[float]]:
+def run(order, tell, num_parts, first, model):
     """What was recorded, and the means of the losses of the micro-batches of each step.
 
     Args:
@@ -57,7 +51,7 @@ def run(order: Any, tell: Tell, num_parts: int, first: int, model: nn.Module) ->
         losses.append(float(loss.detach()))
         is_due = (number - first + 1) % num_parts == 0
 
-        def step(is_due: bool = is_due) -> None:
+        def step(is_due=is_due):
             if is_due:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -78,12 +72,12 @@ ORDERS = [after_the_step, before_the_step, before_backward]
 @pytest.mark.parametrize(("num_parts", "first"), [(1, 1), (2, 2), (5, 5), (4, 1)])
 @pytest.mark.parametrize("tell", [as_tensor, as_number])
 @pytest.mark.parametrize("order", ORDERS)
-def test_each_step_gets_the_mean_of_its_own(order: Any, tell: Any, num_parts: int, first: int) -> None:
+def test_each_step_gets_the_mean_of_its_own(order, tell, num_parts, first):
     recorded, means = run(order, tell, num_parts, first, make_model())
     assert recorded == pytest.approx(means, rel=1e-12)
 
 
-def test_late_in_a_run_too() -> None:
+def test_late_in_a_run_too():
     """When nothing else is looked at when a step ends."""
     model = make_model()
     memory = fastguard.MemorySink()
@@ -106,7 +100,7 @@ def test_late_in_a_run_too() -> None:
     assert memory.series("loss")[131:] == pytest.approx(means[1:], rel=1e-12)
 
 
-def test_what_a_closure_returned_gives_way_to_what_is_observed() -> None:
+def test_what_a_closure_returned_gives_way_to_what_is_observed():
     model, optimizer = guarded_model()
     for step in range(3):
         loss = take_step(model, optimizer, step, closure=True)
@@ -116,7 +110,7 @@ def test_what_a_closure_returned_gives_way_to_what_is_observed() -> None:
         assert (optimizer.guard.last.loss, optimizer.guard.last.val_loss) == (6.0, 5.0)  # a mean, and the newest
 
 
-def test_validation_before_the_first_step() -> None:
+def test_validation_before_the_first_step():
     model, optimizer = guarded_model()
     optimizer.guard.observe(val_loss=torch.tensor(3.5))
     assert optimizer.guard.last is None
@@ -126,7 +120,7 @@ def test_validation_before_the_first_step() -> None:
     assert optimizer.guard.last.val_loss is None
 
 
-def test_a_loss_does_not_keep_its_graph() -> None:
+def test_a_loss_does_not_keep_its_graph():
     model = make_model()
     guard = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model).guard
     loss = loss_at(model, 0)
@@ -138,7 +132,7 @@ def test_a_loss_does_not_keep_its_graph() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: x[None], lambda x: (2.0 * x).requires_grad_().mean() / 2.0])
-def test_a_tensor_is_noted_as_the_number_that_it_is(dtype: torch.dtype, make: Any) -> None:
+def test_a_tensor_is_noted_as_the_number_that_it_is(dtype, make):
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1))
     p.grad = torch.ones(3)

@@ -1,9 +1,6 @@
 """Two processes that train one model: one log, one warning; checkpoints; shards that look like whole parameters."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from several_processes import run, slow
@@ -14,16 +11,16 @@ pytestmark = slow
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("processes")
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> list[dict[str, Any]]:
+def found(folder):
     return run(Path(__file__).with_name("processes_script.py"), 2, folder)
 
 
-def test_rank_0_alone_writes_and_warns_and_all_know_the_same(found: list[dict[str, Any]], folder: Path) -> None:
+def test_rank_0_alone_writes_and_warns_and_all_know_the_same(found, folder):
     first, second = (each["first"] for each in found)
     assert [line["step"] for line in read_jsonl(folder / "first.jsonl")] == list(range(10))
     assert any("step 3: gradients are not finite" in text for text in first["told"])
@@ -33,13 +30,13 @@ def test_rank_0_alone_writes_and_warns_and_all_know_the_same(found: list[dict[st
     assert "non-finite-gradients" in first["findings"]
 
 
-def test_where_all_are_asked_each_writes_its_own(found: list[dict[str, Any]], folder: Path) -> None:
+def test_where_all_are_asked_each_writes_its_own(found, folder):
     for rank, each in enumerate(found):
         assert [line["step"] for line in read_jsonl(folder / f"all-{rank}.jsonl")] == list(range(10))
         assert any("step 3: gradients are not finite" in text for text in each["all"]["told"])
 
 
-def test_torchs_distributed_checkpoint_carries_the_guard(found: list[dict[str, Any]]) -> None:
+def test_torchs_distributed_checkpoint_carries_the_guard(found):
     for each in found:
         got = each["checkpointed"]
         assert got["start"] == 6
@@ -47,7 +44,7 @@ def test_torchs_distributed_checkpoint_carries_the_guard(found: list[dict[str, A
         assert got["histories"][0] == got["histories"][1] and len(got["histories"][0][0]) == 39  # the last step is held
 
 
-def test_flat_parameters_without_their_model_are_refused(found: list[dict[str, Any]]) -> None:
+def test_flat_parameters_without_their_model_are_refused(found):
     for each in found:
         assert len(each["sharded"]) == 4
         for message in each["sharded"]:

@@ -4,21 +4,18 @@ done is undone, and the next step is as ever.
 Real interrupts come at calls and at loops only; a trace function raises at every line that a step runs.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from foreign_optimizers import TensorInGroup, WantsGradients, everything
-from guard_helpers import assert_identical, gradients, guarded_model, loss_at, poison
+from guard_helpers import gradients, guarded_model, is_identical, loss_at, poison
 
 import fastguard
 
@@ -31,14 +28,14 @@ class _Interrupt(KeyboardInterrupt):
 
 
 @contextmanager
-def _interrupted(at: int) -> Iterator[list[str]]:
+def _interrupted(at):
     """Raises at line number `at` of those that run; gives the lines."""
-    lines: list[str] = []
+    lines = []
     if at == _NEVER:
         yield lines
         return
 
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+    def trace(frame, event, argument):
         if frame.f_code.co_filename not in _FILES:
             return None
         if event == "line":
@@ -67,11 +64,11 @@ class Way(NamedTuple):
     clip_through: str = "scale"
 
 
-def _sgd(params: Any) -> torch.optim.Optimizer:
+def _sgd(params):
     return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
 
-def _fused(params: Any) -> torch.optim.Optimizer:
+def _fused(params):
     return torch.optim.AdamW(params, lr=0.1, fused=True)
 
 
@@ -94,7 +91,7 @@ _WARM_UP = 4
 _NEVER, _END = -1, 1 << 30
 
 
-def _prepared(way: Way) -> tuple[Any, Any, Any]:
+def _prepared(way):
     # An exception that is put between the end of a `with` block and its `__exit__`, where no signal handler ever runs,
     # leaves the no_grad of an earlier case on.
     torch.set_grad_enabled(True)
@@ -105,19 +102,10 @@ def _prepared(way: Way) -> tuple[Any, Any, Any]:
     return model, guarded, scaler
 
 
-def _step(
-    way: Way,
-    model: Any,
-    guarded: Any,
-    scaler: Any,
-    step: int,
-    bad: bool = False,
-    at: int = _NEVER,
-    given: list[Any] | None = None,
-) -> list[str]:
+def _step(way, model, guarded, scaler, step, bad=False, at=_NEVER, given=None):
     """One step, interrupted when it comes to line number `at`. Gives its lines, and puts the gradients into `given`."""
 
-    def evaluate() -> torch.Tensor:
+    def evaluate():
         guarded.zero_grad()
         loss = loss_at(model, step)
         scaler.scale(loss).backward()
@@ -139,13 +127,13 @@ def _step(
     return lines
 
 
-def _num_lines(way: Way) -> int:
+def _num_lines(way):
     return len(_step(way, *_prepared(way), _WARM_UP, way.bad, at=_END))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.id)
-def test_interrupted_at_every_line(way: Way) -> None:
+def test_interrupted_at_every_line(way):
     """But for the first, where nothing of ours is at work. Where many tensors are copied, the same lines run for each:
     at every seventh there."""
     number = _num_lines(way)
@@ -154,19 +142,19 @@ def test_interrupted_at_every_line(way: Way) -> None:
 
 @pytest.mark.thinned(n=4)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.id)
-def test_interrupted_at_some_lines(way: Way) -> None:
+def test_interrupted_at_some_lines(way):
     number = _num_lines(way)
     _check(way, range(3, number, max(13, number // 5)))
 
 
-def _outcome(way: Way, first: list[tuple[int, bool]]) -> Any:
+def _outcome(way, first):
     model, guarded, scaler = _prepared(way)
     for step, bad in first:
         _step(way, model, guarded, scaler, step, bad)
     return everything(model, guarded)
 
 
-def _check(way: Way, places: Iterable[int]) -> None:
+def _check(way, places):
     this, following = (_WARM_UP, way.bad), (_WARM_UP + 1, False)
     outcomes = [
         (_outcome(way, [this]), _outcome(way, [this, following])),
@@ -176,10 +164,10 @@ def _check(way: Way, places: Iterable[int]) -> None:
     assert not wrong, "\n".join([f"{len(wrong)} places:", *wrong])
 
 
-def _problem(way: Way, place: int, outcomes: list[tuple[Any, Any]]) -> str:
+def _problem(way, place, outcomes):
     """What is wrong after an interrupt at the line number `place`, and after the step that follows it."""
     model, guarded, scaler = _prepared(way)
-    given: list[Any] = []
+    given = []
     try:
         _step(way, model, guarded, scaler, _WARM_UP, way.bad, at=place, given=given)
         return ""  # it has fewer lines than the first of them
@@ -192,14 +180,14 @@ def _problem(way: Way, place: int, outcomes: list[tuple[Any, Any]]) -> str:
     now = everything(model, guarded)
     for name in ("grad_scale", "found_inf"):  # gone with the next step, at the latest
         now["optimizer"].pop(name, None)
-    after = next((after for then, after in outcomes if _is_identical(now, then)), None)
+    after = next((after for then, after in outcomes if is_identical(now, then)), None)
     if after is None:
         return f"{at}: neither taken nor as it was"
     guarded.zero_grad()
     if way.scaler:
         scaler.update(4.0)
     _step(way, model, guarded, scaler, *(_WARM_UP + 1, False))
-    if not _is_identical(everything(model, guarded), after):
+    if not is_identical(everything(model, guarded), after):
         return f"{at}: the next step goes another way"
     if {"grad_scale", "found_inf"} & vars(guarded).keys():
         return f"{at}: attributes stay"
@@ -208,11 +196,3 @@ def _problem(way: Way, place: int, outcomes: list[tuple[Any, Any]]) -> str:
     if steps != list(range(len(steps))) or len(steps) not in (_WARM_UP + 1, _WARM_UP + 2):
         return f"{at}: records {steps}"
     return ""
-
-
-def _is_identical(got: Any, expected: Any) -> bool:
-    try:
-        assert_identical(got, expected)
-    except AssertionError:
-        return False
-    return True

@@ -1,10 +1,7 @@
 """A skipped step changes nothing: not of the parameters, the state, the groups or the optimizer's own attributes."""
 
-from __future__ import annotations
-
 import copy
 import math
-from typing import Any
 
 import foreign_optimizers as foreign
 import pytest
@@ -33,7 +30,7 @@ each_way = pytest.mark.parametrize(
 
 
 @each_way
-def test_everything_is_as_it_was(cls: Any, closure: bool) -> None:
+def test_everything_is_as_it_was(cls, closure):
     plain, optimizer, model, guarded = twins(cls)
     for step in range(8):
         if step not in BAD:
@@ -49,7 +46,7 @@ def test_everything_is_as_it_was(cls: Any, closure: bool) -> None:
 
 
 @pytest.mark.parametrize("cls", [foreign.TensorInGroup, foreign.WantsGradients, foreign.Slow])
-def test_under_a_scaler_too(cls: Any) -> None:
+def test_under_a_scaler_too(cls):
     model, guarded = guarded_model(cls)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for step in range(4):
@@ -68,7 +65,7 @@ def test_under_a_scaler_too(cls: Any) -> None:
 @pytest.mark.parametrize(
     "cls", [foreign.TensorInGroup, foreign.WantsGradients, foreign.ZerosForMissing, foreign.SwapsData]
 )
-def test_where_torchs_wrapper_does_not_call_the_step(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_torchs_wrapper_does_not_call_the_step(cls, monkeypatch):
     """As in compiled steps, which call their hooks from code of their own."""
     monkeypatch.setattr(skip, "HOOKED_STEP", compile("", "nowhere", "exec"))
     model = make_model()
@@ -81,18 +78,18 @@ def test_where_torchs_wrapper_does_not_call_the_step(cls: Any, monkeypatch: pyte
     assert all(now is then for now, then in zip(gradients(model), own))
 
 
-def test_the_step_of_a_skip_is_never_called() -> None:
-    calls: list[str] = []
+def test_the_step_of_a_skip_is_never_called():
+    calls = []
 
     class Tells(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:
+        def step(self, closure=None):
             calls.append("called")
             return super().step(closure)
 
     model, guarded = guarded_model(lambda p: Tells(p, lr=0.1))
     other = Tells(make_model().parameters(), lr=0.1)
     hook = guarded.register_step_post_hook(lambda *_: calls.append("post"))
-    original = Tells.step.__closure__  # type: ignore[attr-defined]
+    original = Tells.step.__closure__
     held = [cell.cell_contents for cell in original or ()]
     take_step(model, guarded, 0, bad=math.nan)
     assert calls == ["post"]
@@ -103,12 +100,12 @@ def test_the_step_of_a_skip_is_never_called() -> None:
     assert calls == ["post", "called", "called"]
 
 
-def test_a_call_that_never_came_leaves_a_way_through() -> None:
+def test_a_call_that_never_came_leaves_a_way_through():
     model, twin = make_model(), make_model()
     guarded, other = (foreign.WantsGradients(m.parameters()) for m in (model, twin))
     fastguard.wrap(guarded, model)
 
-    def refuses(*_: Any) -> None:
+    def refuses(*_):
         if refusing:
             raise LookupError("not today")
 
@@ -125,9 +122,7 @@ def test_a_call_that_never_came_leaves_a_way_through() -> None:
     assert not any(isinstance(g, skip.SkippedCall) for g in vars(guarded).values())
 
 
-def test_a_step_with_a_closure_that_raises_for_want_of_gradients_is_undone_and_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_step_with_a_closure_that_raises_for_want_of_gradients_is_undone_and_told(caplog):
     model, guarded = guarded_model(foreign.DividesByNorm)
     before = everything(model, guarded)
     for step in range(2):
@@ -139,15 +134,15 @@ def test_a_step_with_a_closure_that_raises_for_want_of_gradients_is_undone_and_t
     assert not guarded.guard.last.skipped
 
 
-def test_an_optimizer_that_moves_late_is_told_of_and_kept_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_optimizer_that_moves_late_is_told_of_and_kept_from_then_on(caplog):
     class MovesLater(foreign.MovesFirst):
-        def step(self, closure: Any) -> Any:  # type: ignore[override]
+        def step(self, closure):
             if len(started) < 6:
                 started.append(0)
                 return super(foreign.MovesFirst, self).step(closure)
             return super().step(closure)
 
-    started: list[int] = []
+    started = []
     model, guarded = guarded_model(MovesLater)
     for step in range(6):
         take_step(model, guarded, step, closure=True)
@@ -158,10 +153,8 @@ def test_an_optimizer_that_moves_late_is_told_of_and_kept_from_then_on(caplog: p
     assert_identical(everything(model, guarded), before)
 
 
-def test_where_a_copy_does_not_fit_the_gradients_are_taken_away(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(kept: Any) -> None:
+def test_where_a_copy_does_not_fit_the_gradients_are_taken_away(monkeypatch, caplog):
+    def full(kept):
         raise torch.OutOfMemoryError("no room")
 
     model, guarded = guarded_model(lambda p: torch.optim.Adam(p, lr=0.1))
@@ -176,14 +169,14 @@ def test_where_a_copy_does_not_fit_the_gradients_are_taken_away(
     assert len(told) == 1 and told[0].startswith("ZerosForMissing")
 
 
-def test_a_parameter_in_two_groups_gets_its_gradient_back() -> None:
+def test_a_parameter_in_two_groups_gets_its_gradient_back():
     model = make_model()
     optimizer = foreign.WantsGradients(model.parameters())
     optimizer.param_groups.append({**optimizer.param_groups[0], "params": [model[0].weight]})
     fastguard.wrap(optimizer, model)
-    given: list[Any] = []
+    given = []
 
-    def closure() -> torch.Tensor:
+    def closure():
         loss = loss_at(model, 0)
         loss.backward()
         poison(model)
@@ -194,10 +187,7 @@ def test_a_parameter_in_two_groups_gets_its_gradient_back() -> None:
     assert all(now is then for now, then in zip(gradients(model), given, strict=True))
 
 
-# --- wrappers that do something of their own are guarded from outside ---
-
-
-def test_an_optimizer_that_holds_another_is_guarded_from_outside() -> None:
+def test_an_optimizer_that_holds_another_is_guarded_from_outside():
     model = make_model()
     optimizer = foreign.Slow(model.parameters())
     assert fastguard.wrap(optimizer, model, max_norm=1e-3) is optimizer
@@ -213,24 +203,21 @@ def test_an_optimizer_that_holds_another_is_guarded_from_outside() -> None:
     assert "_guard" not in vars(optimizer)
 
 
-def test_optimizers_whose_steps_cannot_be_hooked_are_refused() -> None:
+def test_optimizers_whose_steps_cannot_be_hooked_are_refused():
     model = make_model()
     optimizer = foreign.SlowWithoutInit(model.parameters())
     with pytest.raises(TypeError, match=r"SlowWithoutInit, which never calls Optimizer\.__init__.*super"):
         fastguard.wrap(optimizer, model)
     fastguard.wrap(optimizer.optimizer, model)  # the way out
     take_step(model, optimizer, 0)
-    assert optimizer.guard.last.step == 0  # type: ignore[attr-defined]
+    assert optimizer.guard.last.step == 0
     releases = foreign.WantsGradients(make_model().parameters(), gradient_release=True)
     with pytest.raises(TypeError, match=r"got WantsGradients with gradient_release=True.*[Ll]eave"):
         fastguard.wrap(releases)
     assert "_guard" not in vars(releases)
 
 
-# --- optimizers under one guard whose gradients come later than the decision ---
-
-
-def _in_backward(number: float | None, **settings: Any) -> tuple[list[torch.Tensor], Any]:
+def _in_backward(number, **settings):
     params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     optimizers = [torch.optim.SGD([p], lr=0.1) for p in params]
     fastguard.wrap(optimizers, **settings)
@@ -242,9 +229,7 @@ def _in_backward(number: float | None, **settings: Any) -> tuple[list[torch.Tens
 
 
 @pytest.mark.parametrize("number", [math.nan, 0.5, None])
-def test_gradients_that_come_after_the_decision_are_noticed(
-    number: float | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_gradients_that_come_after_the_decision_are_noticed(number, caplog):
     params, guard = _in_backward(number, max_norm=10.0)
     told = [r.getMessage() for r in caplog.records if "were not there when the first optimizer" in r.getMessage()]
     assert len(told) == (number is not None) and all("a guard of its own" in text for text in told)
@@ -258,10 +243,7 @@ def test_gradients_that_come_after_the_decision_are_noticed(
             _in_backward(number, max_consecutive_skips=1)
 
 
-# --- where an optimizer keeps its guard ---
-
-
-def test_the_guard_is_no_public_attribute_and_leaves_the_optimizers_own() -> None:
+def test_the_guard_is_no_public_attribute_and_leaves_the_optimizers_own():
     """torch expects that a copy has all public attributes of the original."""
 
     class Owned(torch.optim.SGD):
@@ -271,12 +253,12 @@ def test_the_guard_is_no_public_attribute_and_leaves_the_optimizers_own() -> Non
     for cls in (torch.optim.SGD, Owned):
         optimizer = cls(model.parameters(), lr=0.1)
         if cls is Owned:
-            optimizer.guard = "mine"  # type: ignore[attr-defined]
+            optimizer.guard = "mine"
         before = {name for name in vars(optimizer) if not name.startswith("_")}
         fastguard.wrap(optimizer, model)
         assert {name for name in vars(optimizer) if not name.startswith("_")} == before
         assert {name for name in vars(copy.deepcopy(optimizer)) if not name.startswith("_")} == before - {"guard"}
-        assert isinstance(optimizer.guard, str if cls is Owned else fastguard.Guard)  # type: ignore[attr-defined]
+        assert isinstance(optimizer.guard, str if cls is Owned else fastguard.Guard)
         take_step(model, optimizer, 0)
         assert fastguard.Guard.of(optimizer).last.step == 0
         fastguard.Guard.of(optimizer).detach()

@@ -1,21 +1,15 @@
 """The step hooks in C++ against those in Python: the same records, lines and parameters, and nothing kept alive."""
 
-from __future__ import annotations
-
 import copy
 import gc
-import inspect
 import json
 import math
 import pickle
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from guard_helpers import assert_identical, guarded_model, loss_at, make_model, poison, snapshot
-from torch import nn
+from guard_helpers import assert_identical, loss_at, make_model, poison, snapshot
 
 import fastguard
 from fastguard.kernels import cpu
@@ -27,11 +21,12 @@ from fastguard.step.guard import Guard
 
 pytestmark = pytest.mark.skipif(cpu.extension is None, reason="the extension is not installed")
 NUM_STEPS = 330
+SERIES = ["step", "grad_norm", "loss", "val_loss", "learning_rate", "num_clipped", "num_nonfinite", "num_skipped"]
 NAN_STEPS, CLOSURE_STEPS, RAISING_STEPS = (57, 203), (80, 260), (120, 121, 290)
 
 
 @pytest.fixture
-def in_python(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def in_python(monkeypatch):
     """Call `undo` to get C++ back."""
     monkeypatch.setattr(hooks, "StepPreHook", None)
     monkeypatch.setattr(Guard, "observe", Guard.observe.__wrapped__)
@@ -43,11 +38,11 @@ class _StopError(Exception):
     pass
 
 
-def _raise(*_: Any) -> None:
+def _raise(*_):
     raise _StopError
 
 
-def _train(path: Path, *, early: bool = False, max_norm: float | None = 0.5) -> tuple[nn.Module, Any]:
+def _train(path, *, early=False, max_norm=0.5):
     """A training with steps of every kind; with `early`, each loss is observed ahead of its step."""
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -55,7 +50,7 @@ def _train(path: Path, *, early: bool = False, max_norm: float | None = 0.5) -> 
     for step in range(NUM_STEPS):
         if step in CLOSURE_STEPS:
 
-            def closure() -> torch.Tensor:
+            def closure():
                 optimizer.zero_grad()
                 loss = loss_at(model, step)  # noqa: B023
                 loss.backward()
@@ -90,7 +85,7 @@ def _train(path: Path, *, early: bool = False, max_norm: float | None = 0.5) -> 
     return model, optimizer
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path):
     """The lines of steps; those about the model come when there is time for them."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
@@ -99,9 +94,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("early", "max_norm"), [(False, 0.5), (True, None)])
-def test_cpp_and_python_do_the_same(
-    early: bool, max_norm: float | None, tmp_path: Path, in_python: pytest.MonkeyPatch
-) -> None:
+def test_cpp_and_python_do_the_same(early, max_norm, tmp_path, in_python):
     model, optimizer = _train(tmp_path / "python", early=early, max_norm=max_norm)
     in_python.undo()
     twin, other = _train(tmp_path / "cpp", early=early, max_norm=max_norm)
@@ -111,16 +104,7 @@ def test_cpp_and_python_do_the_same(
     assert found.last == expected.last or math.isnan(found.last.norm)
     for guard in (expected, found):
         guard.close()
-    for name in (
-        "step",
-        "grad_norm",
-        "loss",
-        "val_loss",
-        "learning_rate",
-        "num_clipped",
-        "num_nonfinite",
-        "num_skipped",
-    ):
+    for name in SERIES:
         assert repr(getattr(found.history, name)) == repr(getattr(expected.history, name))
     lines = _lines(tmp_path / "cpp")
     assert lines == _lines(tmp_path / "python") and [line["step"] for line in lines] == expected.history.step
@@ -128,13 +112,13 @@ def test_cpp_and_python_do_the_same(
     assert found.history.num_skipped == expected.history.num_skipped == len(NAN_STEPS)
 
 
-def _hand_set(num_steps: int, optimizer: Any, loss: torch.Tensor) -> None:
+def _hand_set(num_steps, optimizer, loss):
     for _ in range(num_steps):
         optimizer.step()
         optimizer.guard.observe(loss)
 
 
-def test_thousands_of_steps_leak_nothing(tmp_path: Path) -> None:
+def test_thousands_of_steps_leak_nothing(tmp_path):
     model = make_model()
     optimizer = fastguard.wrap(
         torch.optim.SGD(model.parameters(), lr=1e-9), model, max_norm=1e9, sinks=[JsonlSink(tmp_path / "log")]
@@ -147,7 +131,7 @@ def test_thousands_of_steps_leak_nothing(tmp_path: Path) -> None:
     held = [guard, run, run.ring, run.ring.headers, run.ring.found, run.clock, guard._ledger, run.clip, loss, optimizer]
     held += [guard._hooks[0], *model.parameters(), *(p.grad for p in model.parameters())]
 
-    def counts() -> list[int]:
+    def counts():
         gc.collect()
         return [sys.getrefcount(one) for one in held]
 
@@ -158,27 +142,7 @@ def test_thousands_of_steps_leak_nothing(tmp_path: Path) -> None:
     assert sys.getallocatedblocks() - num_blocks < 5000
 
 
-class TestObserve:
-    def test_it_is_a_method_like_any_other(self) -> None:
-        assert list(inspect.signature(Guard.observe).parameters) == ["self", "loss", "val_loss", "metrics"]
-        assert Guard.observe.__name__ == "observe" and "Adds a loss" in inspect.getdoc(Guard.observe)
-        model, optimizer = guarded_model()
-        loss_at(model, 0).backward()
-        optimizer.step()
-        observe = optimizer.guard.observe  # bound
-        observe(1.0)
-        assert optimizer.guard.last.loss == 1.0
-        Guard.observe(optimizer.guard, val_loss=2.0)
-        assert optimizer.guard.last.val_loss == 2.0
-        with pytest.raises(TypeError):
-            Guard.observe()
-        with pytest.raises(TypeError):
-            optimizer.guard.observe(1.0, los=2.0)
-        with pytest.raises(ValueError, match="loss"):
-            optimizer.guard.observe("much")
-
-
-def test_hooks_refuse_what_is_not_theirs() -> None:
+def test_hooks_refuse_what_is_not_theirs():
     extension = cpu.extension
     for make in (extension.StepPreHook, extension.StepPostHook):
         with pytest.raises(TypeError):
@@ -186,7 +150,7 @@ def test_hooks_refuse_what_is_not_theirs() -> None:
     with pytest.raises(TypeError):
         extension.ScheduleState(1, make_model())
     plain = extension.HooksState()
-    calls: list[Any] = []
+    calls = []
     hook = extension.StepPreHook(plain, lambda *given: calls.append(given))
     hook(1, (2,), {})  # no state that it knows: Python takes it
     hook(1)

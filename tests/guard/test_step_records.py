@@ -1,11 +1,8 @@
 """What is recorded of a step, and how it reaches history and sinks: exactly one record a step, the last one too."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +14,7 @@ import fastguard
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 
 
-def _sgd(model: nn.Module, lr: Any = 0.1) -> torch.optim.Optimizer:
+def _sgd(model, lr=0.1):
     return torch.optim.SGD(model.parameters(), lr=lr)
 
 
@@ -26,11 +23,11 @@ class Recording(fastguard.MemorySink):
 
     num_closed = 0
 
-    def close(self) -> None:
+    def close(self):
         self.num_closed += 1
 
 
-def test_every_field(backend: str) -> None:
+def test_every_field(backend):
     model = make_model()
     optimizer = fastguard.wrap(_sgd(model, lr=0.25), model, max_norm=0.1, backend=backend)
     assert optimizer.guard.last is None
@@ -67,7 +64,7 @@ def test_every_field(backend: str) -> None:
             setattr(last, field.name, None)
 
 
-def test_bad_tensors_are_named_in_backward_order(backend: str) -> None:
+def test_bad_tensors_are_named_in_backward_order(backend):
     model, optimizer = guarded_model(backend=backend)
     loss_at(model, 0).backward()
     model[0].weight.grad[0, 0] = math.nan
@@ -85,27 +82,8 @@ def test_bad_tensors_are_named_in_backward_order(backend: str) -> None:
     assert (last.skipped, last.clip_coef, last.clipped) == (True, 1.0, False)
 
 
-def test_observe_takes_what_still_has_a_graph_and_what_is_not_finite() -> None:
-    model, optimizer = guarded_model()
-    before = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)
-    try:
-        take_step(model, optimizer, 0)
-        optimizer.guard.observe(loss=loss_at(model, 0))
-        take_step(model, optimizer, 1)
-        optimizer.guard.observe(loss=math.nan, val_loss=torch.tensor(math.inf))
-    finally:
-        torch.set_warn_always(before)
-    optimizer.guard.flush()
-    assert math.isnan(optimizer.guard.history.loss[-1])
-    assert optimizer.guard.history.val_loss == [math.inf]
-
-
-# --- names ---
-
-
 @pytest.mark.parametrize("by", ["model", "named parameters", "place"])
-def test_names(by: str) -> None:
+def test_names(by):
     """Those of the model go before the optimizer's own; without either, a parameter goes by its group and place."""
     model = make_model()
     named = [(f"mine.{n}" if by == "model" else n, p) for n, p in model.named_parameters()]
@@ -117,7 +95,7 @@ def test_names(by: str) -> None:
     assert optimizer.guard.last.tensors.names == (placed if by == "place" else NAMES)
 
 
-def test_a_part_that_is_really_called_module_keeps_its_name_where_needed() -> None:
+def test_a_part_that_is_really_called_module_keeps_its_name_where_needed():
     model = nn.ModuleDict({"module": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
     model.register_parameter("bias", nn.Parameter(torch.ones(1)))  # "module.bias" stripped would be this one
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -128,7 +106,7 @@ def test_a_part_that_is_really_called_module_keeps_its_name_where_needed() -> No
     assert set(optimizer.guard.last.tensors.names) == expected
 
 
-def test_names_outlive_a_model_made_only_for_wrap() -> None:
+def test_names_outlive_a_model_made_only_for_wrap():
     first, second, scale = nn.Linear(2, 2), nn.Linear(2, 2), nn.Parameter(torch.ones(()))
     second.bias.requires_grad_(False)
     optimizer = torch.optim.SGD([scale, *first.parameters(), second.weight], lr=0.1)
@@ -143,7 +121,7 @@ def test_names_outlive_a_model_made_only_for_wrap() -> None:
     assert optimizer.guard.history.model.without_gradient == ("decoder.bias",)
 
 
-def test_a_new_parameter_is_not_called_as_one_that_is_gone() -> None:
+def test_a_new_parameter_is_not_called_as_one_that_is_gone():
     model = nn.Linear(2, 2)
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     model(torch.ones(1, 2)).sum().backward()
@@ -158,10 +136,7 @@ def test_a_new_parameter_is_not_called_as_one_that_is_gone() -> None:
     assert optimizer.guard.last.tensors.names == tuple(f"group0.param{i}" for i in range(8))
 
 
-# --- the way to history and sinks ---
-
-
-def test_a_record_is_delivered_when_the_next_step_begins() -> None:
+def test_a_record_is_delivered_when_the_next_step_begins():
     model = make_model()
     sink, seen = Recording(), []
     optimizer = fastguard.wrap(_sgd(model), model, sinks=[sink, seen.append])
@@ -177,7 +152,7 @@ def test_a_record_is_delivered_when_the_next_step_begins() -> None:
 
 
 @pytest.mark.parametrize("ending", ["drop", "detach", "close"])
-def test_the_last_record_is_delivered_at_the_end(ending: str) -> None:
+def test_the_last_record_is_delivered_at_the_end(ending):
     model, sink = make_model(), Recording()
     optimizer = fastguard.wrap(_sgd(model), model, sinks=[sink])
     for step in range(2):
@@ -192,7 +167,7 @@ def test_the_last_record_is_delivered_at_the_end(ending: str) -> None:
     assert (sink.series("step"), sink.num_closed) == ([0, 1], int(ending == "close"))
 
 
-def test_a_bad_batch_is_one_message(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bad_batch_is_one_message(caplog):
     model, optimizer = guarded_model()
     for step in range(40):
         take_step(model, optimizer, step, bad=math.nan if step == 30 else None)
@@ -204,7 +179,7 @@ def test_a_bad_batch_is_one_message(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.long_interpreted
-def test_trap_2_10_another_clipper_that_ran_first_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+def test_trap_2_10_another_clipper_that_ran_first_is_noticed(caplog):
     model = make_model()
     optimizer = fastguard.wrap(_sgd(model, lr=0.01), model, max_norm=1.0)
     for step in range(12):
@@ -219,7 +194,7 @@ def test_trap_2_10_another_clipper_that_ran_first_is_noticed(caplog: pytest.LogC
     assert "0.05" in caplog.text
 
 
-def test_overhead_is_measured_at_every_step() -> None:
+def test_overhead_is_measured_at_every_step():
     model, optimizer = guarded_model()
     for step in range(3):
         take_step(model, optimizer, step, closure=step == 1)
@@ -229,13 +204,13 @@ def test_overhead_is_measured_at_every_step() -> None:
 
 
 @pytest.mark.parametrize("as_dict", [False, True])
-def test_names_of_master_copies_are_those_that_are_given(as_dict: bool) -> None:
+def test_names_of_master_copies_are_those_that_are_given(as_dict):
     model = make_model(dtype=torch.bfloat16)
     masters = [p.detach().float().requires_grad_() for p in model.parameters()]
     optimizer = torch.optim.SGD(masters, lr=0.1)
     with pytest.raises(ValueError, match="say by `names` what they are called, if they are copies"):
         fastguard.wrap(optimizer, model)
-    names: Any = [f"module.{name}" for name, _ in model.named_parameters()]
+    names = [f"module.{name}" for name, _ in model.named_parameters()]
     fastguard.wrap(optimizer, model, names=dict(zip(masters, names)) if as_dict else names)
     for step in range(3):
         loss_at(model, step).backward()
@@ -258,12 +233,12 @@ def test_names_of_master_copies_are_those_that_are_given(as_dict: bool) -> None:
         ({nn.Parameter(torch.ones(1)): "a"}, "got a key that is none of them"),
     ],
 )
-def test_names_that_do_not_fit_are_refused(names: Any, message: str) -> None:
+def test_names_that_do_not_fit_are_refused(names, message):
     with pytest.raises(ValueError, match=f"`names` .*{message}"):
         fastguard.wrap(torch.optim.SGD(make_model().parameters(), lr=0.1), names=names)
 
 
-def test_names_without_pefts_prefix() -> None:
+def test_names_without_pefts_prefix():
     model = nn.Module()
     model.base_model = nn.Module()
     model.base_model.model = make_model()

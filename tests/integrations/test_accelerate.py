@@ -1,15 +1,11 @@
-"""`attach` with the real Accelerator."""
-
-from __future__ import annotations
+"""`attach` with the real Accelerator, and steps that are skipped under its scaler."""
 
 import logging
 import math
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from guard_helpers import assert_identical, loss_at, make_model, poison, snapshot
 from torch import nn
 
 import fastguard
@@ -27,25 +23,25 @@ class Tracker(GeneralTracker):
 
     name, requires_logging_directory, main_process_only = "kept", False, True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.rows: list[dict[str, Any]] = []
+        self.rows = []
 
     @property
-    def tracker(self) -> Any:
+    def tracker(self):
         return self.rows
 
     @on_main_process
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
+    def store_init_configuration(self, values):
         return
 
     @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **others: Any) -> None:
+    def log(self, values, step=None, **others):
         self.rows.append({**values, "step": step})
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh():
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     yield
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -54,7 +50,7 @@ def _fresh() -> Iterator[None]:
 class Run:
     """A prepared model and its guarded optimizer."""
 
-    def __init__(self, *, accumulation: int = 1, precision: str = "no", attach: bool = True, **settings: Any) -> None:
+    def __init__(self, *, accumulation=1, precision="no", attach=True, **settings):
         self.tracker, self.sink = Tracker(), fastguard.MemorySink()
         self.accelerator = accelerate.Accelerator(
             cpu=True, gradient_accumulation_steps=accumulation, mixed_precision=precision, log_with=self.tracker
@@ -69,7 +65,7 @@ class Run:
         if attach:
             fastguard.integrations.accelerate.attach(self.accelerator, self.optimizer)
 
-    def train(self, data: Any, clip: float | None = None) -> None:
+    def train(self, data, clip=None):
         for x, y in data:
             with self.accelerator.accumulate(self.model):
                 loss = nn.functional.mse_loss(self.model(x), y)
@@ -115,10 +111,10 @@ def test_a_bad_batch_is_skipped():
     assert run.tracker.rows[-1]["fastguard/num_skipped"] == 1
 
 
-def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path: Path):
+def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path):
     data = batches(8)
 
-    def run(resume: bool) -> Run:
+    def run(resume):
         one = Run(clip=fastguard.Percentile(50.0, window=8, min_steps=2))
         if resume:
             one.accelerator.load_state(str(tmp_path))
@@ -132,3 +128,47 @@ def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path: Path):
     assert [record.step for record in resumed.sink.records][:1] == [4]
     assert gist(resumed.optimizer.guard) == gist(whole.optimizer.guard)
     assert_same_parameters(whole.model, resumed.model)
+
+
+def _train(guarded, fused=False):
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.scheduler import AcceleratedScheduler
+
+    Accelerator(cpu=True)
+    model = make_model()
+    inner = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    settings = {} if guarded == "policy" else {"max_norm": 1e9}
+    if guarded == "policy":
+        settings["clip"] = fastguard.SkipSpikes()
+    if guarded == "before":
+        fastguard.wrap(inner, model, **settings)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.5)
+    outer = AcceleratedOptimizer(inner, scaler=torch.amp.GradScaler("cpu", init_scale=16.0))
+    if guarded in ("after", "policy"):
+        fastguard.wrap(outer, model, **settings)
+    waiting = AcceleratedScheduler(scheduler, outer, step_with_optimizer=True, split_batches=True)
+    skipped, rates, scales = [], [], []
+    for step in range(8):
+        outer.zero_grad()
+        outer.scaler.scale(loss_at(model, step)).backward()
+        if step in (0, 3, 4):
+            poison(model, math.inf)
+        outer.step()
+        waiting.step()
+        skipped.append(outer.step_was_skipped)
+        rates.append(inner.param_groups[0]["lr"])
+        scales.append(outer.scaler.get_scale())
+    return skipped, rates, scales, snapshot(model, inner)
+
+
+@pytest.mark.parametrize("guarded", ["before", "after", "policy"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_skip_is_one_to_accelerate_and_its_scheduler_waits(guarded, fused, monkeypatch):
+    state = pytest.importorskip("accelerate.state", reason="accelerate is not installed")
+    monkeypatch.setattr(state.AcceleratorState, "_shared_state", {})  # not left to others
+    expected, got = _train("not at all"), _train(guarded, fused)
+    assert got[:3] == expected[:3]
+    assert got[0] == [step in (0, 3, 4) for step in range(8)]
+    if not fused:
+        assert_identical(got[3], expected[3])

@@ -1,7 +1,5 @@
 """What the integrations share, without a framework."""
 
-from __future__ import annotations
-
 import logging
 import math
 
@@ -12,12 +10,12 @@ import fastguard
 from fastguard.integrations.common import StepLoss, figures, guard_of, replace_method
 
 
-def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def make():
     model = torch.nn.Linear(2, 1)
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scale: float = 1.0) -> None:
+def step(model, optimizer, scale=1.0):
     optimizer.zero_grad()
     (model(torch.ones(3, 2)).sum() * scale).backward()
     optimizer.step()
@@ -68,7 +66,7 @@ def test_figures_count_the_step_just_taken():
 
 
 class Owner:
-    def method(self) -> str:
+    def method(self):
         return "its own"
 
 
@@ -82,7 +80,7 @@ def test_a_method_is_put_back():
     first()
     assert owner.method() == "its own" and "method" not in owner.__dict__
     late = replace_method(owner, "method", lambda method: "ours")
-    owner.method = lambda: "somebody's"  # type: ignore[method-assign]
+    owner.method = lambda: "somebody's"
     late()
     assert owner.method() == "somebody's"
 

@@ -1,9 +1,5 @@
 """Attention and routers in language models of Transformers, made small from their configurations."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,7 +8,7 @@ import fastguard
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytestmark = pytest.mark.slow
 
-SMALL: dict[str, Any] = {
+SMALL = {
     "hidden_size": 32,
     "intermediate_size": 32,
     "moe_intermediate_size": 32,

@@ -1,12 +1,9 @@
 """`FastguardCallback` in a real Learner."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import warnings
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -33,17 +30,17 @@ pytestmark = pytest.mark.slow
 class Kept:
     """The losses of the batches in training."""
 
-    def __init__(self) -> None:
-        self.losses: list[float] = []
+    def __init__(self):
+        self.losses = []
 
-    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def __call__(self, output, target):
         loss = nn.functional.mse_loss(output, target)
         if torch.is_grad_enabled():
             self.losses.append(float(loss.detach()))
         return loss
 
 
-def learner(bad: int = -1, opt: Any = torch.optim.AdamW, cbs: Any = (), guarded: bool = True, **settings: Any):
+def learner(bad=-1, opt=torch.optim.AdamW, cbs=(), guarded=True, **settings):
     torch.manual_seed(0)
     samples = [(torch.randn(6), torch.randn(1)) for _ in range(32)]
     if bad >= 0:

@@ -1,10 +1,5 @@
 """`FastguardHandler` in a real Engine."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -14,7 +9,7 @@ import fastguard
 from framework_helpers import Witness, assert_norms, assert_same_parameters, batches, gist
 
 ignite = pytest.importorskip("ignite", reason="pytorch-ignite is not installed")
-from ignite.engine import Engine, Events, create_supervised_trainer  # noqa: E402
+from ignite.engine import Events, create_supervised_trainer  # noqa: E402
 from ignite.handlers import Checkpoint, DiskSaver  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -23,20 +18,20 @@ pytestmark = pytest.mark.slow
 class Run:
     """A supervised trainer with a guarded optimizer."""
 
-    def __init__(self, *, accumulation: int = 1, **settings: Any) -> None:
+    def __init__(self, *, accumulation=1, **settings):
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.witness, self.sink = Witness(self.optimizer), fastguard.MemorySink()
-        self.trainer: Engine = create_supervised_trainer(
+        self.trainer = create_supervised_trainer(
             self.model, self.optimizer, nn.functional.mse_loss, gradient_accumulation_steps=accumulation
         )
         self.handler = fastguard.integrations.ignite.FastguardHandler(
             self.optimizer, self.model, sinks=[self.sink], **settings
         )
         self.handler.attach(self.trainer)
-        self.losses: list[float] = []
-        self.seen: list[dict[str, float]] = []
+        self.losses = []
+        self.seen = []
         self.trainer.add_event_handler(
             Events.ITERATION_COMPLETED, lambda engine: self.losses.append(engine.state.output)
         )
@@ -66,10 +61,10 @@ def test_a_bad_batch_is_skipped():
     assert [record.skipped for record in run.sink.records] == run.witness.was_idle == [i == 2 for i in range(6)]
 
 
-def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path: Path):
+def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path):
     data = batches(4)
 
-    def run(resume: Path | None) -> Run:
+    def run(resume):
         one = Run(clip=fastguard.Percentile(50.0, window=8, min_steps=2))
         parts = {"model": one.model, "optimizer": one.optimizer, "trainer": one.trainer, "guard": one.handler}
         if resume is None:

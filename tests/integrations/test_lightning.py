@@ -1,11 +1,8 @@
 """`FastguardCallback` in Lightning's real Trainer, and guards under Fabric."""
 
-from __future__ import annotations
-
 import logging
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,50 +21,48 @@ pytestmark = pytest.mark.slow
 class Regression(lightning.LightningModule):
     """A small model; the batch numbered `bad` is NaN."""
 
-    def __init__(self, optimizer: Any = None) -> None:
+    def __init__(self, optimizer=None):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-        self.norms: list[float] = []
-        self.losses: list[float] = []
+        self.norms = []
+        self.losses = []
         self.bad = -1
         self._make = optimizer or (lambda params: torch.optim.AdamW(params, lr=0.01))
 
-    def loss(self, batch: Any) -> torch.Tensor:
+    def loss(self, batch):
         x, y = batch
         return nn.functional.mse_loss(self.layers(x), y)
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         loss = self.loss(batch) * (math.nan if batch_idx == self.bad else 1.0)
         self.losses.append(loss.item())
         return loss
 
-    def scale(self) -> float:
+    def scale(self):
         """That of the gradients: the guard unscales them, as fused optimizers do."""
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         return 1.0 if scaler is None else scaler.get_scale()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch))
 
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, optimizer):
         self.norms.append(norm64(self.parameters()) / self.scale())
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         made = self._make(self.parameters())
         self.witness = Witness(made)
         return made
 
 
-def loader(num_batches: int = 8) -> torch.utils.data.DataLoader:
+def loader(num_batches=8):
     torch.manual_seed(1)
     x = torch.randn(4 * num_batches, 6)
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
 
 
-def fit(
-    folder: Path, model: Any, callbacks: list[Any], *, validate: bool = False, resume: Any = None, **settings: Any
-) -> Any:
+def fit(folder, model, callbacks, *, validate=False, resume=None, **settings):
     defaults = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "log_every_n_steps": 1}
     trainer = lightning.Trainer(
         default_root_dir=folder,
@@ -81,7 +76,7 @@ def fit(
     return trainer
 
 
-def callback(**settings: Any) -> tuple[Any, fastguard.MemorySink]:
+def callback(**settings):
     sink = fastguard.MemorySink()
     return fastguard.integrations.lightning.FastguardCallback(sinks=[sink], **settings), sink
 
@@ -109,7 +104,7 @@ def test_two_limits_are_refused(tmp_path):
 
 def test_a_module_that_clips_is_told_of(tmp_path, caplog):
     class Clipping(Regression):
-        def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        def configure_gradient_clipping(self, optimizer, *args, **kwargs):
             self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
 
     guarding, _ = callback()
@@ -156,12 +151,12 @@ def test_its_figures_are_in_the_logger_and_the_metrics(tmp_path):
     assert guarding.guard.history.has_ended
 
 
-def with_scaler() -> dict[str, Any]:
+def with_scaler():
     """float16 with a GradScaler, which Lightning takes on the CPU only when it is handed over."""
     return {"plugins": [lightning.pytorch.plugins.MixedPrecision("16-mixed", "cpu")]}
 
 
-def csv_rows(path: Path) -> list[dict[str, str]]:
+def csv_rows(path):
     lines = path.read_text().splitlines()
     return [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
 
@@ -169,12 +164,12 @@ def csv_rows(path: Path) -> list[dict[str, str]]:
 class Game(Regression):
     """Two optimizers, stepped by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.automatic_optimization = False
-        self.told: list[tuple[int, float]] = []
+        self.told = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch, batch_idx):
         for index, optimizer in enumerate(self.optimizers()):
             optimizer.zero_grad()
             loss = self.loss(batch) * (index + 1)
@@ -183,11 +178,11 @@ class Game(Regression):
             self.told.append((index, loss.item()))
             optimizer.step()
 
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, optimizer):
         held = [p for group in optimizer.param_groups for p in group["params"]]
         self.norms.append(norm64(held) / self.scale())
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         first, last = self.layers[0].parameters(), self.layers[2].parameters()
         return [torch.optim.SGD(first, lr=0.01), torch.optim.Adam(last, lr=0.01)]
 
@@ -215,7 +210,7 @@ def test_sinks_of_several_optimizers_are_refused(tmp_path):
 def test_a_resumed_training_is_one_that_was_not_interrupted(tmp_path):
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    def run(resume: Any = None) -> tuple[Any, Any, fastguard.MemorySink]:
+    def run(resume=None):
         guarding, sink = callback(clip=fastguard.Percentile(50.0, window=8, min_steps=2))
         saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=8, save_top_k=-1)
         model = Regression()

@@ -1,10 +1,7 @@
 """Every program on docs/frameworks.md runs as it stands, in a folder of its own."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +16,7 @@ STEPS = dict(zip(_NAMES, (40, 16, 20, 10, 20, 14, 16)))
 
 
 @pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _fresh(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -31,7 +28,7 @@ def test_every_framework_has_its_program():
 def test_the_program_ends_healthy(title, capsys, caplog):
     package = {"Transformers, TRL, PEFT": "transformers", "Fabric": "lightning"}.get(title, title.lower())
     pytest.importorskip(package, reason=f"{package} is not installed")
-    names: dict[str, Any] = {"__name__": "__main__"}
+    names = {"__name__": "__main__"}
     exec(compile(PROGRAMS[title], f"{PATH}: {title}", "exec"), names)
     printed = capsys.readouterr().out
     assert re.search(f"^HEALTHY after {STEPS[title]} steps", printed, re.MULTILINE)

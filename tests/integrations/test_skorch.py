@@ -1,10 +1,7 @@
 """`FastguardCallback` in a real skorch net."""
 
-from __future__ import annotations
-
 import math
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,30 +21,30 @@ pytestmark = pytest.mark.slow
 class Norms(Callback):
     """Norms in float64, and parameters after each batch."""
 
-    def initialize(self) -> Norms:
-        self.norms_: list[float] = []
-        self.after_: list[list[torch.Tensor]] = []
+    def initialize(self):
+        self.norms_ = []
+        self.after_ = []
         return self
 
-    def on_grad_computed(self, net: Any, named_parameters: Any, **others: Any) -> None:
+    def on_grad_computed(self, net, named_parameters, **others):
         self.norms_.append(norm64(p for _, p in named_parameters))
 
-    def on_batch_end(self, net: Any, training: Any = None, **others: Any) -> None:
+    def on_batch_end(self, net, training=None, **others):
         if training:
             self.after_.append([p.detach().clone() for p in net.module_.parameters()])
 
 
 class Module(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.layers(x)
 
 
-def data(bad: int = -1) -> tuple[np.ndarray, np.ndarray]:
+def data(bad=-1):
     """Sixteen samples; one may be NaN."""
     made = np.random.default_rng(0).standard_normal((16, 6)).astype("float32")
     y = made.sum(1, keepdims=True)
@@ -56,7 +53,7 @@ def data(bad: int = -1) -> tuple[np.ndarray, np.ndarray]:
     return made, y
 
 
-def net(**settings: Any) -> Any:
+def net(**settings):
     """A net of batches of four, and of two epochs."""
     guarding = fastguard.integrations.skorch.FastguardCallback(**settings)
     return skorch.NeuralNetRegressor(
@@ -71,7 +68,7 @@ def net(**settings: Any) -> Any:
     )
 
 
-def parts(made: Any) -> tuple[Any, fastguard.Guard]:
+def parts(made):
     found = dict(made.callbacks_)
     found["guard"].guard_.flush()
     return found["norms"], found["guard"].guard_

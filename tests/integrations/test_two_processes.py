@@ -1,14 +1,11 @@
 """Two processes that train together under DDP: the same norms, decisions and parameters in both."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +21,7 @@ SCRIPT = Path(__file__).with_name("two_processes.py")
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def seen(tmp_path_factory):
     """What each process wrote."""
     folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as free:

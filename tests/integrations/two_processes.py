@@ -3,8 +3,6 @@
 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=... python two_processes.py FOLDER
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -12,7 +10,6 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 os.environ.update(LOCAL_RANK=os.environ["RANK"], LOCAL_WORLD_SIZE="2", GROUP_RANK="0", TORCHELASTIC_RUN_ID="test")
 warnings.simplefilter("ignore")
@@ -37,16 +34,16 @@ BAD = 5  # a sample that only rank 1 sees
 class Net(nn.Module):
     """Takes what the Trainer hands over, and what the others do."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, x, labels):
         return {"loss": nn.functional.mse_loss(self.layers(x), labels)}
 
 
-def data() -> list[dict[str, torch.Tensor]]:
+def data():
     """Sixteen samples; rank r sees those whose number is r modulo 2."""
     torch.manual_seed(1)
     made = [{"x": torch.randn(6), "labels": torch.randn(1)} for _ in range(16)]
@@ -54,7 +51,7 @@ def data() -> list[dict[str, torch.Tensor]]:
     return made
 
 
-def told(model: nn.Module, guard: fastguard.Guard, norms: list[float], log: list[float]) -> dict[str, Any]:
+def told(model, guard, norms, log):
     """What this process saw of one training."""
     guard.flush()
     recent = guard.history.recent
@@ -69,9 +66,9 @@ def told(model: nn.Module, guard: fastguard.Guard, norms: list[float], log: list
     }
 
 
-def with_transformers(folder: Path) -> dict[str, Any]:
+def with_transformers(folder):
     class Watched(transformers.Trainer):
-        def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        def create_optimizer(self, *args, **kwargs):
             made = super().create_optimizer(*args, **kwargs)
             self.witness = Witness(made)
             return made
@@ -98,7 +95,7 @@ def with_transformers(folder: Path) -> dict[str, Any]:
     return told(model, trainer.optimizer.guard, trainer.witness.norms, log)
 
 
-def with_accelerate(folder: Path) -> dict[str, Any]:
+def with_accelerate(folder):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, sink = Net(), fastguard.JsonlSink(folder / "accelerate.jsonl")
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -120,22 +117,22 @@ def with_accelerate(folder: Path) -> dict[str, Any]:
 
 
 class Module(lightning.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = Net()
-        self.norms: list[float] = []
+        self.norms = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         return self.net(**batch)["loss"]
 
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, optimizer):
         self.norms.append(norm64(self.parameters()))
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
-def with_lightning(folder: Path) -> dict[str, Any]:
+def with_lightning(folder):
     sink, model = fastguard.JsonlSink(folder / "lightning.jsonl"), Module()
     trainer = lightning.Trainer(
         default_root_dir=folder,

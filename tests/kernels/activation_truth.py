@@ -1,11 +1,8 @@
 """What activation statistics must be, written with NumPy; shares no code with any backend."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
-import torch
 
 from fastguard import ActivationStats
 
@@ -15,7 +12,7 @@ from truth import elements
 LOW, HIGH, NEAR = -0.99, 0.99, 1e-6
 
 
-def mean_and_std(values: np.ndarray) -> tuple[float, float]:
+def mean_and_std(values):
     """Of finite values; scaled by a power of two so that no square leaves float64's range.
 
     What rounding did to the first mean shows in the deviations from it, and is added: what remains are a few roundings
@@ -30,7 +27,7 @@ def mean_and_std(values: np.ndarray) -> tuple[float, float]:
     return float(mean * scale), math.sqrt((deviations * deviations).mean()) * scale
 
 
-def expected(tensor: torch.Tensor, low: float = LOW, high: float = HIGH, near: float = NEAR) -> ActivationStats:
+def expected(tensor, low=LOW, high=HIGH, near=NEAR):
     x = elements(tensor)
     finite = x[np.isfinite(x)]
     mean, std = mean_and_std(finite) if finite.size else (math.nan, math.nan)
@@ -55,7 +52,7 @@ EXACT = (
 )
 
 
-def assert_stats(stats: ActivationStats, truth: ActivationStats, what: str = "") -> None:
+def assert_stats(stats, truth, what=""):
     """Counts and extremes exactly, mean and std within tolerances.py."""
     for field in EXACT:
         found, right = getattr(stats, field), getattr(truth, field)
@@ -69,16 +66,14 @@ def assert_stats(stats: ActivationStats, truth: ActivationStats, what: str = "")
     assert abs(stats.mean - truth.mean) <= tolerances.ACTIVATION_MEAN * truth.std + rounding, f"{what}: mean"
 
 
-def channels(tensor: torch.Tensor, dim: int) -> np.ndarray:
+def channels(tensor, dim):
     """[C, elements] as float64."""
     x = tensor.reshape(1) if tensor.dim() == 0 else tensor
     x = x.detach().movedim(dim, 0).double().cpu()
     return x.reshape(x.shape[0], math.prod(x.shape[1:])).numpy()
 
 
-def expected_table(
-    tensor: torch.Tensor, dim: int, low: float = LOW, high: float = HIGH, near: float = NEAR
-) -> np.ndarray:
+def expected_table(tensor, dim, low=LOW, high=HIGH, near=NEAR):
     """CHANNEL_COLUMNS of each channel, [C, 4]."""
     x = channels(tensor, dim)
     finite = np.isfinite(x)

@@ -1,9 +1,5 @@
 """Tensors to hold the kernels against: odd sizes, odd layouts, nasty values."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import torch
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -27,7 +23,7 @@ NASTY = {
     "huge": 3e38,
 }
 
-LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+LAYOUTS = {
     "contiguous": lambda x: x,
     "transposed": lambda x: x.transpose(0, -1),
     "channels_last": lambda x: x.to(memory_format=torch.channels_last),
@@ -45,12 +41,12 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def image(dtype: torch.dtype, shape: tuple[int, ...] = (8, 23, 14, 15)) -> torch.Tensor:
+def image(dtype, shape=(8, 23, 14, 15)):
     """A 4-dimensional tensor of 38 640 elements for the layouts to act on."""
     return torch.randn(shape, dtype=torch.complex128 if dtype.is_complex else torch.float64).to(dtype)
 
 
-def nasty(value: float, dtype: torch.dtype, size: int = 20_000) -> torch.Tensor:
+def nasty(value, dtype, size=20_000):
     """Normal values among which `value` stands alone, in a run, in the first and in the last place."""
     x = torch.randn(size).to(dtype)
     rounded = torch.tensor(value, dtype=torch.float64).to(dtype)  # an older torch refuses a number that overflows

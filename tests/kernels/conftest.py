@@ -1,13 +1,9 @@
 """Fixtures for what needs the GPU kernels themselves: compiled on a GPU, or interpreted on CPU tensors."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +13,7 @@ from fastguard.kernels import cpu, triton
 
 
 @pytest.fixture
-def device() -> Iterator[torch.device]:
+def device():
     """Where the kernels run here; tensors are made there. Where they cannot run, these tests are left out."""
     place = "cpu"
     if not _env.triton_interpreter():
@@ -30,7 +26,7 @@ def device() -> Iterator[torch.device]:
 
 
 @pytest.fixture
-def isa() -> Iterator[Any]:
+def isa():
     """The extension; afterwards it uses the instruction set that it used before."""
     used = cpu._C.isa()
     yield cpu._C
@@ -38,15 +34,15 @@ def isa() -> Iterator[Any]:
 
 
 @pytest.fixture
-def ticks_during() -> Iterator[Callable[[Callable[[], Any]], int]]:
+def ticks_during():
     """How often another thread runs while a function is called five times that releases the GIL by itself."""
     switch = sys.getswitchinterval()
     sys.setswitchinterval(100.0)  # the interpreter makes no thread give up the lock
 
-    def count(function: Callable[[], Any]) -> int:
+    def count(function):
         running, ticks = True, 0
 
-        def tick() -> None:
+        def tick():
             nonlocal ticks
             while running:
                 ticks += 1
@@ -67,11 +63,11 @@ def ticks_during() -> Iterator[Callable[[Callable[[], Any]], int]]:
 
 
 @pytest.fixture
-def workspace(device: torch.device) -> triton.Workspace:
+def workspace(device):
     return triton.Workspace(device)
 
 
 @pytest.fixture
-def compiles() -> None:
+def compiles():
     """For tests that compile; they are left out where Triton interprets."""
     pytest.importorskip("triton", reason="Triton is not installed")

@@ -1,11 +1,7 @@
 """Every figure of an activation and of its channels: dtypes, sizes, layouts, nasty values, thresholds, on every
 backend. Triton's interpreter gets smaller tensors."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
@@ -26,20 +22,14 @@ from cases import DTYPES, LAYOUTS, NASTY, SIZES, image, nasty
 LIMITS = (-0.99, 0.99, 1e-6)
 
 
-def is_slow(backend: str) -> bool:
+def is_slow(backend):
     return backend == "triton" and _env.triton_interpreter()
 
 
-def check(
-    tensor: torch.Tensor,
-    backend: str,
-    dims: Iterable[int] = (),
-    what: str = "",
-    limits: tuple[float, float, float] = LIMITS,
-) -> ActivationStats:
+def check(tensor, backend, dims=(), what="", limits=LIMITS):
     """The row of `tensor` is right, and the table of its channels for each of `dims`."""
     low, high, near = limits
-    settings: dict[str, Any] = {"saturation": (low, high), "near_zero": near, "backend": backend}
+    settings = {"saturation": (low, high), "near_zero": near, "backend": backend}
     stats = activation_stats(tensor, **settings)
     assert_stats(stats, expected(tensor, low, high, near), what)
     for dim in dims:
@@ -55,7 +45,7 @@ def check(
 
 @pytest.mark.long_interpreted
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sizes(backend: str, dtype: torch.dtype) -> None:
+def test_sizes(backend, dtype):
     load = 2048 // dtype.itemsize  # of a program of the Triton kernels, which reads 16 of them
     some = (1, 9, load - 1, load, load + 1, 4 * load + 3, 16 * load, 16 * load + 1, 40 * load + 5)
     for size in some if is_slow(backend) else SIZES:
@@ -75,12 +65,12 @@ SHAPES = [
 
 @pytest.mark.thinned(interpreted=4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_shapes(backend: str, dtype: torch.dtype) -> None:
+def test_shapes(backend, dtype):
     for shape in SMALL_SHAPES if is_slow(backend) else SHAPES[:: 1 if backend == "cpu" else 3]:
         check(torch.randn(shape, dtype=torch.float64).to(dtype), backend, (0, 1), str(shape))
 
 
-SPATIAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+SPATIAL = {
     **LAYOUTS,
     "a part of the channels": lambda x: x[:, 3:20],
     "a part of the channels, channels_last": lambda x: x.to(memory_format=torch.channels_last)[:, 3:20],
@@ -101,7 +91,7 @@ SPATIAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.thinned(n=3, interpreted=15)
 @pytest.mark.parametrize("layout", SPATIAL)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_layouts(backend: str, dtype: torch.dtype, layout: str) -> None:
+def test_layouts(backend, dtype, layout):
     tensor = SPATIAL[layout](image(dtype, (4, 9, 7, 6)) if is_slow(backend) else image(dtype))
     check(tensor, backend, range(max(1, tensor.dim())), layout)
 
@@ -109,7 +99,7 @@ def test_layouts(backend: str, dtype: torch.dtype, layout: str) -> None:
 @pytest.mark.thinned(n=3, interpreted=40)
 @pytest.mark.parametrize("value", NASTY)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_nasty_values(backend: str, dtype: torch.dtype, value: str) -> None:
+def test_nasty_values(backend, dtype, value):
     size = 900 if is_slow(backend) else 19_800
     among = nasty(NASTY[value], dtype, size)
     alone = torch.full((size,), NASTY[value], dtype=torch.float64).to(dtype)
@@ -121,7 +111,7 @@ def test_nasty_values(backend: str, dtype: torch.dtype, value: str) -> None:
 
 
 @pytest.mark.full_size
-def test_every_float16_and_bfloat16_bit_pattern(backend: str) -> None:
+def test_every_float16_and_bfloat16_bit_pattern(backend):
     patterns = torch.arange(1 << 16).to(torch.int32).to(torch.int16)
     for dtype in (torch.float16, torch.bfloat16):
         for start in (0, 1, 4095):
@@ -130,7 +120,7 @@ def test_every_float16_and_bfloat16_bit_pattern(backend: str) -> None:
 
 @pytest.mark.thinned(interpreted=9)
 @pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-30, 2e-22, 1e-14, 1e-12, 1e17, 1e18, 4e18, 1e19, 1e30, 1e38])
-def test_no_overflow_and_no_underflow(backend: str, scale: float) -> None:
+def test_no_overflow_and_no_underflow(backend, scale):
     size = 1200 if is_slow(backend) else 12_300
     values = torch.rand(size, dtype=torch.float64) * 2 - 0.7
     for tensor in ((values * scale).float(), (values * scale + 3 * scale).float().clamp(max=3e38)):
@@ -141,14 +131,14 @@ def test_no_overflow_and_no_underflow(backend: str, scale: float) -> None:
 @pytest.mark.thinned(interpreted=9)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("ratio", [0.0, 1.0, 3.0, 30.0, 1000.0, 1e5])
-def test_std_where_the_mean_dominates(backend: str, ratio: float, dtype: torch.dtype) -> None:
+def test_std_where_the_mean_dominates(backend, ratio, dtype):
     x = torch.randn(4200 if is_slow(backend) else 63_000, dtype=torch.float64)
     check((x * 1e-3 - ratio).to(dtype), backend)
     check((x + ratio).to(dtype).view(-1, 60), backend, (0, 1))
     check((x.view(-1, 60) + torch.randn(60) * 5 * ratio).to(dtype), backend, (0, 1), "channels of different means")
 
 
-def test_std_does_not_depend_on_what_stands_first(backend: str) -> None:
+def test_std_does_not_depend_on_what_stands_first(backend):
     """A value near the mean is taken off every element; it must not come from one that lies far off."""
     for outlier in (-1e6, 1e3, 3e38):
         tensor = torch.randn(5000 if is_slow(backend) else 20_000) + 5
@@ -164,7 +154,7 @@ def test_std_does_not_depend_on_what_stands_first(backend: str) -> None:
 
 @pytest.mark.thinned(interpreted=9)
 @pytest.mark.parametrize("value", [0.1, -1e30, 1e-40, 3.3e38, 6e35])
-def test_std_of_a_constant_is_nothing(backend: str, value: float) -> None:
+def test_std_of_a_constant_is_nothing(backend, value):
     for size in (1, 100, 9000, 70_000)[: 3 if is_slow(backend) else 4]:
         stats = activation_stats(torch.full((size,), value), backend=backend)
         assert stats.std <= 1e-15 * abs(value)
@@ -172,7 +162,7 @@ def test_std_of_a_constant_is_nothing(backend: str, value: float) -> None:
     check(torch.full((2, 1024), value), backend, (0, 1))  # whose magnitudes' sum may overflow float32
 
 
-def test_float64_beyond_the_squares(backend: str) -> None:
+def test_float64_beyond_the_squares(backend):
     """Extremes and counts hold where the squares no longer do."""
     for size in (10, 5000):
         stats = activation_stats(torch.full((size,), 1e200, dtype=torch.float64), backend=backend)
@@ -198,7 +188,7 @@ THRESHOLDS = [
 @pytest.mark.thinned(n=3, interpreted=5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("limits", THRESHOLDS)
-def test_thresholds_are_compared_by_value(backend: str, limits: Any, dtype: torch.dtype) -> None:
+def test_thresholds_are_compared_by_value(backend, limits, dtype):
     around = [*limits, -limits[2], 1.0, 0.1, 0.99, 65504.0, 1e-45, 3e38, 1e-40]
     near = torch.tensor([y for y in around if math.isfinite(y)], dtype=torch.float64).to(dtype)
     infinity = torch.full_like(near, math.inf)
@@ -209,7 +199,7 @@ def test_thresholds_are_compared_by_value(backend: str, limits: Any, dtype: torc
         check(x, backend, (0,), limits=limits)
 
 
-def test_what_the_figures_mean(backend: str) -> None:
+def test_what_the_figures_mean(backend):
     x = torch.tensor([math.inf, -math.inf, math.nan, 0.0, 2.0])
     stats = activation_stats(x, saturation=(-math.inf, math.inf), backend=backend)
     assert (stats.num_saturated, stats.num_infs, stats.num_nans, stats.num_near_zero) == (2, 2, 1, 1)
@@ -221,7 +211,7 @@ def test_what_the_figures_mean(backend: str) -> None:
     assert (found.mean_abs, found.num_nonfinite) == ([0.0, 5.0, 0.5], [0, 0, 2])
 
 
-def test_nothing_and_nothing_finite(backend: str) -> None:
+def test_nothing_and_nothing_finite(backend):
     for x in (torch.zeros(0), torch.zeros(3, 0, 2), torch.full((5,), math.nan), torch.full((600,), math.inf)):
         stats = check(x, backend)
         assert math.isnan(stats.mean) and math.isnan(stats.abs_max)
@@ -236,7 +226,7 @@ def test_nothing_and_nothing_finite(backend: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full_size
-def test_counts_above_2_to_24(backend: str) -> None:
+def test_counts_above_2_to_24(backend):
     size = (1 << 24) + 5
     tensor = torch.zeros(size, dtype=torch.float16)
     tensor[-3:] = math.nan
@@ -244,7 +234,7 @@ def test_counts_above_2_to_24(backend: str) -> None:
     assert (stats.total_elements, stats.num_zeros, stats.num_near_zero, stats.num_nans) == (size, size - 3, size - 3, 3)
 
 
-def test_kinds_of_tensors(backend: str) -> None:
+def test_kinds_of_tensors(backend):
     check(torch.nn.Parameter(torch.randn(10, 20)), backend, (0, 1))
     check(torch.randn(40, 30, dtype=torch.complex64).conj().imag, backend, (0, 1))
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
@@ -257,7 +247,7 @@ def test_kinds_of_tensors(backend: str) -> None:
         assert activation_stats(torch.ones(4), backend=backend).mean == 1.0
 
 
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+REFUSED = {
     "integers": (lambda: torch.arange(3), r"`x` must be .*got torch\.int64\. Convert it.*at {}\(x\)"),
     "bools": (lambda: torch.zeros(3, dtype=torch.bool), "got torch.bool"),
     "an array of integers": (lambda: np.arange(3), "got torch.int64"),
@@ -269,14 +259,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_read_is_refused(backend: str, what: str) -> None:
+def test_what_cannot_be_read_is_refused(backend, what):
     make, message = REFUSED[what]
     for function in (activation_stats, channel_stats):
         with pytest.raises(UnsupportedTensorError, match=message.format(function.__name__)):
             function(make(), backend=backend)
 
 
-def test_arguments(backend: str) -> None:
+def test_arguments(backend):
     x = torch.zeros(3, 4)
     for function in (activation_stats, channel_stats):
         for saturation in (-1.0, math.nan, (1.0, 0.0), (math.nan, 1.0)):
@@ -295,8 +285,6 @@ def test_arguments(backend: str) -> None:
             channel_stats(x, dim, backend=backend)
 
 
-# --- laws that hold for any activations ---
-
 _float32 = hnp.arrays(np.float32, st.integers(0, 700), elements=st.floats(width=32))
 _matrix = hnp.arrays(np.float32, st.tuples(st.integers(1, 20), st.integers(1, 60)), elements=st.floats(width=32))
 _threshold = st.floats(0, allow_nan=False)
@@ -304,13 +292,13 @@ _threshold = st.floats(0, allow_nan=False)
 
 @pytest.mark.full_size
 @given(values=_matrix, high=_threshold, near=_threshold)
-def test_any_float32(backend: str, values: np.ndarray, high: float, near: float) -> None:
+def test_any_float32(backend, values, high, near):
     check(torch.as_tensor(values), backend, (0, 1), limits=(-high, high, near))
 
 
 @pytest.mark.full_size
 @given(values=_float32, data=st.data())
-def test_splitting_and_merging_is_the_whole(backend: str, values: np.ndarray, data: st.DataObject) -> None:
+def test_splitting_and_merging_is_the_whole(backend, values, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
     rows = [run_activation(torch.as_tensor(part), LIMITS, None, backend)[0] for part in np.split(values, cuts)]
     assert_stats(ActivationStats.from_row(merge_activation_rows(rows)), expected(torch.as_tensor(values)))

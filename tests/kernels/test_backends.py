@@ -1,7 +1,5 @@
 """What holds for any backend, whatever it can do: one registry, clear errors, and training that goes on."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -38,13 +36,13 @@ class Absent(Modest):
 
 
 @pytest.fixture
-def modest(monkeypatch: pytest.MonkeyPatch) -> str:
+def modest(monkeypatch):
     monkeypatch.setitem(BACKENDS, "modest", Modest())
     registry.say_once.cache_clear()
     return "modest"
 
 
-def test_a_new_backend_serves_what_it_can(modest: str) -> None:
+def test_a_new_backend_serves_what_it_can(modest):
     x = torch.tensor([3.0, 4.0])
     assert fastguard.tensor_stats([x], backend=modest)[0].norm == 5.0
     fastguard.scale_([x], 2.0, backend=modest)
@@ -53,12 +51,12 @@ def test_a_new_backend_serves_what_it_can(modest: str) -> None:
 
 
 @pytest.mark.parametrize("function", ["activation_stats", "channel_stats"])
-def test_what_it_cannot_do_is_a_clear_error(modest: str, function: str) -> None:
+def test_what_it_cannot_do_is_a_clear_error(modest, function):
     with pytest.raises(BackendUnavailableError, match=r"`backend` 'modest' has no \w+\. Leave it \"auto\""):
         getattr(fastguard, function)(torch.ones(2, 3), backend=modest)
 
 
-def test_a_monitor_goes_on_with_plain_torch_and_says_so_once(modest: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_monitor_goes_on_with_plain_torch_and_says_so_once(modest, caplog):
     model, memory = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()), fastguard.MemorySink()
     monitor = fastguard.ActivationMonitor(model, every=1, backend=modest)
     optimizer = fastguard.wrap(
@@ -74,9 +72,7 @@ def test_a_monitor_goes_on_with_plain_torch_and_says_so_once(modest: str, caplog
     assert len(said) == len(set(said)) and all("Plain torch does it" in line for line in said) and said
 
 
-def test_auto_passes_over_what_cannot_run_or_cannot_do_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_auto_passes_over_what_cannot_run_or_cannot_do_it(monkeypatch, caplog):
     ahead = {"absent": Absent(), "modest": Modest(), "reference": REFERENCE}
     monkeypatch.setattr(registry, "BACKENDS", ahead)
     registry.say_once.cache_clear()
@@ -86,7 +82,7 @@ def test_auto_passes_over_what_cannot_run_or_cannot_do_it(
     assert [r.getMessage().split(". ")[0] for r in caplog.records] == ["backend 'absent' cannot run: it is on holiday"]
 
 
-def test_one_that_cannot_run_says_why_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_run_says_why_of_all(monkeypatch):
     monkeypatch.setitem(BACKENDS, "absent", Absent())
     with pytest.raises(BackendUnavailableError, match=r"'absent' cannot run here.*absent: it is on holiday"):
         kernels.tensor_stats([torch.ones(1)], backend="absent")

@@ -1,9 +1,7 @@
 """What every engine leaves in a slot: statistics, norm, clip coefficient, skip flag, factor and loss scale."""
 
-from __future__ import annotations
-
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -23,7 +21,7 @@ WIDTHS = {"torch": torch.float64, "torch in float32": torch.float32}
 
 
 @pytest.fixture(params=[*WIDTHS, pytest.param("triton", marks=pytest.mark.triton)])
-def any_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+def any_engine(request, monkeypatch):
     """Plain torch, on a device with float64 and on one without, and the Triton kernels."""
     if request.param == "triton":
         return Workspace(request.getfixturevalue("device"))
@@ -45,7 +43,7 @@ class Found(NamedTuple):
     slot: Slot
 
 
-def measure(engine: Any, tensors: list[torch.Tensor], **options: Any) -> Found:
+def measure(engine, tensors, **options):
     first, slot = make_slots(engine.device, len(tensors) + 2, 2, engine.dtype)  # with more room than is needed
     first.words.fill_(math.nan)
     slot.words.fill_(math.nan)  # what is not written must not look right by chance
@@ -62,20 +60,20 @@ def measure(engine: Any, tensors: list[torch.Tensor], **options: Any) -> Found:
     return Found(*numbers, skipped, words[STEP], notes, TensorStats(rows), slot)
 
 
-def mixed() -> list[torch.Tensor]:
+def mixed():
     dtypes = (torch.bfloat16, torch.float32, torch.float16, torch.float64, torch.float32)
     return [(torch.randn(n) * 1e-2).to(dtype) for n, dtype in zip((33_000, 5, 70_000, 100, 0), dtypes)]
 
 
-def true_norm(tensors: list[torch.Tensor]) -> float:
+def true_norm(tensors):
     return math.sqrt(math.fsum(expected(t).sum_sq for t in tensors))
 
 
-def close(value: float) -> Any:
+def close(value):
     return pytest.approx(value, rel=tolerances.NORM, abs=0)
 
 
-def test_rows_are_in_the_order_of_the_list_and_the_norm_is_theirs(any_engine: Any) -> None:
+def test_rows_are_in_the_order_of_the_list_and_the_norm_is_theirs(any_engine):
     tensors = mixed()
     found = measure(any_engine, tensors, step=77)
     for row, tensor in zip(found.stats, tensors, strict=True):
@@ -90,7 +88,7 @@ def test_rows_are_in_the_order_of_the_list_and_the_norm_is_theirs(any_engine: An
 
 @pytest.mark.thinned(interpreted=6)
 @pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1.0, 1e9, math.inf])
-def test_the_coefficient_is_torch_s_formula(any_engine: Any, max_norm: float) -> None:
+def test_the_coefficient_is_torch_s_formula(any_engine, max_norm):
     found = measure(any_engine, mixed(), max_norm=max_norm)
     assert found.clip_coef == found.factor == close(min(1.0, max_norm / (found.norm + 1e-6)))
 
@@ -99,7 +97,7 @@ def test_the_coefficient_is_torch_s_formula(any_engine: Any, max_norm: float) ->
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", [0, 2, 3])
 @pytest.mark.parametrize("skip", [True, False])
-def test_what_is_not_finite(any_engine: Any, bad: float, where: int, skip: bool) -> None:
+def test_what_is_not_finite(any_engine, bad, where, skip):
     tensors = mixed()
     tensors[where][-1] = bad
     found = measure(any_engine, tensors, max_norm=1e-3, skip_nonfinite=skip)
@@ -111,7 +109,7 @@ def test_what_is_not_finite(any_engine: Any, bad: float, where: int, skip: bool)
 
 @pytest.mark.thinned(interpreted=6)
 @pytest.mark.parametrize("found_inf", [0.0, 1.0, 2.0, math.nan])
-def test_the_scaler_s_flag_becomes_exactly_0_or_1(any_engine: Any, found_inf: float) -> None:
+def test_the_scaler_s_flag_becomes_exactly_0_or_1(any_engine, found_inf):
     given = torch.tensor(found_inf)
     found = measure(any_engine, mixed(), max_norm=1e-3, found_inf=given, skip_nonfinite=False)
     assert found.skipped is (found_inf != 0.0)
@@ -121,7 +119,7 @@ def test_the_scaler_s_flag_becomes_exactly_0_or_1(any_engine: Any, found_inf: fl
 @pytest.mark.thinned(interpreted=10)
 @pytest.mark.parametrize("scale", [65536.0, 3.0, 0.1])
 @pytest.mark.parametrize("unscales_itself", [False, True])
-def test_a_loss_scale(any_engine: Any, scale: float, unscales_itself: bool) -> None:
+def test_a_loss_scale(any_engine, scale, unscales_itself):
     tensors = [t * 7 for t in mixed()]
     held = torch.tensor(scale)
     scale = float(held)
@@ -141,7 +139,7 @@ def test_a_loss_scale(any_engine: Any, scale: float, unscales_itself: bool) -> N
 
 @pytest.mark.thinned(interpreted=6)
 @pytest.mark.parametrize(("share", "target"), [(0.5, 0.25), (0.5, 2.0), (2.0, 0.25), (0.5, 0.0)])
-def test_a_trigger_and_a_target(any_engine: Any, share: float, target: float) -> None:
+def test_a_trigger_and_a_target(any_engine, share, target):
     """Above the trigger the norm becomes the target, without the 1e-6 of torch's formula; a target of 0 is a skip."""
     tensors = mixed()
     norm = measure(any_engine, tensors).norm
@@ -151,7 +149,7 @@ def test_a_trigger_and_a_target(any_engine: Any, share: float, target: float) ->
     assert found.clip_coef == found.factor == close(wanted)
 
 
-def test_no_tensors_at_all(any_engine: Any) -> None:
+def test_no_tensors_at_all(any_engine):
     found = measure(any_engine, [])
     assert (found.norm, found.skipped, found.factor, len(found.stats)) == (0.0, False, 1.0, 0)
     found = measure(any_engine, [torch.zeros(0), torch.zeros(0, 3, dtype=torch.float16)])
@@ -159,7 +157,7 @@ def test_no_tensors_at_all(any_engine: Any) -> None:
 
 
 @pytest.mark.parametrize("is_skipped", [False, True])
-def test_scaling_by_the_factor_of_a_slot(any_engine: Any, is_skipped: bool) -> None:
+def test_scaling_by_the_factor_of_a_slot(any_engine, is_skipped):
     tensors = mixed()
     if is_skipped:
         tensors[1][2] = math.nan
@@ -171,10 +169,7 @@ def test_scaling_by_the_factor_of_a_slot(any_engine: Any, is_skipped: bool) -> N
         torch.testing.assert_close(got, want, rtol=4e-3 if got.itemsize == 2 else 1e-6, atol=0.0, equal_nan=True)
 
 
-# --- what only the kernels promise ---
-
-
-def test_a_norm_that_overflows_is_infinite(workspace: Workspace) -> None:
+def test_a_norm_that_overflows_is_infinite(workspace):
     found = measure(workspace, [torch.full((3,), 1.7e308, dtype=torch.float64)])
     assert (found.norm, found.skipped) == (math.inf, True)
     assert found.stats[0].num_infs == 0 and not found.stats[0].is_finite
@@ -182,7 +177,7 @@ def test_a_norm_that_overflows_is_infinite(workspace: Workspace) -> None:
 
 @pytest.mark.thinned(interpreted=6)
 @pytest.mark.parametrize("size", [1e-300, 1e-170, 1e200, 1e300])
-def test_a_norm_whose_square_leaves_the_range_of_float64(workspace: Workspace, size: float) -> None:
+def test_a_norm_whose_square_leaves_the_range_of_float64(workspace, size):
     tensors = [torch.full((n,), size, dtype=torch.float64) for n in (3, 40_000)]
     found = measure(workspace, tensors, max_norm=size)
     assert found.norm == pytest.approx(size * math.sqrt(40_003), rel=1e-12, abs=0)
@@ -193,7 +188,7 @@ def test_a_norm_whose_square_leaves_the_range_of_float64(workspace: Workspace, s
 
 
 @pytest.mark.long_interpreted
-def test_every_alignment(workspace: Workspace) -> None:
+def test_every_alignment(workspace):
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         base = torch.randn(40_000).to(dtype)
         views = [base[i : i + n] for i in range(9) for n in (3, 4100, 36_000)]
@@ -202,7 +197,7 @@ def test_every_alignment(workspace: Workspace) -> None:
 
 
 @pytest.mark.long_interpreted
-def test_a_row_has_the_same_bits_whatever_else_is_in_the_list(workspace: Workspace) -> None:
+def test_a_row_has_the_same_bits_whatever_else_is_in_the_list(workspace):
     tensors = mixed()
     tensors[2][40_000] = math.nan  # that chunk reads itself again, which leaves the others alone
     together = measure(workspace, tensors).stats

@@ -1,8 +1,7 @@
-"""What only the GPU kernels for activations promise. The figures that they give are tested in test_activations.py."""
-
-from __future__ import annotations
+"""What only the GPU kernels for activations promise, and the trial that "auto" makes of all of them on a device."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,9 +9,12 @@ import torch
 from activation_truth import assert_stats, expected, expected_table
 
 from fastguard import ActivationStats
-from fastguard.kernels.registry import choose_or_fall_back
-from fastguard.kernels.triton import activations
+from fastguard.kernels import reference, registry
+from fastguard.kernels.registry import BACKENDS, choose_or_fall_back
+from fastguard.kernels.slots import DEFAULT_OPTIONS
+from fastguard.kernels.triton import Workspace, activations, trial
 from fastguard.kernels.triton.activations import ActivationWorkspace
+from fastguard.records.columns import INDEX
 from fastguard.records.samples import EMPTY_ACTIVATION_ROW
 
 import tolerances
@@ -23,7 +25,7 @@ LIMITS = (-0.99, 0.99, 1e-6)
 pytestmark = pytest.mark.usefixtures("device")
 
 
-def test_a_program_s_counts_have_room() -> None:
+def test_a_program_s_counts_have_room():
     """What lang/activations.py relies on."""
     cpu = torch.device("cpu")
     for dtype in DTYPES:
@@ -39,7 +41,7 @@ def test_a_program_s_counts_have_room() -> None:
                 assert tiles_down * -(-columns // constants["COLS"]) < 2**10
 
 
-def test_figures_land_in_their_place_and_nowhere_else(device: torch.device) -> None:
+def test_figures_land_in_their_place_and_nowhere_else(device):
     rows = torch.full((3, 10), math.nan, dtype=torch.float64)
     table = torch.full((7, 4), math.nan, dtype=torch.float64)
     tensor = torch.randn(40, 5)
@@ -56,15 +58,13 @@ def test_figures_land_in_their_place_and_nowhere_else(device: torch.device) -> N
     assert tuple(rows[2].tolist()) == EMPTY_ACTIVATION_ROW and not table[2:].any()
 
 
-def test_in_a_steady_state_nothing_is_allocated_and_nothing_waits(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_steady_state_nothing_is_allocated_and_nothing_waits(device, monkeypatch):
     workspace = ActivationWorkspace(device)
     large, small = torch.randn(60, 70), torch.randn(3, 4, 5)
     row, table = torch.empty(10, dtype=torch.float64), torch.empty(70, 4, dtype=torch.float64)
     workspace.measure_activation(large, 1, LIMITS, row, table)
 
-    def refuse(*arguments: object, **options: object) -> None:
+    def refuse(*arguments, **options):
         raise AssertionError("allocates or synchronises")
 
     for name in ("empty", "zeros", "full", "tensor"):
@@ -78,7 +78,7 @@ def test_in_a_steady_state_nothing_is_allocated_and_nothing_waits(
     np.testing.assert_allclose(table[:4].cpu().numpy(), expected_table(small, 1), rtol=1e-6)
 
 
-def test_the_same_bits_each_time_and_for_the_same_memory() -> None:
+def test_the_same_bits_each_time_and_for_the_same_memory():
     tensor = torch.randn(6, 5, 9, 8)
     tensor[1, 2, 3, 4] = math.nan
     found = activations.activation(tensor, 1, LIMITS)
@@ -89,7 +89,7 @@ def test_the_same_bits_each_time_and_for_the_same_memory() -> None:
 
 
 @pytest.mark.parametrize("backend", ["triton", "reference", "cpu"])
-def test_figures_stay_on_the_device_whatever_the_backend(backend: str, device: torch.device) -> None:
+def test_figures_stay_on_the_device_whatever_the_backend(backend, device):
     if backend == "cpu" and device.type != "cpu":
         pytest.skip("the C++ kernels read CPU tensors only")
     x = torch.randn(12, 5, 4)
@@ -101,3 +101,87 @@ def test_figures_stay_on_the_device_whatever_the_backend(backend: str, device: t
     chosen.activation_into(x, 1, LIMITS, row, table)
     assert_stats(ActivationStats.from_row(row.tolist()), expected(x))
     np.testing.assert_allclose(table.cpu().numpy(), expected_table(x, 1), rtol=tolerances.SUM_ABS)
+
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def anew(workspace):
+    trial._verdicts.clear()
+    yield
+    trial._verdicts.clear()
+
+
+@pytest.mark.parametrize("operation", ["tensor_stats", pytest.param("activation", marks=pytest.mark.slow)])
+def test_right_kernels_pass(operation):
+    assert trial.problem_on(DEVICE, operation) is None
+
+
+def _wrong(column):
+    def measure(self, plan, slot, *arguments, **others):
+        MEASURE(self, plan, slot, *arguments, **others)
+        slot.rows[3, INDEX[column]] = slot.rows[3, INDEX[column]] * (1 + 2e-6) + (column == "num_nans")
+
+    return measure
+
+
+def _never_skips(self, plan, slot, options=DEFAULT_OPTIONS, **others):
+    MEASURE(self, plan, slot, options._replace(skip_nonfinite=False), **others)
+
+
+def _raises(*arguments, **others):
+    raise RuntimeError("PTX was compiled with an unsupported toolchain\nmore")
+
+
+MEASURE = Workspace.measure
+FAULTS = [
+    ("measure", _wrong("sum_sq"), "wrong statistics: sum_sq of tensor 3 is"),
+    ("measure", _wrong("abs_max"), "wrong statistics: abs_max of tensor 3 is"),
+    ("measure", _wrong("num_nans"), "wrong statistics: num_nans of tensor 3 is"),
+    ("measure", _never_skips, "did not see NaN and Inf"),
+    ("measure", _raises, "raised RuntimeError: PTX was compiled with an unsupported toolchain$"),
+    ("scale", lambda *arguments, **others: None, "scaled torch.float32 wrongly"),
+]
+
+
+@pytest.mark.thinned(interpreted=6)
+@pytest.mark.parametrize(("method", "fault", "message"), FAULTS, ids=[message for *_, message in FAULTS])
+def test_what_is_wrong_is_caught_and_said(method, fault, message, monkeypatch):
+    monkeypatch.setattr(Workspace, method, fault)
+    assert re.match(rf"a trial on {DEVICE} (gave )?{message}", str(trial.problem_on(DEVICE)))
+
+
+@pytest.mark.long_interpreted
+def test_a_full_device_is_tried_again(monkeypatch):
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("tried to allocate 20 MiB")
+
+    with monkeypatch.context() as full:
+        full.setattr(Workspace, "measure", fail)
+        assert "OutOfMemoryError" in str(trial.problem_on(DEVICE))
+    assert trial.problem_on(DEVICE) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda x, dim, limits: ((0.0,) * 10, None), "float32 .*: numel is 0.0 where torch says 9001.0"),
+        (
+            lambda x, dim, limits: reference.activation(x, dim, limits) if dim is None else ((0.0,) * 10, bytes(4480)),
+            "num_near_zero of channel 0 is 0.0 where torch says",
+        ),
+    ],
+)
+def test_wrong_activations_leave_statistics_to_triton(monkeypatch, caplog, result, message):
+    monkeypatch.setattr(activations, "activation", result)
+    monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
+    registry.say_once.cache_clear()
+    with caplog.at_level("WARNING", "fastguard"):
+        for _ in range(2):
+            assert registry.choose(DEVICE, "auto", "activation") is BACKENDS["reference"]
+            assert registry.choose(DEVICE, "auto", "tensor_stats") is BACKENDS["triton"]
+    (said,) = caplog.records
+    assert re.search(message, said.getMessage())
+    assert registry.choose(DEVICE, "triton", "activation") is BACKENDS["triton"]  # by name: as asked

@@ -4,15 +4,13 @@ These are the promises that a careless change breaks silently: 16 bytes a load, 
 and so few registers that a multiprocessor holds eight programs.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -26,7 +24,7 @@ MOST_REGISTERS = {"stats": 64, "scale": 64, "finalise": 168}
 pytestmark = pytest.mark.usefixtures("compiles")
 
 
-def build(kernel: str, dtype: torch.dtype | None, architecture: int) -> Compiled:
+def build(kernel, dtype, architecture):
     from fastguard.kernels.triton import launch
 
     here = torch.device("cpu")
@@ -46,7 +44,7 @@ KERNELS = [
 
 
 @pytest.mark.parametrize(("kernel", "dtype", "architecture"), KERNELS, ids=str)
-def test_full_chunks_take_16_bytes_a_load(kernel: str, dtype: torch.dtype, architecture: int) -> None:
+def test_full_chunks_take_16_bytes_a_load(kernel, dtype, architecture):
     made = build(kernel, dtype, architecture)
     made.say(f"{kernel} {dtype} sm_{architecture}")
     # Before and after the loop, on GPUs that nobody has measured.
@@ -61,7 +59,7 @@ def test_full_chunks_take_16_bytes_a_load(kernel: str, dtype: torch.dtype, archi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_what_folds_and_decides_spills_nothing_and_rounds_as_the_cpu(architecture: int) -> None:
+def test_what_folds_and_decides_spills_nothing_and_rounds_as_the_cpu(architecture):
     from fastguard.kernels.triton import launch
 
     made = build("finalise", None, architecture)
@@ -84,9 +82,7 @@ def test_what_folds_and_decides_spills_nothing_and_rounds_as_the_cpu(architectur
     ids=str,
 )
 @pytest.mark.parametrize(("kernel", "side_by_side"), [("row", 1), ("runs", 16), ("columns", 1)])
-def test_activations_spill_next_to_nothing(
-    kernel: str, side_by_side: int, dtype: torch.dtype, architecture: int
-) -> None:
+def test_activations_spill_next_to_nothing(kernel, side_by_side, dtype, architecture):
     from fastguard.kernels.triton import launch
 
     columns = 512 // dtype.itemsize if kernel == "columns" else launch.activation_tile(dtype) // side_by_side
@@ -110,14 +106,14 @@ class Compiled(NamedTuple):
     vector_stores: list[str]
     ptx: str
 
-    def say(self, what: str) -> None:
+    def say(self, what):
         print(
             f"{what}: {self.registers} registers, {self.stack_bytes + self.local_bytes} bytes spilled, "
             f"16-byte loads {len(self.vector_loads)}, stores {len(self.vector_stores)}"
         )
 
 
-def _tool(name: str) -> str:
+def _tool(name):
     import triton
 
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
@@ -126,7 +122,7 @@ def _tool(name: str) -> str:
     return str(path)
 
 
-def assembly(function: Any, constants: dict[str, Any], options: dict[str, Any], architecture: int) -> dict[str, Any]:
+def assembly(function, constants, options, architecture):
     """What Triton makes of a kernel whose arguments are all 64-bit integers."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -143,7 +139,7 @@ def assembly(function: Any, constants: dict[str, Any], options: dict[str, Any], 
 
 
 @functools.cache
-def compiled(launcher: Any, architecture: int) -> Compiled:
+def compiled(launcher, architecture):
     """A launcher's kernel with its constants and options, for compute capability `architecture`."""
     made = assembly(launcher.function, launcher.constants, launcher.options, architecture)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,5 @@
 """What is uploaded when, and how kernels are launched: compiled once, then called directly."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -10,11 +7,10 @@ import torch
 
 from fastguard import UnsupportedTensorError
 from fastguard._device import Device
-from fastguard.kernels.slots import StepOptions, make_slots
 from fastguard.kernels.triton import Workspace, launch
 from fastguard.kernels.triton import tables as locating
 from fastguard.kernels.triton.launch import Launcher
-from fastguard.kernels.triton.tables import Plan, Staging, Tables, locate
+from fastguard.kernels.triton.tables import Staging, Tables, locate
 
 from cases import image
 
@@ -22,44 +18,44 @@ CPU = torch.device("cpu")
 
 
 class FakeEvent:
-    def __init__(self) -> None:
+    def __init__(self):
         self.done = False
 
-    def record(self) -> None:
+    def record(self):
         self.done = False
 
-    def query(self) -> bool:
+    def query(self):
         return self.done
 
 
 class FakeDevice(Device):
     """A device whose copies are done when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(CPU)
-        self.events: list[FakeEvent] = []
+        self.events = []
         self.num_pinned = 0
         self.current = "first"
         self.stream_id = lambda: hash(self.current)
 
-    def event(self) -> FakeEvent:
+    def event(self):
         self.events.append(FakeEvent())
         return self.events[-1]
 
-    def pinned(self, num_words: int) -> torch.Tensor:
+    def pinned(self, num_words):
         self.num_pinned += 1
         return torch.zeros(num_words, dtype=torch.int64)
 
 
-def find(tables: Tables, tensors: list[torch.Tensor]) -> Plan:
+def find(tables, tensors):
     return tables.find(*locate(tensors, CPU)[:2])
 
 
-def addresses(plan: Plan) -> list[int]:
+def addresses(plan):
     return plan._table.tolist()
 
 
-def test_a_hit_uploads_nothing_and_other_addresses_keep_the_layout() -> None:
+def test_a_hit_uploads_nothing_and_other_addresses_keep_the_layout():
     device = FakeDevice()
     tables = Tables(device)
     tensors = [torch.zeros(3), torch.zeros(5, dtype=torch.float16)]
@@ -74,7 +70,7 @@ def test_a_hit_uploads_nothing_and_other_addresses_keep_the_layout() -> None:
     assert find(tables, tensors) is plan
 
 
-def test_the_oldest_plan_makes_room() -> None:
+def test_the_oldest_plan_makes_room():
     tables = Tables(FakeDevice(), size=3)
     tensors = [torch.zeros(n) for n in range(1, 6)]
     plans = [find(tables, [t]) for t in tensors]
@@ -84,7 +80,7 @@ def test_the_oldest_plan_makes_room() -> None:
     assert len(tables._plans) == len(tables._layouts) == 3
 
 
-def test_a_staging_piece_is_not_written_before_its_copy_is_done() -> None:
+def test_a_staging_piece_is_not_written_before_its_copy_is_done():
     device = FakeDevice()
     staging = Staging(device)
     data = [i.to_bytes(8, "little") * 4 for i in range(6)]
@@ -106,7 +102,7 @@ def test_a_staging_piece_is_not_written_before_its_copy_is_done() -> None:
 
 
 @pytest.mark.parametrize("extension", [True, False])
-def test_where_tensors_lie(monkeypatch: pytest.MonkeyPatch, extension: bool) -> None:
+def test_where_tensors_lie(monkeypatch, extension):
     if not extension:
         monkeypatch.setattr(locating, "extension", None)
     elif locating.extension is None:
@@ -121,7 +117,7 @@ def test_where_tensors_lie(monkeypatch: pytest.MonkeyPatch, extension: bool) -> 
     assert not write_back and not locating.is_dense(x[..., ::2])
 
 
-def test_copies_go_back(workspace: Workspace) -> None:
+def test_copies_go_back(workspace):
     base = torch.arange(40.0).reshape(4, 10)
     tensors = [torch.ones(3), base[:, ::2]]  # a plan does not keep what it addresses
     plan = workspace.plan(tensors, writable=True)
@@ -134,42 +130,24 @@ def test_copies_go_back(workspace: Workspace) -> None:
         workspace.plan([base, base[:1].expand(3, 10)], writable=True)
 
 
-def test_a_tensor_elsewhere_is_refused(workspace: Workspace) -> None:
+def test_a_tensor_elsewhere_is_refused(workspace):
     with pytest.raises(UnsupportedTensorError, match="must hold data"):
         workspace.plan([torch.ones(3), torch.ones(3, device="meta")])
 
 
-@pytest.mark.long_interpreted
-def test_the_steady_state_allocates_nothing(device: torch.device, workspace: Workspace) -> None:
-    tensors = [torch.randn(1000) for _ in range(5)]
-    slots = make_slots(device, 5)
-    for _ in range(2):
-        workspace.measure(workspace.plan(tensors), slots[0], StepOptions(max_norm=0.1))
-        workspace.scale(workspace.plan(tensors), slots[0])
-    held = workspace._partials.data_ptr()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"] if device.type == "cuda" else 0
-    for _ in range(3):
-        workspace.measure(workspace.plan(tensors), slots[0], StepOptions(max_norm=0.1))
-        workspace.scale(workspace.plan(tensors), slots[0])
-    assert workspace.tables.num_misses == 1
-    assert workspace._partials.data_ptr() == held
-    if device.type == "cuda":
-        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
-
-
 class FakeStream:
-    def __init__(self, log: list[str], name: str) -> None:
+    def __init__(self, log, name):
         self.log, self.name = log, name
 
-    def wait_stream(self, other: FakeStream) -> None:
+    def wait_stream(self, other):
         self.log.append(f"{self.name} waits for {other.name}")
 
 
-def test_another_stream_waits_for_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[str] = []
+def test_another_stream_waits_for_the_last_one(monkeypatch):
+    log = []
     side = FakeDevice()
-    side.stream = lambda: FakeStream(log, side.current)  # type: ignore[method-assign]
-    recorded: list[str] = []
+    side.stream = lambda: FakeStream(log, side.current)
+    recorded = []
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: recorded.append(stream.name))
     workspace = Workspace(CPU, side)
     workspace.plan([torch.ones(3)])
@@ -185,10 +163,10 @@ class NotedLaunch:
 
     notes: ClassVar[list[tuple[Any, ...]]] = []
 
-    def __init__(self, source: Any, metadata: Any) -> None:
+    def __init__(self, source, metadata):
         self.name = metadata.name
 
-    def __call__(self, x: int, y: int, z: int, stream: int, function: Any, packed: Any, *rest: Any) -> None:
+    def __call__(self, x, y, z, stream, function, packed, *rest):
         NotedLaunch.notes.append((self.name, (x, y, z), stream, rest[3:]))  # after metadata and two hooks
 
 
@@ -197,34 +175,34 @@ class FakeDriver:
 
     launcher_cls = NotedLaunch
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.utils = self
         self.num_loaded = 0
 
-    def get_current_target(self) -> Any:
+    def get_current_target(self):
         from triton.backends.compiler import GPUTarget
 
         return GPUTarget("cuda", 90, 32)
 
-    def get_current_device(self) -> int:
+    def get_current_device(self):
         return 0
 
-    def get_current_stream(self, device: int) -> int:
+    def get_current_stream(self, device):
         return 1234
 
-    def get_device_properties(self, device: int) -> dict[str, int]:
+    def get_device_properties(self, device):
         return {"max_shared_mem": 232448}
 
-    def load_binary(self, *arguments: Any) -> tuple[Any, ...]:
+    def load_binary(self, *arguments):
         self.num_loaded += 1
         return "module", f"function {self.num_loaded}", 64, 0, 1024
 
-    def unload_module(self, module: Any) -> None:
+    def unload_module(self, module):
         pass
 
 
 @pytest.fixture
-def driver(compiles: None) -> Iterator[FakeDriver]:
+def driver(compiles):
     from triton.runtime import driver as drivers
 
     fake = FakeDriver()
@@ -250,7 +228,7 @@ def driver(compiles: None) -> Iterator[FakeDriver]:
     drivers._active = real[0]
 
 
-def test_a_kernel_is_compiled_once_for_all_values_and_then_called_directly(driver: FakeDriver, monkeypatch) -> None:
+def test_a_kernel_is_compiled_once_for_all_values_and_then_called_directly(driver, monkeypatch):
     launcher = launch.scale_launcher(torch.bfloat16, CPU)
     assert launcher.launch is None
     for value in (0, 1, 16, 17, -1, 2**31, 2**63 - 1):
@@ -265,7 +243,7 @@ def test_a_kernel_is_compiled_once_for_all_values_and_then_called_directly(drive
     assert arguments[:6] == tuple(range(6)) and arguments[7:] == (launch.CHUNK, launch.LANES)
 
 
-def test_one_launch_a_dtype_and_one_more(driver: FakeDriver) -> None:
+def test_one_launch_a_dtype_and_one_more(driver):
     from fastguard.kernels.slots import make_slots
     from fastguard.kernels.triton import Workspace
 
@@ -288,21 +266,21 @@ def test_one_launch_a_dtype_and_one_more(driver: FakeDriver) -> None:
 class OtherTriton:
     """A Triton whose compiled kernels have nothing that we know."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.calls: list[tuple[Any, ...]] = []
+    def __init__(self, error=None):
+        self.calls = []
         self.error = error
 
-    def warmup(self, *arguments: Any, **options: Any) -> Any:
+    def warmup(self, *arguments, **options):
         if self.error is not None:
             raise self.error
         return object()
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+    def __getitem__(self, grid):
         return lambda *arguments, **options: self.calls.append((grid, arguments, options))
 
 
 @pytest.mark.parametrize("error", [None, TypeError("warmup()"), KeyError("grid")])
-def test_an_unknown_triton_is_used_the_ordinary_way(error: Exception | None) -> None:
+def test_an_unknown_triton_is_used_the_ordinary_way(error):
     kernel = OtherTriton(error)
     launcher = Launcher(kernel, {"BLOCK": 4}, num_warps=2, fp_fusion=False)
     launcher(3, 1, 2)
@@ -312,7 +290,7 @@ def test_an_unknown_triton_is_used_the_ordinary_way(error: Exception | None) -> 
     assert launcher.launch == launcher.ordinary
 
 
-def test_an_error_of_the_device_is_not_hidden() -> None:
+def test_an_error_of_the_device_is_not_hidden():
     launcher = Launcher(OtherTriton(RuntimeError("CUDA error")), {}, num_warps=1, fp_fusion=False)
     with pytest.raises(RuntimeError, match="CUDA error"):
         launcher(1)

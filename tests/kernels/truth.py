@@ -1,7 +1,5 @@
 """What the columns must be, written with NumPy and Python integers; shares no code with any backend."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -12,7 +10,7 @@ from fastguard.records.columns import TABLE, TensorRow
 import tolerances
 
 
-def elements(tensor: torch.Tensor) -> np.ndarray:
+def elements(tensor):
     """All real numbers of `tensor` as float64."""
     t = tensor.detach().resolve_conj().resolve_neg().cpu()
     if t.is_complex():
@@ -20,7 +18,7 @@ def elements(tensor: torch.Tensor) -> np.ndarray:
     return t.double().reshape(-1).numpy()
 
 
-def expected(tensor: torch.Tensor) -> TensorRow:
+def expected(tensor):
     x = elements(tensor)
     finite = x[np.isfinite(x)]
     magnitude = np.abs(finite)
@@ -42,7 +40,7 @@ def expected(tensor: torch.Tensor) -> TensorRow:
     )
 
 
-def assert_row(row: TensorRow, tensor: torch.Tensor, what: str = "") -> None:
+def assert_row(row, tensor, what=""):
     """`row` is right for `tensor`: counts and extremes exactly, sums within tolerances.py."""
     truth = expected(tensor)
     assert row.finite_norm == Close(truth.finite_norm, tolerances.NORM), f"{what}: finite_norm"
@@ -62,13 +60,13 @@ def assert_row(row: TensorRow, tensor: torch.Tensor, what: str = "") -> None:
 class Close:
     """Equal within a relative tolerance, without an absolute one: values of 1e-30 must come out as such."""
 
-    def __init__(self, value: float, tolerance: float) -> None:
+    def __init__(self, value, tolerance):
         self.value, self.tolerance = value, tolerance
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         return isinstance(other, float) and abs(other - self.value) <= self.tolerance * abs(self.value)
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"{self.value!r} ± {self.tolerance:g} (relative)"
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None

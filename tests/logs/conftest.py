@@ -1,7 +1,5 @@
 """Fixtures of the tests that read logs."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

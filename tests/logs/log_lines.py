@@ -1,7 +1,5 @@
 """Lines of logs, as text."""
 
-from __future__ import annotations
-
 import json
 
 from made_runs import falling_losses, noisy_norms

@@ -1,7 +1,5 @@
 """`fastguard diagnose` and the reader on any bytes: a diagnosis, or the code 3 and a line that says why."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """What `fastguard diagnose` prints: for bugs and wrong arguments, in any encoding, into closed pipes."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Logs as lists of records and as histories: in one pass, many steps at once, whatever stands among them."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

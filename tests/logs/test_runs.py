@@ -1,11 +1,8 @@
 """A log has one run and says whether it has ended, and everything that reads it gives the same verdict."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,20 +21,20 @@ from fastguard.sinks import read_jsonl
 from fastguard.visualization.runs import runs_of
 
 Verdict = tuple[str, list[tuple[str, str]]]
-KEPT: list[tuple[nn.Module, torch.optim.Optimizer]] = []
+KEPT = []
 
 
 @pytest.fixture
-def path(tmp_path: Path):
+def path(tmp_path):
     yield tmp_path / "run.jsonl"
     KEPT.clear()
 
 
-def falling(step: int) -> float:
+def falling(step):
     return 2.3 - 0.04 * step
 
 
-def start(sink: fastguard.sinks.Sink, state: dict | None = None) -> fastguard.Guard:
+def start(sink, state=None):
     """A guard of a new model, resumed from `state` if there is one."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -49,7 +46,7 @@ def start(sink: fastguard.sinks.Sink, state: dict | None = None) -> fastguard.Gu
     return guard
 
 
-def train(guard: fastguard.Guard, num_steps: int, loss=falling, bad=()) -> fastguard.Guard:
+def train(guard, num_steps, loss=falling, bad=()):
     (optimizer,) = guard.optimizers
     for _ in range(num_steps):
         step = guard._run.step
@@ -62,11 +59,11 @@ def train(guard: fastguard.Guard, num_steps: int, loss=falling, bad=()) -> fastg
     return guard
 
 
-def steps_in(path: Path) -> list[int]:
+def steps_in(path):
     return [json.loads(line)["step"] for line in path.read_text().splitlines() if '"step"' in line]
 
 
-def verdicts(path: Path, capsys) -> dict[str, Verdict]:
+def verdicts(path, capsys):
     """Status, and severity and name of each finding, as each command that reads the log says."""
     found = {}
     for command in ("diagnose", "report"):
@@ -82,7 +79,7 @@ def verdicts(path: Path, capsys) -> dict[str, Verdict]:
     return found
 
 
-def verdict(report: fastguard.report.Report) -> Verdict:
+def verdict(report):
     return report.status, [(one.severity, one.rule) for one in report.findings]
 
 
@@ -222,7 +219,7 @@ class TestOneRunPerLog:
         assert path.read_text() == "step,loss\n" and steps_in(path.with_name("run-2.jsonl")) == [0, 1, 2]
 
 
-def old_lines(*runs: range) -> str:
+def old_lines(*runs):
     """A log of version 0.2, which had no run ids: a note and the steps of each run."""
     lines = []
     for number, steps in enumerate(runs):

@@ -1,14 +1,10 @@
 """Policies of the whole model on sequences of norms, and what limits do to norms, in C++ and in Python alike."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics
 import struct
 from array import array
-from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +18,7 @@ from fastguard.kernels import cpu
 from fastguard.records.slot import FLAGS, HAS_TRIGGER, SKIPPED, TRIGGER
 
 
-def act(policy: Any, norms: Iterable[float]) -> list[float]:
+def act(policy, norms):
     """The norm that each update has: what the policy lets through; 0.0 of a skipped step."""
     left = []
     for norm in norms:
@@ -32,23 +28,23 @@ def act(policy: Any, norms: Iterable[float]) -> list[float]:
     return left
 
 
-def lognormal(seed: int, count: int, sigma: float = 0.1) -> list[float]:
+def lognormal(seed, count, sigma=0.1):
     generator = random.Random(seed)
     return [math.exp(generator.gauss(0.0, sigma)) for _ in range(count)]
 
 
-def num_changed(norms: list[float], left: list[float]) -> int:
+def num_changed(norms, left):
     return sum(a != b for a, b in zip(norms, left, strict=True))
 
 
 class TestSpikes:
     @pytest.mark.parametrize("sigma", [0.1, 0.3])
-    def test_healthy_norms_are_left_alone(self, sigma: float) -> None:
+    def test_healthy_norms_are_left_alone(self, sigma):
         norms = [x for seed in range(4) for x in lognormal(seed, 1000, sigma)]
         assert num_changed(norms, act(Spikes(), norms)) <= 4
 
     @pytest.mark.parametrize("factor", [3, 6, 20, 1e6, 1e200])
-    def test_a_spike_is_brought_back_to_the_median(self, factor: float) -> None:
+    def test_a_spike_is_brought_back_to_the_median(self, factor):
         for seed in range(5):
             norms = lognormal(seed, 300)
             norms[250] *= factor
@@ -56,13 +52,13 @@ class TestSpikes:
             assert left[250] == pytest.approx(statistics.median(norms[233:250]))
             assert num_changed(norms, left) == 1
 
-    def test_a_burst_is_brought_back_as_a_whole(self) -> None:
+    def test_a_burst_is_brought_back_as_a_whole(self):
         for seed in range(5):
             norms = lognormal(seed, 300)
             norms[200:208] = [10 * x for x in norms[200:208]]
             assert max(act(Spikes(), norms)[200:]) < 2.0
 
-    def test_it_is_wary_across_a_resume_and_not_for_ever(self) -> None:
+    def test_it_is_wary_across_a_resume_and_not_for_ever(self):
         one, other = Spikes(), Spikes()
         act(one, lognormal(3, 200, 0.25))
         usual = one.limits()[0]
@@ -77,7 +73,7 @@ class TestSpikes:
             other.load_state_dict({**one.state_dict(), "wary": [1.0]})
 
     @pytest.mark.parametrize("factor", [3, 30])
-    def test_another_level_is_let_through_after_a_while(self, factor: float) -> None:
+    def test_another_level_is_let_through_after_a_while(self, factor):
         for seed in range(5):
             norms = lognormal(seed, 400)
             norms[200:] = [factor * x for x in norms[200:]]
@@ -87,7 +83,7 @@ class TestSpikes:
             norms[350] *= 6  # and a spike on that level is one
             assert act(Spikes(), norms)[350] < 2 * factor
 
-    def test_norms_that_rise_or_fall_slowly_are_no_spikes(self) -> None:
+    def test_norms_that_rise_or_fall_slowly_are_no_spikes(self):
         generator = random.Random(1)
         noise = [math.exp(generator.gauss(0.0, 0.1)) for _ in range(800)]
         rising = [1.01**i * x for i, x in enumerate(noise)]
@@ -96,14 +92,14 @@ class TestSpikes:
         for norms in (rising, falling, warming_up):
             assert num_changed(norms, act(Spikes(), norms)) == 0
 
-    def test_equal_norms_and_none(self) -> None:
+    def test_equal_norms_and_none(self):
         norms = [1.0] * 100 + [0.0] * 20 + [1.5] * 10 + [3.0] + [1.0] * 20
         left = act(Spikes(), norms)
         assert num_changed(norms, left) == 1 and left[130] == pytest.approx(1.5)
         assert act(Spikes(), [0.0, 0.0, 1.0]) == [0.0, 0.0, 1.0]
         assert act(Spikes(), [5e-324, 1e308, 5e-324])[0] == 5e-324
 
-    def test_a_largest_norm_beside_it(self) -> None:
+    def test_a_largest_norm_beside_it(self):
         norms = [*lognormal(0, 200), 50.0]
         left = act(Spikes(max_norm=1.1), norms)
         assert max(left) <= 1.1 and left[200] <= 1.1 and act(Spikes(max_norm=1e9), norms)[200] < 2.0
@@ -111,7 +107,7 @@ class TestSpikes:
 
 
 class TestPercentile:
-    def test_it_is_that_of_numpy(self) -> None:
+    def test_it_is_that_of_numpy(self):
         norms, policy = lognormal(3, 100, 1.0), Percentile(70, 40)
         for i, norm in enumerate(norms):
             expected = np.quantile(norms[max(0, i - 40) : i], 0.7) if i >= 10 else math.inf
@@ -120,7 +116,7 @@ class TestPercentile:
 
 
 class TestZClip:
-    def test_against_its_definition(self) -> None:
+    def test_against_its_definition(self):
         norms = lognormal(5, 200, 0.3)
         norms[100] = norms[150] = 9.0
         policy, mean, var = ZClip(), 0.0, 0.0
@@ -137,7 +133,7 @@ class TestZClip:
 
 
 class TestSkipSpikes:
-    def test_against_its_definition(self) -> None:
+    def test_against_its_definition(self):
         norms = lognormal(7, 300)
         norms[200] = 4.0
         policy = SkipSpikes(loss=False)
@@ -151,7 +147,7 @@ class TestSkipSpikes:
             policy.observe(norm)
         assert act(SkipSpikes(loss=False), norms)[200] == 0.0
 
-    def test_a_loss_has_the_next_step_skipped(self) -> None:
+    def test_a_loss_has_the_next_step_skipped(self):
         policy = SkipSpikes(min_steps=8)
         for step in range(20):
             policy.observe(1.0 + 0.01 * (step % 3), 2.0 + 0.01 * (step % 5))
@@ -162,7 +158,7 @@ class TestSkipSpikes:
         assert policy.limits()[0] > 1.0
 
 
-def test_the_window_is_what_lists_would_be() -> None:
+def test_the_window_is_what_lists_would_be():
     generator = random.Random(0)
     for size in (1, 2, 5, 32):
         window, newest = SortedWindow(size), []
@@ -179,19 +175,19 @@ def test_the_window_is_what_lists_would_be() -> None:
             assert window.quantile(share) == pytest.approx(float(np.quantile(newest, share)), abs=1e-12)
 
 
-def test_the_formula() -> None:
+def test_the_formula():
     assert factor_of(4.0, -1.0, 1.0) == 1.0 / (4.0 + 1e-6)
     assert factor_of(4.0, 2.0, 1.0) == 0.25 and factor_of(2.0, 2.0, 1.0) == 1.0
     assert factor_of(4.0, 2.0, 9.0) == 1.0 and factor_of(4.0, math.inf, math.inf) == 1.0
 
 
-def _take(params: list[torch.Tensor], limits: Any) -> tuple[int, bytearray, list[Any]]:
+def _take(params, limits):
     headers, found = bytearray(128), [bytearray(), None, None, None, None, None]
     outcome = cpu.take_step([{"params": params}], headers, 0, found, 0, 1, limits, True, True)
     return outcome, headers, found
 
 
-def _limits(generator: random.Random, count: int, norms: list[float]) -> Limits:
+def _limits(generator, count, norms):
     total = math.hypot(*norms)
     kind = generator.randrange(4)
     if kind == 0:
@@ -207,7 +203,7 @@ def _limits(generator: random.Random, count: int, norms: list[float]) -> Limits:
 
 
 @needs_extension
-def test_both_ways_rule_alike() -> None:
+def test_both_ways_rule_alike():
     generator, num_over, num_dropped = random.Random(0), 0, 0
     for seed in range(300):
         torch.manual_seed(seed)
@@ -245,7 +241,7 @@ def test_both_ways_rule_alike() -> None:
 
 
 @needs_extension
-def test_limits_of_other_parameters_are_not_applied() -> None:
+def test_limits_of_other_parameters_are_not_applied():
     p = torch.nn.Parameter(torch.zeros(2))
     p.grad = torch.ones(2)
     own = array("d", [0.0, 0.0])
@@ -263,7 +259,7 @@ def test_limits_of_other_parameters_are_not_applied() -> None:
      Limits(1.0, 1.0, array("b", [0]), norms=array("d", [0.0]))],
     ids=repr,
 )  # fmt: skip
-def test_what_is_no_limits_is_refused(limits: Any) -> None:
+def test_what_is_no_limits_is_refused(limits):
     p = torch.nn.Parameter(torch.zeros(1))
     p.grad = torch.ones(1)
     with pytest.raises((TypeError, ValueError, BufferError)):

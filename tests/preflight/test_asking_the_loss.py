@@ -1,10 +1,5 @@
 """What a loss wants of free outputs, and that asking leaves everything as it was."""
 
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,20 +7,9 @@ import torch.nn.functional as F
 from fastguard.experiments import loss as asking
 from fastguard.experiments.loss import ask_loss
 
-ROOT = Path(__file__).parents[2]
-if (ROOT / "benchmarks" / "losses").is_dir() and str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
 losses = pytest.importorskip("benchmarks.losses.__main__", reason="benchmarks are not here", exc_type=ImportError)
 UNDECIDABLE = ("no log/3-binary", "survival/0-survival", "policy/0-policy")
 TUNE = [case for case in losses.CASES if case.half == "tune" and case.name not in UNDECIDABLE]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.filterwarnings("ignore")

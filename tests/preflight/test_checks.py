@@ -1,7 +1,5 @@
 """Each check fires on a set-up with its fault, speaks for its cause, and is silent on the same set-up without."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

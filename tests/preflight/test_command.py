@@ -1,7 +1,5 @@
 """`fastguard preflight module:function`: exit codes, and one line for whatever is wrong; never a traceback."""
 
-from __future__ import annotations
-
 import json
 import sys
 

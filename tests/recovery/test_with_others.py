@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,3 +179,15 @@ def test_the_learning_rate_is_back_where_a_step_raises() -> None:
     with pytest.raises(OSError, match="no"):
         train(model, guarded, [3])
     assert guarded.param_groups[0]["lr"] == 0.05
+
+
+def test_what_recovery_has_done_is_in_a_checkpoint(tmp_path: Path) -> None:
+    model = make()
+    guarded = wrapped(model)
+    train(model, guarded, range(100), fault=lambda step: ruin(model) if step == 60 else None)
+    assert len(guarded.guard.recoveries) == 1
+    fastguard.Checkpoints(tmp_path).save(guarded.guard, 100)
+    other = make()
+    again = wrapped(other)
+    assert fastguard.Checkpoints(tmp_path).load(again.guard) == 100
+    assert again.guard.recoveries == guarded.guard.recoveries

@@ -1,7 +1,5 @@
 """How much Python stands in the way of a step. Counted, not timed: the same on every machine."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 from pathlib import Path
@@ -55,7 +53,7 @@ BUDGETS = {
 CORE = ("records", "kernels", "step", "clip")
 
 
-def num_lines(paths) -> int:
+def num_lines(paths):
     return sum(path.read_bytes().count(b"\n") for path in paths)
 
 

@@ -1,7 +1,5 @@
 """The benchmarks that the documentation quotes, on tiny cases. Nothing here asserts a time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -58,15 +56,15 @@ LIMITS = {
 AIMS = {"step-mlp": 0.12, "clip-300x1000": 0.07, "read": 1.1}
 
 
-def part(found: dict) -> dict:
+def part(found):
     return {"date": "2026-11-20", "seconds": 1.0, "others_ratio": 0.01, "alone": found, "beside": found}
 
 
 @pytest.fixture
-def results() -> dict:
+def results():
     """Invented results in which every figure is 0.5, from 0.25 to 2."""
     spread = {"median": 0.5, "min": 0.25, "max": 2.0}
-    found: dict = {}
+    found = {}
     for measure in table.MEASURES:
         name, *keys = measure.path
         where = found.setdefault(name, {})
@@ -81,7 +79,7 @@ def results() -> dict:
     return {"format": 2, "quick": False, "parts": taken, "machine": machine.Machine().to_dict()}
 
 
-def check_rivals(case: Case, names: list[str]) -> dict:
+def check_rivals(case, names):
     found = parts.rivals_in_turn(case, names)(TINY)
     assert found["rounds_us"].keys() | found["left_out"].keys() == set(names)
     for name, rounds in found["rounds_us"].items():

@@ -1,23 +1,18 @@
 """What guarding takes of memory: nothing of a step outlives it, no look copies what it looks at."""
 
-from __future__ import annotations
-
 import gc
 import json
 import sys
 import tracemalloc
 import weakref
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
+from guard_helpers import Allocations
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("benchmarks.speed", reason="the benchmarks are not beside these tests", exc_type=ImportError)
 
@@ -40,21 +35,21 @@ class _Witness:
 
 class _Through(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, witness: _Witness) -> torch.Tensor:
+    def forward(ctx, x, witness):
         ctx.witness = witness
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx, gradient):
         return gradient, None
 
 
 @pytest.mark.parametrize("settings", [{}, {"activations": {"every": 1, "overhead_budget": None}, "weights": 1}])
-def test_nothing_of_a_step_outlives_it(settings: dict[str, Any]) -> None:
+def test_nothing_of_a_step_outlives_it(settings):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters()), model, max_norm=1.0, **settings)
 
-    def step() -> tuple[list[StorageWeakRef], weakref.ref[_Witness]]:
+    def step():
         x, targets, witness = torch.randn(16, 3, 8, 8), torch.randint(5, (16,)), _Witness()
         output = model(x)
         loss = F.cross_entropy(_Through.apply(output, witness), targets)
@@ -77,29 +72,15 @@ def test_nothing_of_a_step_outlives_it(settings: dict[str, Any]) -> None:
         gc.enable()
 
 
-class _Allocations(TorchDispatchMode):
-    """Notes the largest tensor that is made."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        known = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
-        for x in tree_leaves(found):
-            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in known:
-                self.largest = max(self.largest, x.untyped_storage().nbytes())
-        return found
-
-
 @contextmanager
-def at_most(num_bytes: int) -> Iterator[None]:
-    with _Allocations() as seen:
+def at_most(num_bytes):
+    with Allocations() as seen:
         yield
     assert seen.largest <= num_bytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_look_copies_what_it_looks_at(dtype: torch.dtype) -> None:
+def test_no_look_copies_what_it_looks_at(dtype):
     x = torch.randn(4, 64, 128, 128).to(dtype)  # 16 MiB in float32
     norm = nn.BatchNorm2d(64)
     norms = NormStatistics(norm, Failures())
@@ -111,7 +92,7 @@ def test_no_look_copies_what_it_looks_at(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
-def test_an_output_that_is_not_finite_is_not_copied(bad: float) -> None:
+def test_an_output_that_is_not_finite_is_not_copied(bad):
     model = nn.Sequential(nn.Identity(), nn.ReLU())
     x = torch.zeros(4, 16, 128, 128).transpose(1, 3)
     x[-1, -1, -1, -1] = bad
@@ -125,12 +106,12 @@ def test_an_output_that_is_not_finite_is_not_copied(bad: float) -> None:
     monitor.detach()
 
 
-def _decaying(params: Any) -> torch.optim.Optimizer:
+def _decaying(params):
     return torch.optim.SGD(params, lr=0.1, weight_decay=0.1)
 
 
 @pytest.mark.parametrize("make", [torch.optim.NAdam, torch.optim.AdamW, _decaying])
-def test_no_sample_of_the_weights_copies_them(make: Any) -> None:
+def test_no_sample_of_the_weights_copies_them(make):
     weights = nn.Parameter(torch.randn(256, 64, 64).transpose(0, 2))  # 4 MiB
     optimizer, sampler = make([weights]), WeightSampler(every=1)
     for _ in range(2):
@@ -144,7 +125,7 @@ def test_no_sample_of_the_weights_copies_them(make: Any) -> None:
 
 
 @pytest.mark.parametrize("has_model", [False, True])
-def test_ten_thousand_tensors_take_two_and_a_half_megabytes(has_model: bool) -> None:
+def test_ten_thousand_tensors_take_two_and_a_half_megabytes(has_model):
     memory.clip_bytes(CASES["1000x1"])  # has all modules imported
     model = nn.ModuleList([nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(10_000)])])
     params = list(model.parameters())
@@ -163,7 +144,7 @@ def test_ten_thousand_tensors_take_two_and_a_half_megabytes(has_model: bool) -> 
     assert peak < 2.5e6
 
 
-def test_the_readme_says_what_was_measured() -> None:
+def test_the_readme_says_what_was_measured():
     if not training_memory.README.exists():
         pytest.skip("the README is not beside these tests")
     results = json.loads(training_memory.RESULTS.read_text(encoding="utf-8"))
@@ -175,6 +156,6 @@ def test_the_readme_says_what_was_measured() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark is read from /proc")
 @pytest.mark.parametrize("name", training_memory.TRAININGS)
-def test_the_peak_of_a_training_hardly_grows(name: str) -> None:
+def test_the_peak_of_a_training_hardly_grows(name):
     found = training_memory.measure(name)
     assert {mode: ratio for mode, ratio in found["ratio"].items() if ratio > training_memory.AT_MOST} == {}

@@ -1,9 +1,7 @@
 """Trains under guard in one forked process after the other, each of which ends in its own way.
 
-python endings_script.py FOLDER    # prints how each ended, as JSON
+python endings_script.py FOLDER NAME...    # prints how each ended, as JSON
 """
-
-from __future__ import annotations
 
 import gc
 import json
@@ -15,69 +13,68 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import fastguard
 from fastguard.step.endings import when_terminated
 
-HELD: list[Any] = []  # what a scenario keeps until Python ends
+HELD = []  # what a scenario keeps until Python ends
 
 
-def guarded(path: Path, *sinks: Any) -> torch.optim.Optimizer:
+def guarded(path, *sinks):
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = fastguard.wrap(torch.optim.SGD([p], lr=0.1), sinks=[fastguard.JsonlSink(path), *sinks])
     HELD.append(optimizer)
     return optimizer
 
 
-def train(optimizer: torch.optim.Optimizer, num_steps: int = 3) -> None:
+def train(optimizer, num_steps=3):
     for _ in range(num_steps):
         optimizer.param_groups[0]["params"][0].grad = torch.ones(3)
         optimizer.step()
 
 
-def terminate() -> None:
+def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.01)
 
 
-def exits(path: Path) -> None:
+def exits(path):
     train(guarded(path))
     sys.exit(3)
 
 
-def exits_at_once(path: Path) -> None:
+def exits_at_once(path):
     train(guarded(path))
     os._exit(4)
 
 
-def trains_in_a_thread(path: Path) -> None:
+def trains_in_a_thread(path):
     optimizer = guarded(path)
     threading.Thread(target=train, args=(optimizer,)).start()
 
 
-def is_terminated(path: Path) -> None:
+def is_terminated(path):
     train(guarded(path))
     terminate()
 
 
-def is_terminated_and_leaves_that_alone(path: Path) -> None:
+def is_terminated_and_leaves_that_alone(path):
     os.environ["FASTGUARD_SIGTERM"] = "0"
     train(guarded(path))
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     terminate()
 
 
-def handles_sigterm_already(path: Path) -> None:
+def handles_sigterm_already(path):
     signal.signal(signal.SIGTERM, handler := lambda *_: sys.exit(5))
     train(guarded(path))
     assert signal.getsignal(signal.SIGTERM) is handler
     terminate()
 
 
-def ignores_sigterm(path: Path) -> None:
+def ignores_sigterm(path):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     optimizer = guarded(path)
     train(optimizer)
@@ -86,7 +83,7 @@ def ignores_sigterm(path: Path) -> None:
     sys.exit(6)
 
 
-def takes_sigterm_over_and_passes_it_on(path: Path) -> None:
+def takes_sigterm_over_and_passes_it_on(path):
     """As trainers do that end at a good moment, and call the handler that was there before."""
     optimizer = guarded(path)
     before = signal.getsignal(signal.SIGTERM)
@@ -97,8 +94,8 @@ def takes_sigterm_over_and_passes_it_on(path: Path) -> None:
     sys.exit(7)
 
 
-def is_terminated_while_a_sink_writes(path: Path) -> None:
-    def slow(record: Any) -> None:
+def is_terminated_while_a_sink_writes(path):
+    def slow(record):
         if record.step == 1:
             terminate()
             done.append(record.step)
@@ -106,15 +103,15 @@ def is_terminated_while_a_sink_writes(path: Path) -> None:
     class After:
         write = close = staticmethod(lambda *record: path.with_suffix(".after").write_text(str(done)))
 
-    done: list[int] = []
+    done = []
     p = torch.nn.Parameter(torch.ones(3))
     sinks = [slow, fastguard.JsonlSink(path), After()]
     HELD.append(optimizer := fastguard.wrap(torch.optim.SGD([p], lr=0.1), sinks=sinks))
     train(optimizer)
 
 
-def is_terminated_twice_while_a_sink_hangs(path: Path) -> None:
-    def hangs(record: Any) -> None:
+def is_terminated_twice_while_a_sink_hangs(path):
+    def hangs(record):
         terminate()
         terminate()
         time.sleep(60)
@@ -122,8 +119,8 @@ def is_terminated_twice_while_a_sink_hangs(path: Path) -> None:
     train(guarded(path, hangs))
 
 
-def is_terminated_while_a_thread_trains(path: Path) -> None:
-    def body() -> None:
+def is_terminated_while_a_thread_trains(path):
+    def body():
         while True:
             train(optimizer, 1)
             num_taken[0] += 1
@@ -136,7 +133,7 @@ def is_terminated_while_a_thread_trains(path: Path) -> None:
     terminate()
 
 
-def closes(path: Path) -> None:
+def closes(path):
     first, second = guarded(path), guarded(path.with_suffix(".second"))
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     train(first)
@@ -149,14 +146,14 @@ def closes(path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # without sinks nothing is held back for anybody
 
 
-def forks(path: Path) -> None:
+def forks(path):
     optimizer = guarded(path)
     train(optimizer)
     if not (child := os.fork()):
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        told: list[str] = []
+        told = []
         logging.getLogger("fastguard").addHandler(handler := logging.Handler())
-        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+        handler.emit = lambda record: told.append(record.getMessage())
         train(optimizer, 5)
         optimizer.guard.flush()
         assert optimizer.guard.report().numbers["num_steps"] == 8
@@ -167,7 +164,7 @@ def forks(path: Path) -> None:
     train(optimizer, 1)
 
 
-def forks_by_multiprocessing(path: Path) -> None:
+def forks_by_multiprocessing(path):
     optimizer = guarded(path)
     train(optimizer)
     context = multiprocessing.get_context("fork")
@@ -181,7 +178,7 @@ def forks_by_multiprocessing(path: Path) -> None:
         assert process.exitcode == -signal.SIGTERM
 
 
-def forks_after_a_parallel_region(path: Path) -> None:
+def forks_after_a_parallel_region(path):
     torch.set_num_threads(2)
     x = [torch.ones(1 << 20)]
     norm = fastguard.tensor_stats(x).total_norm()
@@ -192,21 +189,12 @@ def forks_after_a_parallel_region(path: Path) -> None:
     train(guarded(path))
 
 
-SCENARIOS = [
-    *(exits, exits_at_once, trains_in_a_thread),
-    *(is_terminated, is_terminated_and_leaves_that_alone, handles_sigterm_already),
-    *(ignores_sigterm, takes_sigterm_over_and_passes_it_on, is_terminated_while_a_sink_writes),
-    *(is_terminated_twice_while_a_sink_hangs, is_terminated_while_a_thread_trains, closes),
-    *(forks, forks_by_multiprocessing, forks_after_a_parallel_region),
-]
-
-
-def main() -> None:
+def main():
     folder, ended = Path(sys.argv[1]), {}
     p = torch.nn.Parameter(torch.ones(3))
     train(fastguard.wrap(torch.optim.SGD([p], lr=0.1)))  # what torch imports at a first step is there for all
     gc.freeze()  # else each child goes through all of torch's objects as it ends
-    for scenario in SCENARIOS:
+    for scenario in map(globals().__getitem__, sys.argv[2:]):
         child = os.fork()
         if not child:
             sys.stderr = open(folder / f"{scenario.__name__}.stderr", "w")  # noqa: SIM115 - until the process ends

@@ -4,17 +4,13 @@ Python runs the handlers of signals when a function begins, and when a function 
 function is called there, too, and may do what a handler does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
 import math
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +29,7 @@ BAD_STEP = 3
 
 
 @pytest.fixture(autouse=True)
-def _no_guards_of_earlier_tests() -> None:
+def _no_guards_of_earlier_tests():
     """Their ends, where they are collected within a step, would be among the places."""
     gc.collect()
 
@@ -45,10 +41,10 @@ class DeadError(BaseException):
 class Interruption:
     """Does something at the place number `at` in `FILES`, once; counts the places."""
 
-    def __init__(self, at: int, act: Callable[[], None]) -> None:
+    def __init__(self, at, act):
         self.at, self.act, self.count, self.place = at, act, 0, "nowhere"
 
-    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+    def __call__(self, frame, event, argument):
         if event in ("call", "c_return") and frame.f_code.co_filename in FILES:
             self.count += 1
             if self.count == self.at:
@@ -57,7 +53,7 @@ class Interruption:
                 self.act()
 
 
-def steps_in(path: Path) -> list[int]:
+def steps_in(path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [line["step"] for line in lines if "step" in line]
 
@@ -65,7 +61,7 @@ def steps_in(path: Path) -> list[int]:
 class Run:
     """A short training under guard: a log, and two sinks that want records."""
 
-    def __init__(self, folder: Path, *, lines_only: bool) -> None:
+    def __init__(self, folder, *, lines_only):
         self.path = folder / "run.jsonl"
         self.path.unlink(missing_ok=True)
         self.p = nn.Parameter(torch.ones(3))
@@ -76,7 +72,7 @@ class Run:
         self.guard = self.optimizer.guard
         self.lines_only = lines_only
 
-    def go(self, interruption: Interruption) -> int:
+    def go(self, interruption):
         """Trains on, whatever interrupts it; returns how many steps were interrupted."""
         num_interrupted = 0
         for step in range(NUM_STEPS):
@@ -93,7 +89,7 @@ class Run:
                 sys.setprofile(None)
         return num_interrupted
 
-    def check(self) -> None:
+    def check(self):
         expected = list(range(self.guard._run.step))
         assert steps_in(self.path) == expected
         if not self.lines_only:
@@ -101,7 +97,7 @@ class Run:
         assert self.guard._ledger.lost() == {}
 
 
-def _places(folder: Path, *, lines_only: bool) -> int:
+def _places(folder, *, lines_only):
     counting = Interruption(0, lambda: None)
     run = Run(folder, lines_only=lines_only)
     run.go(counting)
@@ -111,7 +107,7 @@ def _places(folder: Path, *, lines_only: bool) -> int:
     return counting.count
 
 
-def _interrupt() -> None:
+def _interrupt():
     raise KeyboardInterrupt
 
 
@@ -120,7 +116,7 @@ SHARES = [pytest.param(23, id="some"), pytest.param(1, id="all", marks=pytest.ma
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("lines_only", [True, False])
-def test_ctrl_c_anywhere_loses_no_record_and_doubles_none(lines_only: bool, share: int, tmp_path: Path) -> None:
+def test_ctrl_c_anywhere_loses_no_record_and_doubles_none(lines_only, share, tmp_path):
     count = _places(tmp_path, lines_only=lines_only)
     assert count > 100
     num_interrupted = 0
@@ -140,10 +136,8 @@ def test_ctrl_c_anywhere_loses_no_record_and_doubles_none(lines_only: bool, shar
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("lines_only", [True, False])
-def test_sigterm_anywhere_finds_all_records_written(
-    lines_only: bool, share: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(number: int) -> None:
+def test_sigterm_anywhere_finds_all_records_written(lines_only, share, tmp_path, monkeypatch):
+    def die(number):
         raise DeadError
 
     count = _places(tmp_path, lines_only=lines_only)
@@ -163,9 +157,9 @@ def test_sigterm_anywhere_finds_all_records_written(
     assert num_ended > 0.8 * count / share  # the first run, which was counted, comes to more places than a later one
 
 
-def test_an_interrupt_in_a_sink_reaches_neither_those_before_nor_those_after() -> None:
+def test_an_interrupt_in_a_sink_reaches_neither_those_before_nor_those_after():
     class Interrupted(fastguard.MemorySink):
-        def write(self, record: fastguard.StepStats) -> None:
+        def write(self, record):
             if record.step == 1:
                 raise KeyboardInterrupt
             super().write(record)
@@ -173,7 +167,7 @@ def test_an_interrupt_in_a_sink_reaches_neither_those_before_nor_those_after() -
     p = nn.Parameter(torch.ones(3))
     first, second, unsure, last = fastguard.MemorySink(), Interrupted(), [], fastguard.MemorySink()
 
-    def write(record: fastguard.StepStats) -> None:
+    def write(record):
         unsure.append(record.step)
         if record.step == 2:
             raise SystemExit
@@ -198,19 +192,19 @@ def test_an_interrupt_in_a_sink_reaches_neither_those_before_nor_those_after() -
 class Asking:
     """A sink that asks the guard for things while it has a record in hand."""
 
-    def __init__(self, ask: Callable[[Any], Any]) -> None:
+    def __init__(self, ask):
         self.ask, self.steps, self.optimizer = ask, [], None
 
-    def write(self, record: fastguard.StepStats) -> None:
+    def write(self, record):
         self.steps.append(record.step)
         if record.step == 2:
             self.ask(self.optimizer)
 
-    def close(self) -> None:
+    def close(self):
         self.steps.append("closed")
 
 
-ASKED: dict[str, Callable[[Any], Any]] = {
+ASKED = {
     "report": lambda optimizer: optimizer.guard.report(),
     "flush": lambda optimizer: optimizer.guard.flush(),
     "state_dict": lambda optimizer: optimizer.guard.state_dict(),
@@ -222,7 +216,7 @@ ASKED: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("long_way", [False, True])
 @pytest.mark.parametrize("asked", ASKED)
-def test_a_sink_may_ask_the_guard_for_anything(asked: str, long_way: bool, tmp_path: Path) -> None:
+def test_a_sink_may_ask_the_guard_for_anything(asked, long_way, tmp_path):
     p = nn.Parameter(torch.ones(3))
     asking, memory_ = Asking(ASKED[asked]), fastguard.MemorySink()
     log = fastguard.JsonlSink(tmp_path / "run.jsonl", tensors_every=0)

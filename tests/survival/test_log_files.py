@@ -1,14 +1,9 @@
 """A log whose file is deleted, moved away, emptied, or no file at all: nothing is lost in silence, nothing waits."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,39 +17,39 @@ posix = pytest.mark.skipif(os.name != "posix", reason="what is open cannot be de
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def clock(monkeypatch):
     """Lets the time pass after which a sink looks for its file."""
     ahead = [0.0]
     monkeypatch.setattr(jsonl, "_monotonic", lambda: time.monotonic() + ahead[0])
 
-    def pass_() -> None:
+    def pass_():
         ahead[0] += jsonl.LOOK_EVERY_S
 
     return pass_
 
 
-def _delete(path: Path) -> None:
+def _delete(path):
     path.unlink()
 
 
-def _delete_folder(path: Path) -> None:
+def _delete_folder(path):
     shutil.rmtree(path.parent)
 
 
-def _move(path: Path) -> None:
+def _move(path):
     path.rename(path.with_suffix(".1"))
 
 
-def _replace(path: Path) -> None:
+def _replace(path):
     path.rename(path.with_suffix(".1"))
     path.touch()
 
 
-def _empty(path: Path) -> None:
+def _empty(path):
     os.truncate(path, 0)
 
 
-DONE: dict[str, Any] = {
+DONE = {
     "deleted": (_delete, "was deleted while"),
     "deleted with its folder": (_delete_folder, "was deleted while"),
     "moved away": (_move, "was moved away while"),
@@ -65,9 +60,7 @@ DONE: dict[str, Any] = {
 
 @posix
 @pytest.mark.parametrize(("change", "said"), DONE.values(), ids=DONE)
-def test_a_log_that_is_gone_goes_on_in_a_new_file(
-    change: Callable[[Path], None], said: str, tmp_path: Path, clock: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_log_that_is_gone_goes_on_in_a_new_file(change, said, tmp_path, clock, caplog):
     path = tmp_path / "runs" / "run.jsonl"
     sink = fastguard.JsonlSink(path, tensors_every=0)
     sink.note({"names": ["w"], "decay_per_step": 0.5})
@@ -99,13 +92,11 @@ def test_a_log_that_is_gone_goes_on_in_a_new_file(
 
 
 @posix
-def test_facts_that_could_not_be_written_come_before_the_next_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_facts_that_could_not_be_written_come_before_the_next_line(tmp_path, monkeypatch):
     sink = SafeSink(fastguard.JsonlSink(tmp_path / "run.jsonl"))
     write = os.write
 
-    def full(fd: int, data: bytes) -> int:
+    def full(fd, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
@@ -121,7 +112,7 @@ def test_facts_that_could_not_be_written_come_before_the_next_line(
 
 @posix
 class TestFifo:
-    def test_without_a_reader_it_is_refused_at_once(self, tmp_path: Path) -> None:
+    def test_without_a_reader_it_is_refused_at_once(self, tmp_path):
         os.mkfifo(tmp_path / "fifo")
         with pytest.raises(OSError, match=r"a FIFO with a reader, got a FIFO without one\. Start its reader"):
             fastguard.JsonlSink(tmp_path / "fifo")
@@ -131,19 +122,17 @@ class TestAfterAnInterrupt:
     """The bytes may have gone out, or not, when Ctrl-C comes out of `os.write`."""
 
     @pytest.fixture
-    def sink(self, tmp_path: Path) -> fastguard.JsonlSink:
+    def sink(self, tmp_path):
         sink = fastguard.JsonlSink(tmp_path / "run.jsonl", tensors_every=0)
         sink.write(make_record(0))
         return sink
 
     @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
     @pytest.mark.parametrize("others", [False, True])
-    def test_it_is_known_whether_the_line_is_there(
-        self, sink: fastguard.JsonlSink, share: float, others: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_is_known_whether_the_line_is_there(self, sink, share, others, monkeypatch):
         write = os.write
 
-        def interrupted(fd: int, data: bytes) -> int:
+        def interrupted(fd, data):
             monkeypatch.setattr(os, "write", write)
             if share:
                 write(fd, data[: int(share * len(data))])
@@ -161,13 +150,11 @@ class TestAfterAnInterrupt:
         safe.write(make_record(2))
         assert [line["step"] for line in read_jsonl(sink.path) if line["step"] != 100] == [0, 1, 2]
 
-    def test_where_nobody_can_say_it_counts_as_lost(
-        self, sink: fastguard.JsonlSink, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def interrupted(fd: int, data: bytes) -> int:
+    def test_where_nobody_can_say_it_counts_as_lost(self, sink, monkeypatch):
+        def interrupted(fd, data):
             raise KeyboardInterrupt
 
-        def unreadable(*arguments: Any) -> bytes:
+        def unreadable(*arguments):
             raise OSError(errno.EBADF, "Bad file descriptor")
 
         safe = SafeSink(sink)
@@ -179,11 +166,11 @@ class TestAfterAnInterrupt:
         assert (safe.num_lost, safe.newest) == (1, 1)
 
 
-def test_a_slow_sink_is_told_of_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_sink_is_told_of_once(monkeypatch, caplog):
     now = [0.0]
     monkeypatch.setattr(sinks.sink, "_perf_counter", lambda: now[0])
 
-    def slow(record: Any) -> None:
+    def slow(record):
         now[0] += 0.3
 
     quick, slow_sink = SafeSink(lambda record: None), SafeSink(slow, name="the slow one")

@@ -10,6 +10,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from guard_helpers import assert_identical
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -99,22 +100,6 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     return copy.deepcopy(state)
 
 
-def assert_same(a, b) -> None:
-    assert type(a) is type(b)
-    if isinstance(a, torch.Tensor):
-        assert torch.equal(a, b)
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_same(a[key], b[key])
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for one, other in zip(a, b, strict=True):
-            assert_same(one, other)
-    else:
-        assert a == b
-
-
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
@@ -147,7 +132,7 @@ def test_find_puts_everything_back(make, warm):
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy(), loader.generator.get_state()
     result = fastguard.LearningRateFinder(1e-6, 1.0, 30).find(model, optimizer, loader, nn.functional.mse_loss)
     assert len(result.losses) > 10 and result.losses[0] != result.losses[-1]
-    assert_same(state_of(model, optimizer), before)
+    assert_identical(state_of(model, optimizer), before)
     assert [p.data_ptr() for p in model.parameters()] == own_tensors
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
     assert np.array_equal(np.random.get_state()[1], states[2])

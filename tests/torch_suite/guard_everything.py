@@ -8,13 +8,9 @@ and have to give what they give with `--guard-everything off`.
 Copies made by `copy.deepcopy` and `pickle` are not guarded: no constructor makes them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +19,7 @@ from torch.optim import Optimizer
 import fastguard
 
 # Arguments of `wrap`; None where nothing is guarded.
-MODES: dict[str, dict[str, Any] | None] = {
+MODES = {
     "off": None,
     "idle": {},
     "max_norm=1e9": {"max_norm": 1e9},
@@ -33,28 +29,28 @@ MODES: dict[str, dict[str, Any] | None] = {
 }
 
 
-def _all_classes(cls: type) -> Iterator[type]:
+def _all_classes(cls):
     yield cls
     for subclass in cls.__subclasses__():
         yield from _all_classes(subclass)
 
 
 @contextlib.contextmanager
-def guarding(settings: dict[str, Any] | None) -> Iterator[list[weakref.ref[fastguard.Guard]]]:
+def guarding(settings):
     """Within, every optimizer is guarded as it is made, also of classes defined there. Gives the guards; holds none."""
-    guards: list[weakref.ref[fastguard.Guard]] = []
+    guards = []
     if settings is None:
         yield guards
         return
-    inits: list[tuple[Any, Callable[..., None]]] = []
+    inits = []
 
-    def patch(cls: Any) -> None:
+    def patch(cls):
         if "__init__" not in cls.__dict__:
             return  # it has its parent's
         init = cls.__init__
 
         @functools.wraps(init)
-        def guarded_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        def guarded_init(self, *args, **kwargs):
             init(self, *args, **kwargs)
             if type(self).__init__ is guarded_init:  # the outermost constructor is over
                 guards.append(weakref.ref(fastguard.wrap(self, **settings).guard))
@@ -62,13 +58,13 @@ def guarding(settings: dict[str, Any] | None) -> Iterator[list[weakref.ref[fastg
         inits.append((cls, init))
         cls.__init__ = guarded_init
 
-    def patch_new(cls: Any, **kwargs: Any) -> None:
+    def patch_new(cls, **kwargs):
         super(Optimizer, cls).__init_subclass__(**kwargs)
         patch(cls)
 
     for cls in list(dict.fromkeys(_all_classes(Optimizer))):
         patch(cls)
-    Optimizer.__init_subclass__ = classmethod(patch_new)  # type: ignore[assignment]
+    Optimizer.__init_subclass__ = classmethod(patch_new)
     try:
         yield guards
     finally:
@@ -77,18 +73,18 @@ def guarding(settings: dict[str, Any] | None) -> Iterator[list[weakref.ref[fastg
             cls.__init__ = init
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption(
         "--guard-everything", choices=list(MODES), default="off", help="guard every optimizer that a test makes"
     )
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_call(item):
     with guarding(MODES[item.config.getoption("--guard-everything")]):
         return (yield)
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config):
     mode = config.getoption("--guard-everything")
     return f"optimizers: guarded by fastguard {fastguard.__version__}, {mode}; torch {torch.__version__}"

@@ -1,16 +1,12 @@
 """Every optimizer of torch.optim, in every configuration that torch's own tests have, guarded: the same bits, the same
 state and the same errors as unguarded."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import fastguard
 
-OPTIMIZERS: dict[str, Any] = {
+OPTIMIZERS = {
     name: cls
     for name, cls in vars(optim).items()
     if isinstance(cls, type) and issubclass(cls, optim.Optimizer) and cls is not optim.Optimizer
@@ -51,7 +47,7 @@ torch.save({
 """
 
 
-def database() -> dict[str, dict[str, Any]]:
+def database():
     """What torch's tests know of each optimizer; read by another process, as importing it sets flags of torch."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "database.pt"
@@ -60,7 +56,7 @@ def database() -> dict[str, dict[str, Any]]:
         return torch.load(path, weights_only=False)
 
 
-def known(name: str) -> dict[str, Any]:
+def known(name):
     """Some of it, from the signature of the optimizer: for ordinary runs: importing torch's tests takes long."""
     takes = inspect.signature(OPTIMIZERS[name]).parameters
     settings = {"weight_decay": 0.1, "maximize": True, "momentum": 0.9, "amsgrad": True, "centered": True}
@@ -74,7 +70,14 @@ def known(name: str) -> dict[str, Any]:
     }
 
 
-def attempt(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+@pytest.fixture(autouse=True, scope="session")
+def _sparse_tensors_unchecked():
+    """Said in so many words, since torch warns where it is not."""
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        yield
+
+
+def attempt(call, *args, **kwargs):
     """What a call gives, or type and message of its error."""
     try:
         return call(*args, **kwargs)
@@ -82,7 +85,7 @@ def attempt(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
-def copied(value: Any) -> Any:
+def copied(value):
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -90,7 +93,7 @@ def copied(value: Any) -> Any:
     return [copied(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def make_parameters(name: str, info: dict[str, Any], way: dict[str, Any]) -> list[torch.Tensor]:
+def make_parameters(name, info, way):
     """Several dtypes, odd shapes, one transposed, as far as the optimizer takes them."""
     made = [torch.randn(4, 3), torch.randn(2, 5)]
     if not info["sparse"] and not info["closure"] and name != "Muon":
@@ -103,7 +106,7 @@ def make_parameters(name: str, info: dict[str, Any], way: dict[str, Any]) -> lis
     return [torch.nn.Parameter(p, requires_grad=not way.get("differentiable")) for p in made]
 
 
-def set_gradients(parameters: Sequence[torch.Tensor], sparse: bool = False) -> None:
+def set_gradients(parameters, sparse=False):
     for p in parameters:
         if sparse:
             rows = torch.randint(p.shape[0], (1, 3))  # may come twice: not coalesced
@@ -112,8 +115,8 @@ def set_gradients(parameters: Sequence[torch.Tensor], sparse: bool = False) -> N
             p.grad = torch.randn_like(p)
 
 
-def loss_of(optimizer: Any, parameters: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
-    def closure() -> torch.Tensor:
+def loss_of(optimizer, parameters):
+    def closure():
         optimizer.zero_grad()
         loss = torch.stack([(p - 0.1).abs().square().sum().double() for p in parameters]).sum()
         loss.backward()
@@ -122,21 +125,21 @@ def loss_of(optimizer: Any, parameters: Sequence[torch.Tensor]) -> Callable[[], 
     return closure
 
 
-def train(name: str, info: dict[str, Any], settings: dict[str, Any], way: dict[str, Any]) -> Any:
+def train(name, info, settings, way):
     """All that comes of a few steps: a missing gradient, zeros, a group and a rate that change, hooks, a closure, and
     another optimizer that goes on from the state."""
     torch.manual_seed(3)
     settings = copied(settings)
     parameters = make_parameters(name, info, way)
     optimizer = OPTIMIZERS[name](parameters, **settings, **way)
-    calls: list[str] = []
+    calls = []
     handles = [
         register_optimizer_step_pre_hook(lambda *_: calls.append("before all")),
         register_optimizer_step_post_hook(lambda *_: calls.append("after all")),
         optimizer.register_step_pre_hook(lambda o, args, kwargs: calls.append(f"before {len(args)} {sorted(kwargs)}")),
         optimizer.register_step_post_hook(lambda o, args, kwargs: calls.append(f"after {len(args)} {sorted(kwargs)}")),
     ]
-    gave: list[Any] = []
+    gave = []
     try:
         for step in range(4):
             set_gradients(parameters, info["sparse"])
@@ -171,12 +174,12 @@ def train(name: str, info: dict[str, Any], settings: dict[str, Any], way: dict[s
     return copied([calls, gave, parameters, optimizer.state_dict(), others, other.state_dict()])
 
 
-def ways_of(info: dict[str, Any]) -> list[dict[str, Any]]:
+def ways_of(info):
     plain = {"foreach": False} if "foreach" in info["ways"] else {}
     return [plain if way == "forloop" else {way: True} for way in info["ways"]]
 
 
-def compare(name: str, info: dict[str, Any], modes: Sequence[str]) -> None:
+def compare(name, info, modes):
     """Fails unless `name` ends in the same state unguarded and in each of `modes`, for all settings and ways."""
     for settings in info["inputs"]:
         for way in ways_of(info):
@@ -191,12 +194,12 @@ def compare(name: str, info: dict[str, Any], modes: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_usual_configurations(name: str) -> None:
+def test_usual_configurations(name):
     compare(name, known(name), ["max_norm=1e9"])
 
 
 @pytest.mark.slow
-def test_every_configuration() -> None:
+def test_every_configuration():
     infos = database()
     assert set(infos) == set(OPTIMIZERS)
     for name, info in infos.items():
@@ -207,7 +210,7 @@ def test_every_configuration() -> None:
         compare(name, {**info, "ways": info["ways"] or ["forloop"]}, [mode for mode in MODES if mode != "off"])
 
 
-def in_all_modes(test: Callable[[], Any]) -> None:
+def in_all_modes(test):
     """What `test` returns must be the same, unguarded and in each mode."""
     outcomes = []
     for settings in MODES.values():
@@ -219,10 +222,10 @@ def in_all_modes(test: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_a_flag_handed_to_fused_kernels(name: str) -> None:
+def test_a_flag_handed_to_fused_kernels(name):
     """`found_inf` and `grad_scale`, set by hand as a scaler does."""
 
-    def run() -> Any:
+    def run():
         parameters = make_parameters(name, known(name), {"fused": True})
         optimizer = OPTIMIZERS[name](parameters, fused=True)
         results = []
@@ -239,8 +242,8 @@ def test_a_flag_handed_to_fused_kernels(name: str) -> None:
     in_all_modes(run)
 
 
-def test_steps_that_are_differentiated() -> None:
-    def run() -> Any:
+def test_steps_that_are_differentiated():
+    def run():
         start, slope = (torch.randn(3, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
         p = start.clone()
         optimizer = optim.Adam([p], differentiable=True)
@@ -252,7 +255,7 @@ def test_steps_that_are_differentiated() -> None:
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "off"])
-def test_every_step_is_judged(mode: str) -> None:
+def test_every_step_is_judged(mode):
     inits = {cls: cls.__init__ for cls in (optim.Optimizer, *OPTIMIZERS.values())}
     with guarding(MODES[mode]) as guards:
         for cls in (optim.SGD, optim.AdamW, optim.Adafactor):
@@ -267,10 +270,10 @@ def test_every_step_is_judged(mode: str) -> None:
     assert not hasattr(optim.SGD([p]), "guard")
 
 
-def test_a_difference_is_found() -> None:
+def test_a_difference_is_found():
     """Also one of a single bit in a hundred steps."""
 
-    def differs() -> Any:
+    def differs():
         value = torch.ones(100)
         if hasattr(optim.SGD([torch.nn.Parameter(torch.ones(3))]), "guard"):
             value[57] = torch.nextafter(value[57], torch.tensor(2.0))

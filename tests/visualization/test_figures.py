@@ -1,7 +1,5 @@
 """Figures from any source: what they show, what they mark, and that nothing is lost."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -52,7 +50,7 @@ def trained(tmp_path_factory):
     return optimizer, path
 
 
-def traces(figure) -> dict[str, object]:
+def traces(figure):
     """By name; all of a figure is JSON, as a page, a notebook and a tracker need it."""
     json.loads(figure.to_json())
     return {trace.name: trace for trace in figure.data}

@@ -1,7 +1,5 @@
 """A run that is read while it is written is the run that `diagnose` reads afterwards."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -26,13 +24,13 @@ def path(tmp_path):
     return tmp_path / "run.jsonl"
 
 
-def write(sink: JsonlSink, steps, bad=(), **more) -> None:
+def write(sink, steps, bad=(), **more):
     for step in steps:
         losses = {"loss": 2.0 - step / 1000, "lr": 1e-3, **more}
         sink.write(make_bad_record(step, ["b"], **losses) if step in bad else make_record(step, 1.0, **losses))
 
 
-def state(history: TrainingHistory) -> str:
+def state(history):
     return json.dumps(history.state_dict())
 
 
@@ -105,7 +103,7 @@ def test_a_log_without_norms_is_no_evidence(path):
 HOSTILE = "a[/b]\x1b]0;owned\x07\x1b[2J\u202e\x9b\n[red]"
 
 
-def shown(path) -> list[str]:
+def shown(path):
     run = FollowedRun(path)
     run.read()
     return lines_of(run)

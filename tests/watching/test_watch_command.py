@@ -1,7 +1,5 @@
 """`fastguard watch` as it is used: in a terminal, in a pipe, in a log of a CI."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -22,7 +20,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="needs signals, pipes and 
 HOSTILE = "a[/b]\x1b]0;owned\x07\x1b[2J\u202e\x9b[red]"
 
 
-def write(path: Path, steps, bad=(), name: str = "b") -> None:
+def write(path, steps, bad=(), name="b"):
     with JsonlSink(path) as sink:
         for step in steps:
             record = make_bad_record(step, [name], [name, "c"], loss=1.0) if step in bad else None
@@ -67,14 +65,14 @@ class TestArguments:
         assert "this is a bug of fastguard, please report it: TypeError: \\x1b[2J" in capsys.readouterr().err
 
 
-def _command(*arguments) -> list[str]:
+def _command(*arguments):
     return [sys.executable, "-m", "fastguard", "watch", *map(str, arguments), "--interval", "0.05"]
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"}
 
 
-def until(holds, what: str, seconds: float = 30.0) -> None:
+def until(holds, what, seconds=30.0):
     ends = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < ends, f"waited {seconds} s for {what}"
@@ -161,7 +159,7 @@ class TestTerminal:
 class Terminal:
     """A process in a pseudo-terminal, and all that it wrote there."""
 
-    def __init__(self, command, columns, rows, environment) -> None:
+    def __init__(self, command, columns, rows, environment):
         import fcntl
         import pty
         import struct
@@ -182,7 +180,7 @@ class Terminal:
         os.close(theirs)
         os.set_blocking(self._ours, False)
 
-    def read(self) -> bool:
+    def read(self):
         try:
             while piece := os.read(self._ours, 1 << 16):
                 self.text += piece.decode("utf-8", "replace")
@@ -190,13 +188,13 @@ class Terminal:
             pass
         return True
 
-    def wait_for(self, text: str) -> None:
+    def wait_for(self, text):
         try:
             until(lambda: self.read() and text in self.text, repr(text))
         except AssertionError as error:
             raise AssertionError(f"{error}; there was {self.text[-3000:]!r}") from None
 
-    def end(self) -> None:
+    def end(self):
         self.process.kill()
         self.process.wait()
         os.close(self._ours)

@@ -1,38 +1,26 @@
-"""wrap(..., weights=...): the sampled steps of a guarded run."""
-
-from __future__ import annotations
+"""wrap(..., weights=...): the sampled steps of a guarded run, and the second moments beside the weights."""
 
 import math
 
 import pytest
 import torch
-from torch import nn
+from guard_helpers import guarded_model, loss_at, make_model
 
 import fastguard
 from fastguard.observers.weights import WeightSampler
+from fastguard.records import TrainingHistory
+from fastguard.sinks import JsonlSink
 
 
-def make_model(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
-
-
-def backward(model: nn.Module, step: int, scale=lambda loss: loss) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(step)
-    loss = (model(torch.randn(5, 6, generator=generator)) - 1).square().mean()
-    scale(loss).backward()
-    return loss.detach()
-
-
-def copies(model: nn.Module) -> dict[str, torch.Tensor]:
+def copies(model):
     return {name: p.detach().double().clone() for name, p in model.named_parameters()}
 
 
-def differences(model: nn.Module, before: dict[str, torch.Tensor]) -> dict[str, float]:
+def differences(model, before):
     return {name: float((p.detach().double() - before[name]).norm()) for name, p in model.named_parameters()}
 
 
-def assert_updates(record, truth: dict[str, float]) -> None:
+def assert_updates(record, truth):
     found = {w.name: w.update_norm for w in record.weights}
     assert found == {name: pytest.approx(t, rel=1e-4, abs=1e-7) for name, t in truth.items()}
     assert all(w.grad_norm == record.tensors[w.name].norm for w in record.weights)
@@ -55,7 +43,7 @@ def test_sampled_records_of_a_clipped_run(make, scaled):
     for step in range(7):
         optimizer.zero_grad()
         before = copies(model)
-        backward(model, step, scaler.scale)
+        scaler.scale(loss_at(model, step)).backward()
         scaler.step(optimizer)
         scaler.update()
         record = optimizer.guard.last
@@ -76,7 +64,7 @@ def test_a_skipped_step_has_no_update_and_the_next_one_makes_up_for_it():
     for step in range(8):
         optimizer.zero_grad()
         before = copies(model)
-        backward(model, step)
+        loss_at(model, step).backward()
         if step == 4:
             model[0].bias.grad[0] = math.nan
         optimizer.step()
@@ -94,9 +82,11 @@ def test_closures(cls):
     model = make_model()
     optimizer = fastguard.wrap(cls(model.parameters(), lr=0.1), model, weights=1)
 
-    def closure() -> torch.Tensor:
+    def closure():
         optimizer.zero_grad()
-        return backward(model, 0)
+        loss = loss_at(model, 0)
+        loss.backward()
+        return loss
 
     for _ in range(2):
         before = copies(model)
@@ -113,7 +103,7 @@ def test_several_optimizers_under_one_guard():
         before = copies(model)
         for optimizer in both:
             optimizer.zero_grad()
-        backward(model, step)
+        loss_at(model, step).backward()
         for optimizer in both if step < 2 else reversed(both):
             optimizer.step()
         record = both[0].guard.last
@@ -126,7 +116,7 @@ def test_a_parameter_without_a_gradient():
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.Adam(model.parameters()), model, weights=1)
     for step in range(2):
-        backward(model, step)
+        loss_at(model, step).backward()
         if step:
             model[0].weight.grad = None
         optimizer.step()
@@ -142,7 +132,7 @@ def test_sampling_changes_no_bit_of_the_run(make):
         optimizer = fastguard.wrap(make(model.parameters()), model, weights=weights)
         for step in range(4):
             optimizer.zero_grad()
-            backward(model, step)
+            loss_at(model, step).backward()
             optimizer.step()
         models.append(model)
     first, *others = [list(model.parameters()) for model in models]
@@ -153,7 +143,7 @@ def test_a_step_that_raises_leaves_no_sample_behind():
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.NAdam(model.parameters()), model, weights=1)
     fail = optimizer.register_step_pre_hook(lambda *args: 1 / 0)
-    backward(model, 0)
+    loss_at(model, 0).backward()
     with pytest.raises(ZeroDivisionError):
         optimizer.step()
     fail.remove()
@@ -163,9 +153,8 @@ def test_a_step_that_raises_leaves_no_sample_behind():
 
 
 def test_a_resumed_run_samples_on_its_schedule():
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, weights=4)
-    backward(model, 0)
+    model, optimizer = guarded_model(weights=4)
+    loss_at(model, 0).backward()
     optimizer.step()
     state = optimizer.guard.state_dict()
     optimizer.guard.detach()
@@ -184,9 +173,8 @@ def _overhead(optimizer):
 
 
 def test_what_sampling_costs_is_counted(monkeypatch):
-    model = make_model()
-    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, weights=1)
-    backward(model, 0)
+    model, optimizer = guarded_model(weights=1)
+    loss_at(model, 0).backward()
     optimizer.step()
     plain = _overhead(optimizer)
     optimizer.guard.flush()
@@ -211,3 +199,98 @@ def test_refusals(weights, error, message):
     with pytest.raises(error, match=message):
         fastguard.wrap(optimizer, model, weights=weights)
     assert not optimizer._optimizer_step_pre_hooks
+
+
+def step(model, optimizer, number, scale=1.0):
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(number))
+    optimizer.zero_grad()
+    loss = scale * (model(x) - x[:, :4]).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.guard.observe(loss=loss)
+
+
+def found(optimizer):
+    return fastguard.diagnosis.by_sign(optimizer.guard.report().findings)
+
+
+ADAPTIVE = {
+    "adam": (lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3), "exp_avg_sq", 1e-3),
+    "adamw-fused": (lambda p: torch.optim.AdamW(p, lr=0.01, fused=True), "exp_avg_sq", 1e-8),
+    "radam": (lambda p: torch.optim.RAdam(p, lr=0.01), "exp_avg_sq", 1e-8),
+    "rmsprop": (lambda p: torch.optim.RMSprop(p, lr=0.01), "square_avg", 1e-8),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_what_is_told_is_what_the_state_holds(name, tmp_path):
+    make, key, eps = ADAPTIVE[name]
+    model = make_model()
+    with JsonlSink(tmp_path / "run.jsonl") as log:
+        optimizer = fastguard.wrap(make(model.parameters()), model, weights=4, sinks=[log])
+        for number in range(5):
+            step(model, optimizer, number)
+        weights = optimizer.guard.last.weights
+        share = 1.0 - 0.999**5 if key == "exp_avg_sq" else 1.0
+        for told, p in zip(weights, model.parameters()):
+            v = optimizer.state[p][key].double()
+            rms = math.sqrt(float(v.mean()) / share)
+            assert told.moment_rms == pytest.approx(rms, rel=1e-5)
+            assert told.effective_step == pytest.approx(0.01 / (rms + eps), rel=1e-5)
+            assert (told.moment_min, told.moment_max) == (float(v[v > 0].min()), float(v.max()))
+        optimizer.guard.close()
+    history = TrainingHistory.from_jsonl(tmp_path / "run.jsonl")
+    assert [window.last.value for _, window in history.weights.current()] == list(weights)
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.Adafactor(p, lr=0.01)])
+def test_others_have_none(make):
+    model = make_model()
+    optimizer = fastguard.wrap(make(model.parameters()), model, weights=1)
+    step(model, optimizer, 0)
+    assert {w.moment_rms for w in optimizer.guard.last.weights} == {None}
+    assert "moment_rms" not in optimizer.guard.last.weights[0].to_dict()
+
+
+@pytest.mark.parametrize("value", [1e4, math.inf])
+def test_a_moment_that_no_gradient_can_have_made(value):
+    model = make_model()
+    optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=1e-3), model, weights=5)
+    for number in range(20):
+        step(model, optimizer, number)
+    optimizer.state[model[0].weight]["exp_avg_sq"][0, 0] = value
+    for number in range(20, 26):
+        step(model, optimizer, number)
+    finding = found(optimizer)["moment-out-of-bounds"]
+    assert (finding.severity, finding.layers) == ("critical" if value == math.inf else "warning", ("0.weight",))
+    assert optimizer.guard.report().causes[0].rule == "hardware-fault"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=10.0),  # whose decay is in the moment
+        lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.9, 0.5), amsgrad=True),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.5),
+    ],
+)
+@pytest.mark.parametrize("clipped", [None, 0.01])
+def test_sound_runs_have_moments_within_bounds(make, clipped):
+    model = make_model()
+    optimizer = fastguard.wrap(make(model.parameters()), model, weights=3, max_norm=clipped)
+    for number in range(60):
+        step(model, optimizer, number, 100.0 if number % 20 == 10 else 1.0)
+    assert "moment-out-of-bounds" not in found(optimizer)
+
+
+def test_a_state_from_before_the_guard_is_no_fault():
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(20):
+        optimizer.zero_grad()
+        (1e3 * model(torch.randn(4, 6)).square().mean()).backward()
+        optimizer.step()
+    optimizer = fastguard.wrap(optimizer, model, weights=5)
+    for number in range(40):
+        step(model, optimizer, number)
+    assert "moment-out-of-bounds" not in found(optimizer)

@@ -1,6 +1,4 @@
-"""When a sampler samples, what it holds, and what it says of the weights."""
-
-from __future__ import annotations
+"""When a sampler samples, what it holds and says of the weights; and the table of gradients and weights."""
 
 import math
 
@@ -8,11 +6,11 @@ import pytest
 import torch
 from torch import nn, optim
 
+import fastguard
 from fastguard.observers.weights import WeightSampler
-from fastguard.records.samples import WeightStats
 
 
-def sampled(sampler, optimizer, parameters, **settings) -> tuple[WeightStats, ...]:
+def sampled(sampler, optimizer, parameters, **settings):
     for p in parameters:
         p.grad = torch.ones_like(p)
     sample = sampler.before(optimizer)
@@ -108,55 +106,77 @@ def test_refusals(settings, message):
         WeightSampler(**settings)
 
 
-ROUNDING = (2e-5, 2e-7)  # of the update, and of the weights, in float32
-EXACT = (1e-9, 1e-15)  # in float64
+def make_model():
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+    model[0].weight.grad = torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]])
+    model[0].bias.grad = torch.tensor([math.nan, 1.0])
+    model[2].weight.grad = torch.tensor([[math.inf, 0.0]])
+    return model
 
 
-def make_parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
-    shapes = [(7, 5), (5,), (), (0,), (4, 3, 3, 2), (70_001,)]
-    parameters = [nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in shapes]
-    parameters[4].data = parameters[4].data.to(memory_format=torch.channels_last)
-    return parameters
+def test_each_line(backend):
+    model = make_model().to(torch.get_default_device())
+    table = fastguard.check_gradients(model, backend=backend)
+    assert [line.name for line in table] == [name for name, _ in model.named_parameters()]
+    first = table["0.weight"]
+    assert (first.grad_norm, first.num_zeros, first.zero_ratio, first.shape) == (5.0, 4, 4 / 6, (2, 3))
+    assert first.weight_norm == pytest.approx(float(model[0].weight.detach().double().norm()), rel=1e-6)
+    assert first.ratio == pytest.approx(5.0 / first.weight_norm)
+    assert math.isnan(table["0.bias"].grad_norm) and table["0.bias"].num_nans == 1
+    assert table["2.weight"].grad_norm == math.inf and table["2.weight"].num_infs == 1
+    last = table[3]
+    assert last.grad_norm is None and last.ratio is None and last.num_elements == 0
+    assert table.to_dict()["0.weight"]["ratio"] == first.ratio
+    assert math.isnan(table.norm)
 
 
-def give_gradients(parameters: list[nn.Parameter], missing: int | None = None, size: float = 1.0) -> None:
-    for i, p in enumerate(parameters):
-        p.grad = None if i == missing else torch.randn_like(p) * size
+def test_the_table_as_text():
+    lines = str(fastguard.check_gradients(make_model())).splitlines()
+    assert lines[0].split() == ["parameter", "shape", "grad", "norm", "weight", "norm", "ratio", "zeros", "NaN", "Inf"]
+    assert lines[2].split()[:3] == ["0.weight", "2x3", "5.000e+00"] and "66.7%" in lines[2]
+    assert lines[3].split()[-1] == "1"
+    assert lines[-1] == "norm of all gradients: nan; 1 without a gradient"
 
 
-def measure(optimizer, parameters, sampler, **settings):
-    """Update norms as sampled around one step, and as they are; these with the norms of the weights."""
-    before = [p.detach().clone() for p in parameters]
-    sample = sampler.before(optimizer)
-    optimizer.step()
-    names = [f"p{i}" for i in range(len(parameters))]
-    found = sampler.after(optimizer, sample, names=names, **settings)
-    assert [w.name for w in found] == names
-    wide = [torch.complex128 if p.is_complex() else torch.float64 for p in parameters]
-    return [w.update_norm for w in found], [
-        (float((p.detach().to(d) - b.to(d)).abs().norm()), float(b.to(d).abs().norm()))
-        for p, b, d in zip(parameters, before, wide, strict=True)
-    ]
+def test_named_parameters_and_wrappers_prefixes():
+    model = make_model()
+    table = fastguard.check_gradients(model.named_parameters())
+    assert len(table) == 4
+    assert fastguard.check_gradients(nn.DataParallel(model))["0.weight"] == table["0.weight"]
 
 
-def assert_norms(found, truth, tolerance) -> None:
-    assert found == [pytest.approx(norm, rel=tolerance[0], abs=tolerance[1] * size) for norm, size in truth]
+def test_a_model_without_parameters():
+    table = fastguard.check_gradients(nn.ReLU())
+    assert len(table) == 0 and table.norm == 0.0 and "norm of all gradients: 0" in str(table)
+
+
+def test_what_has_no_table():
+    with pytest.raises(TypeError, match=r"`model` must be a torch\.nn\.Module or its named_parameters"):
+        fastguard.check_gradients([torch.ones(3)])
+    with pytest.raises(KeyError, match=r"no parameter is named 'x'; the names are: 0\.weight"):
+        fastguard.check_gradients(make_model())["x"]
+    with pytest.raises(fastguard.UnsupportedTensorError, match="`weight` must hold data"):
+        fastguard.check_gradients(nn.Linear(2, 2, device="meta"))
 
 
 @pytest.mark.parametrize("cls", [optim.SGD, optim.AdamW])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_as_the_exact_difference(cls, dtype):
-    parameters = make_parameters(dtype)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+def test_updates_are_the_exact_differences(cls, dtype):
+    shapes = [(7, 5), (5,), (), (0,), (4, 3, 3, 2), (70_001,)]
+    parameters = [nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in shapes]
+    parameters[4].data = parameters[4].data.to(memory_format=torch.channels_last)
     optimizer, sampler = cls(parameters, lr=0.01), WeightSampler(every=1)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
     for step in range(4):
-        give_gradients(parameters, missing=2 if step == 2 else None, size=0.1**step)  # smaller: amsgrad remembers
-        found, truth = measure(optimizer, parameters, sampler)
-        assert_norms(found, truth, ROUNDING if dtype is torch.float32 else EXACT)
-        assert truth[0][0] > 0
-
-
-def test_complex():
-    parameters = [nn.Parameter(torch.randn(33, 5, dtype=torch.complex64))]
-    optimizer = optim.SGD(parameters, lr=0.01)
-    parameters[0].grad = torch.randn(33, 5, dtype=torch.complex64).conj()
-    assert_norms(*measure(optimizer, parameters, WeightSampler(every=1)), ROUNDING)
+        before = [p.detach().to(wide).clone() for p in parameters]
+        for i, p in enumerate(parameters):
+            p.grad = None if step == i == 2 else torch.randn_like(p) * 0.1**step  # smaller: amsgrad remembers
+        sample = sampler.before(optimizer)
+        optimizer.step()
+        found = sampler.after(optimizer, sample, names=list("abcdef"))
+        assert [w.name for w in found] == list("abcdef")
+        rel, share = (1e-9, 1e-15) if dtype is torch.float64 else (2e-5, 2e-7)  # of the update, and of the weights
+        for w, p, b in zip(found, parameters, before, strict=True):
+            truth = float((p.detach().to(wide) - b).abs().norm())
+            assert w.update_norm == pytest.approx(truth, rel=rel, abs=share * float(b.abs().norm())), w.name
+            assert truth > 0 or w.name in "cd"

@@ -1,38 +1,37 @@
-"""Trainings as scripts have them, none of which mentions fastguard. Each returns the tensors that it has trained."""
+"""Trainings as scripts have them, which do not mention fastguard, and an AutoGuard that keeps the records."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
+import contextlib
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-TRAININGS: list[Callable[[], list[nn.Module]]] = []
+from fastguard.experiments.auto import AutoGuard
+from fastguard.sinks import MemorySink
+
+TRAININGS = []
 
 
-def training(function: Callable[[], list[nn.Module]]) -> Callable[[], list[nn.Module]]:
+def training(function):
     TRAININGS.append(function)
     return function
 
 
-def net(num_out: int = 3) -> nn.Sequential:
+def net(num_out=3):
     return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, num_out))
 
 
-def batch(size: int = 32) -> Batch:
+def batch(size=32):
     x = torch.randn(size, 8)
     return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long(), x[:, :1] * 2
 
 
-def _classified(model: nn.Module, x: torch.Tensor, y: torch.Tensor, i: int) -> torch.Tensor:
+def _classified(model, x, y, i):
     return F.cross_entropy(model(x), y)
 
 
-def _trained(make: Any, num_steps: int = 12, loss_of: Callable[..., torch.Tensor] = _classified) -> list[nn.Module]:
+def _trained(make, num_steps=12, loss_of=_classified):
     model = net()
     optimizer = make(model.parameters())
     for i in range(num_steps):
@@ -44,19 +43,19 @@ def _trained(make: Any, num_steps: int = 12, loss_of: Callable[..., torch.Tensor
 
 
 @training
-def plain() -> list[nn.Module]:
+def plain():
     return _trained(lambda params: torch.optim.AdamW(params, lr=1e-2))
 
 
 @training
-def nan_at_step_6() -> list[nn.Module]:
-    def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor, i: int) -> torch.Tensor:
+def nan_at_step_6():
+    def loss_of(model, x, y, i):
         return _classified(model, x, y, i) * (float("nan") if i == 6 else 1.0)
 
     return _trained(lambda params: torch.optim.AdamW(params, lr=1e-2, fused=True), 12, loss_of)
 
 
-def _scaled(optimizer_of: Callable[[nn.Module], torch.optim.Optimizer], dtype: torch.dtype) -> list[nn.Module]:
+def _scaled(optimizer_of, dtype):
     model = net()
     optimizer = optimizer_of(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18)
@@ -77,17 +76,17 @@ def _scaled(optimizer_of: Callable[[nn.Module], torch.optim.Optimizer], dtype: t
 
 
 @training
-def float16_with_a_scaler() -> list[nn.Module]:
+def float16_with_a_scaler():
     return _scaled(lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9), torch.float16)
 
 
 @training
-def fused_with_a_scaler() -> list[nn.Module]:
+def fused_with_a_scaler():
     return _scaled(lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True), torch.bfloat16)
 
 
 @training
-def bfloat16_clipped_and_accumulated() -> list[nn.Module]:
+def bfloat16_clipped_and_accumulated():
     model = net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(8):
@@ -103,7 +102,7 @@ def bfloat16_clipped_and_accumulated() -> list[nn.Module]:
 
 
 @training
-def gan() -> list[nn.Module]:
+def gan():
     generator = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
     critic = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
     of_generator = torch.optim.Adam(generator.parameters(), lr=1e-3)
@@ -122,12 +121,12 @@ def gan() -> list[nn.Module]:
 
 
 @training
-def lbfgs() -> list[nn.Module]:
+def lbfgs():
     model = nn.Linear(8, 1)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
     x, _, z = batch()
 
-    def closure() -> torch.Tensor:
+    def closure():
         optimizer.zero_grad()
         loss = F.mse_loss(model(x), z)
         loss.backward()
@@ -139,8 +138,8 @@ def lbfgs() -> list[nn.Module]:
 
 
 @training
-def checkpointed_and_evaluated() -> list[nn.Module]:
-    def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor, i: int) -> torch.Tensor:
+def checkpointed_and_evaluated():
+    def loss_of(model, x, y, i):
         if i % 4 == 3:
             model.eval()
             with torch.no_grad():
@@ -154,12 +153,12 @@ def checkpointed_and_evaluated() -> list[nn.Module]:
 class Lookahead(torch.optim.Optimizer):
     """Steps an inner optimizer, and now and then half the way back."""
 
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
+    def __init__(self, inner):
         super().__init__(inner.param_groups, {})
         self.inner, self.num_steps = inner, 0
         self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
 
-    def step(self, closure: object = None) -> None:
+    def step(self, closure=None):
         self.inner.step()
         self.num_steps += 1
         if self.num_steps % 3 == 0:
@@ -170,5 +169,37 @@ class Lookahead(torch.optim.Optimizer):
 
 
 @training
-def around_another() -> list[nn.Module]:
+def around_another():
     return _trained(lambda params: Lookahead(torch.optim.Adam(params, lr=1e-2)), 8)
+
+
+class Watched(AutoGuard):
+    """An AutoGuard with a MemorySink for each guard."""
+
+    def __init__(self, **settings):
+        self.sinks = []
+        protects = settings.pop("protects", False)
+        super().__init__(lambda index: {"sinks": [self._sink()], **settings}, protects=protects)
+
+    def _sink(self):
+        self.sinks.append(MemorySink())
+        return self.sinks[-1]
+
+    def records(self, index=0):
+        """The records of one guard."""
+        return list(self.sinks[index].records)
+
+    def seen(self, name, index=0):
+        """`loss` or `val_loss` of each record of one guard."""
+        return [getattr(record, name) for record in self.records(index)]
+
+
+@contextlib.contextmanager
+def watching(**settings):
+    """Guards what is trained in the block."""
+    auto = Watched(**settings)
+    auto.start()
+    try:
+        yield auto
+    finally:
+        auto.finish(has_ended=True)

@@ -1,17 +1,12 @@
-"""Every optimizer is guarded at its first step; training does not notice."""
-
-from __future__ import annotations
+"""Every optimizer is guarded at its first step, with the losses that the script computes; training does not notice."""
 
 import os
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from auto_watching import watching
-from script_trainings import TRAININGS, around_another, batch, gan, nan_at_step_6, net, plain
+from script_trainings import TRAININGS, around_another, batch, gan, nan_at_step_6, net, plain, watching
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks as global_hooks
 
@@ -30,7 +25,7 @@ REPLACED = [
 ]
 
 
-def _trained(training: Callable[[], list[nn.Module]]) -> list[Any]:
+def _trained(training):
     torch.manual_seed(3)
     random.seed(3)
     tensors = [t for model in training() for t in model.state_dict().values()]
@@ -97,7 +92,7 @@ def test_what_steps_within_the_backward_pass_is_named():
 def test_no_error_of_ours_reaches_the_training(where, monkeypatch):
     expected = _trained(plain)
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise ZeroDivisionError("injected")
 
     with watching() as auto:
@@ -130,11 +125,11 @@ class Fails(torch.autograd.Function):
     num_calls = 0
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, *gradients):
         Fails.num_calls += 1
         raise ValueError("of the script")
 
@@ -168,7 +163,7 @@ def test_a_forked_child_is_not_guarded():
 class Holder(nn.Module):
     """Holds two models, and has no `forward`, as a LightningModule of a GAN may have none."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second = net(), net()
 

@@ -1,7 +1,5 @@
 """`fastguard run script.py` behaves as `python script.py` does, and reports at the end, however that comes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -66,7 +64,7 @@ if __name__ == "__main__":
 """
 
 
-def _run(folder: Path, *command: str, options: tuple[str, ...] | None = ()) -> subprocess.CompletedProcess[str]:
+def _run(folder, *command, options=()):
     """What a script does under `fastguard run`, or under Python alone if `options` is None."""
     ours = [] if options is None else ["-m", "fastguard", "run", *options]
     known = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
@@ -159,7 +157,7 @@ def test_under_torchrun_every_rank_guards_and_the_first_reports(none, tmp_path):
     assert len(list((tmp_path / "runs").glob("*/*.jsonl"))) == 1
 
 
-def _framework(tmp_path: Path, name: str, script: str, steps: int) -> dict[int, float]:
+def _framework(tmp_path, name, script, steps):
     pytest.importorskip(name, reason=f"{name} is not installed")
     (tmp_path / "train.py").write_text(script)
     ended = _run(tmp_path, "train.py", options=("--no-page",))

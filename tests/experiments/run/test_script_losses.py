@@ -1,19 +1,15 @@
 """The losses of a step, and of an evaluation, are those that the script has computed."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from auto_watching import watching
-from script_trainings import batch, net
+from script_trainings import batch, net, watching
 from torch import nn
 
 
-def _steps(step: Any, number: int = 8, num_losses: int = 1) -> tuple[Any, list[float]]:
+def _steps(step, number=8, num_losses=1):
     """Trains a model by `step(loss)`, after `num_losses` calls of `backward`; the AutoGuard, and the mean losses."""
     losses = []
     torch.manual_seed(0)
@@ -86,7 +82,7 @@ def test_two_optimizers_after_one_backward_pass_get_the_same_loss_and_those_in_t
     assert auto.seen("loss", 1) == pytest.approx([*losses[:5], losses[5], losses[7]])
 
 
-def _evaluated(evaluate: Any, loss_fn: Any = F.cross_entropy) -> tuple[list[float], list[float]]:
+def _evaluated(evaluate, loss_fn=F.cross_entropy):
     """Validation losses that were seen after every fourth step, and those that `evaluate` has computed."""
     model, expected = net(), []
     with watching() as auto:
@@ -102,25 +98,25 @@ def _evaluated(evaluate: Any, loss_fn: Any = F.cross_entropy) -> tuple[list[floa
     return [loss for loss in auto.seen("val_loss") if loss is not None], expected
 
 
-def _eval_mode(model: nn.Module) -> float:
+def _eval_mode(model):
     model.eval()
     with torch.no_grad():
         parts = [(size, F.cross_entropy(model(x), y).item()) for size in (32, 32, 16) for x, y, _ in [batch(size)]]
     return sum(size * loss for size, loss in parts) / 80
 
 
-def _sums(model: nn.Module) -> float:
+def _sums(model):
     model.eval()
     with torch.inference_mode():
         return sum(F.cross_entropy(model(x), y, reduction="sum").item() for x, y, _ in (batch(), batch(16))) / 48
 
 
-def _in_train_mode(model: nn.Module) -> float:
+def _in_train_mode(model):
     with torch.no_grad():
         return sum(F.cross_entropy(model(x), y).item() for x, y, _ in (batch(), batch())) / 2
 
 
-def _with_gradients(model: nn.Module) -> float:
+def _with_gradients(model):
     model.eval()
     return nn.CrossEntropyLoss()(model(batch()[0]), torch.zeros(32, dtype=torch.long)).item()
 
@@ -132,19 +128,19 @@ def test_validation_losses_are_averaged_over_an_evaluation(evaluate):
 
 
 def test_no_validation_loss_where_it_cannot_be_compared():
-    def with_another_term(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def with_another_term(output, y):
         return F.cross_entropy(output, y) + output.pow(2).mean() * torch.rand(())
 
     assert _evaluated(_eval_mode, with_another_term)[0] == []
 
-    def other_loss(model: nn.Module) -> float:
+    def other_loss(model):
         model.eval()
         with torch.no_grad():
             return F.mse_loss(model(batch()[0]), torch.zeros(32, 3)).item()
 
     assert _evaluated(other_loss)[0] == []
 
-    def a_teacher(model: nn.Module) -> float:
+    def a_teacher(model):
         with torch.no_grad():
             return F.cross_entropy(model(batch()[0]), batch()[1]).item()
 
@@ -157,14 +153,14 @@ _CROSS_ENTROPY = torch._C._nn.cross_entropy_loss
 class Parts(nn.Module):
     """A model whose script calls other methods than `forward`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encoder, self.decoder = nn.Linear(8, 16), nn.Linear(16, 3)
 
-    def answer(self, x: torch.Tensor) -> torch.Tensor:
+    def answer(self, x):
         return self.decoder(torch.relu(self.encoder(x)))
 
-    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss(self, x, y):
         return F.cross_entropy(self.answer(x), y)
 
 
@@ -177,14 +173,14 @@ class Whole(Parts):
 class Body(Parts):
     """A model whose script applies its last layer."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return torch.relu(self.encoder(x))
 
-    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss(self, x, y):
         return F.cross_entropy(self.decoder(self(x)), y)
 
 
-def _parts_after(number: int, kind: type[Parts], watches: bool) -> tuple[Any, Parts, list[torch.Tensor]]:
+def _parts_after(number, kind, watches):
     torch.manual_seed(0)
     model = kind()
     with watching() if watches else contextlib.nullcontext() as auto:

@@ -1,16 +1,8 @@
 """Runs guards on the CPU as they run on a GPU: records on their way, decisions where the gradients are."""
 
-from __future__ import annotations
-
-import warnings
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 import fastguard
-from fastguard import _env
-from fastguard.kernels import triton
 from fastguard.kernels.triton import Workspace
 from fastguard.step import engines
 from fastguard.step.engines import TorchEngine
@@ -18,19 +10,8 @@ from fastguard.step.engines import TorchEngine
 ENGINES = {"reference": TorchEngine, "triton": Workspace}
 
 
-@pytest.fixture
-def interpreted() -> Iterator[None]:
-    """For tests that run the kernels on CPU tensors."""
-    if not _env.triton_interpreter() or triton.unavailable() is not None:
-        pytest.skip("the kernels take CPU tensors where Triton interprets: TRITON_INTERPRET=1")
-    with warnings.catch_warnings():  # NumPy computes, and warns of overflows and NaNs
-        warnings.simplefilter("ignore", RuntimeWarning)
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
-
-
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def engine(request, monkeypatch):
     """Every engine, taken for tensors on the CPU whatever backend a guard was given."""
     if request.param == "triton":
         request.getfixturevalue("interpreted")
@@ -39,13 +20,13 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.fixture
-def no_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_lag(monkeypatch):
     """`last` and `history` wait for the step just taken, as nobody should who trains on a GPU."""
 
     for name in ("last", "history"):
         get = getattr(fastguard.Guard, name).fget
 
-        def waiting(guard: fastguard.Guard, get: Any = get) -> Any:
+        def waiting(guard, get=get):
             guard._judge.arrive_all()
             return get(guard)
 
@@ -53,6 +34,6 @@ def no_lag(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def backend() -> str:
+def backend():
     """Tests that ask for every backend get one: it is the engine that counts here."""
     return "auto"

@@ -3,10 +3,7 @@
 A few are left out, each for a reason; the tests beside this file say what holds instead.
 """
 
-from __future__ import annotations
-
 import re
-from types import ModuleType
 
 import pytest
 import test_closures
@@ -14,7 +11,6 @@ import test_compiled_steps
 import test_copies_and_checkpoints
 import test_grad_scaler
 import test_leaving_no_trace
-import test_lr_schedulers
 import test_optimizers
 import test_proxies
 import test_step_records
@@ -25,7 +21,6 @@ MODULES = (
     test_copies_and_checkpoints,
     test_grad_scaler,
     test_leaving_no_trace,
-    test_lr_schedulers,
     test_optimizers,
     test_proxies,
     test_step_records,
@@ -33,7 +28,7 @@ MODULES = (
 # These also run the kernels themselves, if slow tests are asked for; the others the torch operations only.
 WITH_KERNELS = (test_proxies, test_step_records)
 # What takes longest, and is held for a few of its cases by test_skips.py.
-SELDOM = (test_compiled_steps, test_lr_schedulers, test_optimizers)
+SELDOM = (test_compiled_steps, test_optimizers)
 LATER = "a run of skips raises in a later step: test_skips.py"
 ZEROS = "a fused optimizer that skips its first step makes its state, all zeros: test_skips.py"
 DELIVERY = "records are delivered later: test_delivery.py"
@@ -52,13 +47,13 @@ LEFT_OUT = {
 
 
 @pytest.fixture(autouse=True)
-def _left_out(request: pytest.FixtureRequest) -> None:
+def _left_out(request):
     for pattern, reason in LEFT_OUT.items():
         if re.match(pattern, request.node.name):
             pytest.skip(reason)
 
 
-def _class_of(module: ModuleType) -> type:
+def _class_of(module):
     """The tests of `module`, in a class of their own, because some modules have tests of one name."""
     tests = {name: staticmethod(test) for name, test in vars(module).items() if name.startswith("test_")}
     marks = getattr(module, "pytestmark", [])
@@ -78,7 +73,7 @@ for _module in MODULES:
             globals()[_name] = _value
 
 
-def test_what_is_left_out_exists() -> None:
+def test_what_is_left_out_exists():
     names = [name for module in MODULES for name in vars(module)]
     for pattern in LEFT_OUT:
         assert pattern.split(r"\[")[0] in names

@@ -1,16 +1,12 @@
 """A device that is as slow as a test wants it, and a watch on what may not happen."""
 
-from __future__ import annotations
-
 from collections import deque
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastguard._device import Courier, Parcel
+from fastguard._device import Courier
 
 
 class SlowCourier(Courier):
@@ -19,36 +15,36 @@ class SlowCourier(Courier):
     What is copied is what the slot holds by then: a slot that was filled again too early shows.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device):
         super().__init__(device)
-        self.queue: deque[Parcel] = deque()
+        self.queue = deque()
         self.num_sent = self.num_waits = 0
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel):
         parcel.copy.fill_(float("nan"))
         self.queue.append(parcel)
         self.num_sent += 1
 
-    def run(self, number: int | None = None) -> None:
+    def run(self, number=None):
         """The device goes on: by `number` copies, or to the end."""
         for _ in range(len(self.queue) if number is None else number):
             parcel = self.queue.popleft()
             parcel.copy.copy_(parcel.source)
 
-    def has_arrived(self, parcel: Parcel) -> bool:
+    def has_arrived(self, parcel):
         return all(waiting is not parcel for waiting in self.queue)
 
-    def wait(self, parcel: Parcel) -> None:
+    def wait(self, parcel):
         self.num_waits += not self.has_arrived(parcel)
         while not self.has_arrived(parcel):
             self.run(1)
 
 
-def slow(optimizer: Any) -> list[SlowCourier]:
+def slow(optimizer):
     """Puts `optimizer` on a slow device; gives its couriers, one for each time that slots are made."""
-    couriers: list[SlowCourier] = []
+    couriers = []
 
-    def courier_for(device: torch.device) -> SlowCourier:
+    def courier_for(device):
         couriers.append(SlowCourier(torch.device("cpu")))
         return couriers[-1]
 
@@ -57,7 +53,7 @@ def slow(optimizer: Any) -> list[SlowCourier]:
     return couriers
 
 
-def on_the_host(optimizer: Any) -> None:
+def on_the_host(optimizer):
     """Has `optimizer` judged on the host, whatever the engines are said to be."""
     optimizer.guard._judge.choose(waits=True)
 
@@ -69,12 +65,12 @@ _ALLOCATING = ("empty", "zeros", "ones", "full", "clone", "_to_copy", "new_", "r
 class Watch(TorchDispatchMode):
     """Notes the torch operations for which a host would have to wait for a device, and those that allocate."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.waits: list[str] = []
-        self.allocations: list[str] = []
+        self.waits = []
+        self.allocations = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.removeprefix("aten::")
         if name in _WAITING:
             self.waits.append(name)
@@ -84,13 +80,13 @@ class Watch(TorchDispatchMode):
 
 
 @contextmanager
-def watched() -> Iterator[Watch]:
+def watched():
     """A watch, also on the ways from a tensor to numbers that no dispatcher sees."""
     kept = {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy", "cpu", "__bool__", "__float__", "item")}
     with Watch() as watch:
 
-        def noting(name: str) -> Any:
-            def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        def noting(name):
+            def method(self, *args, **kwargs):
                 watch.waits.append(name)
                 return kept[name](self, *args, **kwargs)
 

@@ -1,19 +1,20 @@
-"""The external suite's truths, and a few of its trainings."""
-
-from __future__ import annotations
+"""The external suite: its truths, a few of its trainings, and its saved figures in the documents."""
 
 import functools
+import json
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("sklearn", reason="its data come with scikit-learn: pip install -e '.[dev]'")
 pytest.importorskip("benchmarks.faults.external", reason="the suite is not beside these tests", exc_type=ImportError)
 
+from benchmarks import readme as write_tables
+from benchmarks.faults import readme
 from benchmarks.faults.external import runs
 from benchmarks.faults.external.cases import CASES
 from benchmarks.faults.external.loop import Guarded, Watch, carry_out
 from fastguard.diagnosis import CAUSES, RULES, diagnose
-from fastguard.step import Guard
 
 SOUND = "tasks/flowers/four-units"
 SOUND_ONES = """
@@ -26,7 +27,7 @@ _train = runs.train  # some tests put another in its place
 
 
 @functools.cache
-def trained(name: str) -> runs.Run:
+def trained(name):
     return _train(CASES[name])
 
 
@@ -52,7 +53,7 @@ def test_a_run_tells_again_what_its_guard_told():
         plan, watch = CASES[run.case].make(0), Guarded(runs.Notebook, runs.SETTINGS["default"])
         bare = carry_out(CASES[run.case].make(0), Watch())
         assert carry_out(plan, watch) == bare, "training is the same with and without a guard"
-        guard: Guard = watch.guards[0]
+        guard = watch.guards[0]
         guard.flush()
         told = guard.report()
     assert run.outcome.quality == bare.quality >= plan.least
@@ -61,3 +62,16 @@ def test_a_run_tells_again_what_its_guard_told():
     assert history.num_steps == guard.history.num_steps == len(part.records)
     of_the_machine = "starved-of-cores"  # depends on what else runs here
     assert [f.rule for f in diagnose(history)] == [f.rule for f in told.findings if f.rule != of_the_machine]
+
+
+ROOT = Path(__file__).resolve().parents[2]
+SAVED = ROOT / "benchmarks" / "results" / "faults-asked-once.json"
+
+
+@pytest.mark.skipif(not SAVED.exists(), reason="the saved figures are not beside it")
+def test_the_documents_have_what_the_rules_said_first():
+    documents = [str(ROOT / "README.md"), str(ROOT / "benchmarks" / "README.md")]
+    assert write_tables.main([str(SAVED), *documents, "--check"], tables=readme.TABLES) == 0
+    weighted = readme.together(json.loads(SAVED.read_text(encoding="utf-8"))["sets"])
+    assert (weighted["num_faulty"], weighted["num_sound"]) == (1035, 684)
+    assert weighted["found"] == pytest.approx(0.716, abs=5e-3)
