@@ -47,7 +47,7 @@ class Program:
 
 
 def read(which: str = "") -> tuple[list[Program], list[Program], dict[str, str]]:
-    """The programs of a set, "" or "fresh", the same with faults, and the stand-ins for modules."""
+    """The programs of a set, "", "fresh" or "third", the same with faults, and the stand-ins for modules."""
     given = _read(which, "programs")
     programs = [Program(**one, blind=bool(which)) for one in given["program"]]
     by_name = {program.name: program for program in programs}
