@@ -1,7 +1,5 @@
 """What a browser makes of a page: its elements, and the words that a reader sees before any script has run."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import html.parser
@@ -17,11 +15,11 @@ class Page(html.parser.HTMLParser):
         charts: the figures.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.charts: list[dict] = []
-        self._words: list[str] = []
+        self.elements = []
+        self.charts = []
+        self._words = []
         self.feed(text)
         self.words = " ".join(" ".join(self._words).split())
 
@@ -38,6 +36,6 @@ class Page(html.parser.HTMLParser):
     def handle_endtag(self, tag):
         self.elements.append(("", {}))
 
-    def titles(self) -> list[str]:
+    def titles(self):
         """The titles of the charts."""
         return [chart["layout"]["title"]["text"] for chart in self.charts]

@@ -1,12 +1,9 @@
 """The page in a real browser: drawn, quiet, readable, whatever it is given and however it is looked at."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -71,7 +68,7 @@ def chromium():
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory) -> dict[str, Path]:
+def pages(tmp_path_factory):
     """A run of a thousand steps, one with hostile names, two compared, one of a hundred thousand steps."""
     folder = tmp_path_factory.mktemp("pages")
     plain = write_log(folder / "plain.jsonl", 1000, 24)
@@ -93,10 +90,10 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 
 
 @contextlib.contextmanager
-def opened(chromium, path: Path, *, is_drawn: bool = True, **settings):
+def opened(chromium, path, *, is_drawn=True, **settings):
     """The page, drawn; afterwards it must have said nothing, and asked for nothing but itself."""
-    said: list[str] = []
-    requests: list[str] = []
+    said = []
+    requests = []
     context = chromium.new_context(**{"offline": True, "viewport": {"width": 1200, "height": 800}, **settings})
     tab = context.new_page()
     tab.on("pageerror", lambda error: said.append(str(error)))

@@ -1,7 +1,5 @@
 """The page of a run: what a reader sees, that names are text only, and that it loads nothing from the network."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -226,7 +224,7 @@ class TestSaving:
         os.close(reader)
 
 
-def _umask() -> int:
+def _umask():
     now = os.umask(0)
     os.umask(now)
     return now

@@ -1,7 +1,5 @@
 """A report shows itself: in a notebook, as a file, in one line; with the extra and without."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle
@@ -57,7 +55,7 @@ def test_beside_it_a_notebook_gets_the_text():
     class Printer:
         text = staticmethod(lambda text: said.append(text))
 
-    said: list[str] = []
+    said = []
     report = trained().guard.report()
     report._repr_pretty_(Printer(), cycle=False)
     assert said == [str(report)]

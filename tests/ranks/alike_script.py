@@ -1,9 +1,6 @@
 """One rank of two: `alike_script.py RANK WORLD FOLDER`. Settings that differ between ranks."""
 
-from __future__ import annotations
-
 import datetime
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,11 +12,11 @@ import fastguard
 from fastguard.ranks import parity
 
 
-def train(make: Any, *, is_guarded: bool = True, later: Any = None, **settings: Any) -> dict[str, Any]:
+def train(make, *, is_guarded=True, later=None, **settings):
     """What the guard said while a model was trained; `later` changes it after two steps."""
     told.clear()
     model = make(small())
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     if is_guarded:
         fastguard.wrap(optimizer, model, **settings)
     for step in range(parity._NUM_LOOKS + 3):
@@ -31,27 +28,27 @@ def train(make: Any, *, is_guarded: bool = True, later: Any = None, **settings: 
         except RuntimeError as error:
             return {"error": str(error), "step": step}
         optimizer.zero_grad()
-    run: Any = optimizer.guard._run if is_guarded else None
+    run = optimizer.guard._run if is_guarded else None
     is_over = is_guarded and run.is_alike and (run.is_short or run.ranks is not None)
     return {"error": "", "told": told.copy(), "is over": is_over}
 
 
-def alone(model: nn.Module) -> nn.Module:
+def alone(model):
     return model
 
 
-def clips(limit: float | None) -> Any:
+def clips(limit):
     """Assigns a limit; None changes nothing."""
     return None if limit is None else lambda guard: setattr(guard, "clip", fastguard.GlobalNorm(limit))
 
 
-def stops_skipping(guard: fastguard.Guard) -> None:
+def stops_skipping(guard):
     guard.skip_nonfinite = False
 
 
-def unguarded() -> dict[str, Any]:
+def unguarded():
     """Rank 1 has no guard: rank 0 waits until the store's timeout, and no longer."""
-    store: Any = dist.distributed_c10d._get_default_store()
+    store = dist.distributed_c10d._get_default_store()
     known = store.timeout
     store.set_timeout(datetime.timedelta(seconds=1))
     try:
@@ -60,7 +57,7 @@ def unguarded() -> dict[str, Any]:
         store.set_timeout(known)
 
 
-def main() -> None:
+def main():
     join(60.0)
     parity._BRIEF = datetime.timedelta(seconds=2)
     first, ddp = RANK == 0, DistributedDataParallel

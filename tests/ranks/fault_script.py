@@ -1,12 +1,9 @@
 """One rank of two: `fault_script.py RANK WORLD FOLDER`. Rank 1 stalls, straggles, and dies; rank 0 says how it went."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os
 import time
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,16 +17,16 @@ import fastguard
 SHORT, DIES_AT = datetime.timedelta(seconds=2), 4
 
 
-def made(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+def made(model, **settings):
     return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **settings)
 
 
-def stage() -> nn.Module:
+def stage():
     torch.manual_seed(RANK)
     return nn.Linear(4, 3)
 
 
-def stalled() -> dict[str, Any]:
+def stalled():
     """Rank 1 never comes to the step."""
     group = dist.new_group([0, 1], SHORT, "gloo")
     model = stage()
@@ -48,7 +45,7 @@ def stalled() -> dict[str, Any]:
     return {"error": error, "waited": waited, "stayed": stayed, "recorded": last is not None}
 
 
-def straggling() -> dict[str, Any]:
+def straggling():
     """Rank 1 comes late, and the step is as ever."""
     model = stage()
     optimizer = made(model, process_group=dist.group.WORLD, max_norm=0.5)
@@ -64,7 +61,7 @@ def straggling() -> dict[str, Any]:
     return {"bits": bits, "total_s": optimizer.guard.report().numbers["overhead_total_s"]}
 
 
-def unanswered() -> dict[str, Any]:
+def unanswered():
     """Rank 1 does not answer when ranks tell each other of their own gradients: given up, and training goes on."""
     import fastguard.ranks.local as local
 
@@ -81,7 +78,7 @@ def unanswered() -> dict[str, Any]:
     return {"failures": [[one.what, one.times] for one in guard._run.failures], "steps": guard._run.step}
 
 
-def killed() -> dict[str, Any]:
+def killed():
     """Rank 1 dies between a backward pass and its step."""
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     for layer in (model[0], model[2]):
@@ -104,7 +101,7 @@ def killed() -> dict[str, Any]:
     return {"error": error, "waited": waited, "report": str(optimizer.guard.report())}
 
 
-def main() -> None:
+def main():
     join(60.0)
     found = {"stalled": stalled(), "straggling": straggling(), "unanswered": unanswered()}
     print(json.dumps(found), flush=True)

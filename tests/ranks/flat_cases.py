@@ -1,10 +1,7 @@
 """FSDP1 on the ranks of `script.py`."""
 
-from __future__ import annotations
-
 import math
 import sys
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,17 +15,17 @@ RANK, WORLD = int(sys.argv[1]), int(sys.argv[2])
 LIMIT, NUM_STEPS, BAD = 0.05, 8, 6
 
 
-def net() -> nn.Sequential:
+def net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 48), nn.Tanh(), nn.Linear(48, 5))
 
 
-def flat(**settings: Any) -> FullyShardedDataParallel:
+def flat(**settings):
     policy = ModuleWrapPolicy({nn.Linear})
     return FullyShardedDataParallel(net(), device_id=torch.device("cpu"), auto_wrap_policy=policy, **settings)
 
 
-def train(bad: int | None = None, **settings: Any) -> dict[str, Any]:
+def train(bad=None, **settings):
     """Trains a sharded model beside a whole one; how far they are apart, and what the guard said."""
     model, whole = flat(**settings), net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -36,7 +33,7 @@ def train(bad: int | None = None, **settings: Any) -> dict[str, Any]:
     optimizer = fastguard.wrap(optimizer, model, max_norm=LIMIT)
     guard = optimizer.guard
     torch.manual_seed(1)
-    found: dict[str, Any] = {"norm": 0.0, "bits": [], "skipped": [], "elements": []}
+    found = {"norm": 0.0, "bits": [], "skipped": [], "elements": []}
     for step in range(NUM_STEPS):
         x, y = torch.randn(8, 16), torch.randn(8, 5)
         optimizer.zero_grad()
@@ -70,14 +67,14 @@ def train(bad: int | None = None, **settings: Any) -> dict[str, Any]:
     return found
 
 
-def refusals() -> dict[str, str]:
+def refusals():
     model = flat(use_orig_params=True)
     whole = FullyShardedDataParallel(
         nn.Linear(5, 5), sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu")
     )
     mixed = nn.Sequential(flat(use_orig_params=True), whole)
     said = {}
-    cases: dict[str, tuple[nn.Module, nn.Module | None, dict[str, Any]]] = {
+    cases = {
         "no model": (model, None, {}),
         "another model": (model, net(), {}),
         "two strategies": (mixed, mixed, {}),
@@ -93,7 +90,7 @@ def refusals() -> dict[str, str]:
     return said
 
 
-def flat_cases() -> dict[str, Any]:
+def flat_cases():
     """Of four ranks."""
     pairs = [dist.new_group([i, i + 1]) for i in range(0, WORLD, 2)]
     across = [dist.new_group(list(range(i, WORLD, 2))) for i in range(2)]

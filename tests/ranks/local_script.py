@@ -1,11 +1,8 @@
 """One rank of several: `local_script.py RANK WORLD FOLDER`. The last line that it prints is what it found, as JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,27 +23,17 @@ Settings = dict[str, Any]
 class Checkpointed(nn.Module):
     """A net with a part that runs its own backward pass within that of the whole."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.part, self.last = nn.Linear(6, 9), nn.Linear(9, 9), nn.Linear(9, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         x = checkpoint(self.part, self.first(x).tanh(), use_reentrant=True)
         return self.last(x.tanh())
 
 
-def train(
-    made: Callable[[], nn.Module] = small,
-    *,
-    bad: int | None = None,
-    num_micro: int = 1,
-    factor: float = 1.0,
-    hook: Any = None,
-    num_steps: int = NUM_STEPS,
-    ddp: Settings | None = None,
-    **settings: Any,
-) -> dict[str, Any]:
+def train(made=small, *, bad=None, num_micro=1, factor=1.0, hook=None, num_steps=NUM_STEPS, ddp=None, **settings):
     """Trains beside a twin without a guard; what is known of the ranks, whether both have the same bits, and how far
     what was read is from this rank's own gradients, which a third one has."""
     guarded, twin = (DistributedDataParallel(made(), **(ddp or {})) for _ in range(2))
@@ -105,7 +92,7 @@ def train(
     }
 
 
-def zero(bad: int = 5) -> dict[str, Any]:
+def zero(bad=5):
     """ZeroRedundancyOptimizer beside AdamW without a guard: it has all gradients, and steps on some parameters."""
     model, twin = DistributedDataParallel(small()), DistributedDataParallel(small())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
@@ -141,7 +128,7 @@ def zero(bad: int = 5) -> dict[str, Any]:
     }
 
 
-def of_another_mind() -> dict[str, Any]:
+def of_another_mind():
     """One rank's guard is at another step: that is told once, and the training goes on."""
     model = DistributedDataParallel(small())
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.02), model, watch_ranks=5)
@@ -155,7 +142,7 @@ def of_another_mind() -> dict[str, Any]:
     return {"steps": guard.history.num_steps, "failures": [[one.times, one.error] for one in guard._run.failures]}
 
 
-def refused() -> list[str]:
+def refused():
     said = []
     for model in (None, small()):
         own = small() if model is None else model
@@ -166,10 +153,10 @@ def refused() -> list[str]:
     return said
 
 
-def main() -> None:
+def main():
     join()
     logging.getLogger("fastguard").setLevel(logging.DEBUG)
-    views: Settings = {"gradient_as_bucket_view": True}
+    views = {"gradient_as_bucket_view": True}
     found = {
         "sound": train(num_steps=32),
         "NaN": train(bad=BAD),

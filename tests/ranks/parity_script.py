@@ -1,10 +1,5 @@
 """One rank of several: `parity_script.py RANK WORLD FOLDER`. The last line that it prints is what it found, as JSON."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from one_rank import RANK, WORLD, join, leave, small
 from torch import nn
@@ -17,13 +12,7 @@ import fastguard
 NUM_STEPS, BAD = 24, 13
 
 
-def train(
-    model: nn.Module,
-    *,
-    ahead: Callable[[int, nn.Module], None] | None = None,
-    same_data: bool = False,
-    **settings: Any,
-) -> list[dict[str, Any]]:
+def train(model, *, ahead=None, same_data=False, **settings):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     fastguard.wrap(optimizer, model, **{"parity": 4, **settings})
     torch.manual_seed(100 if same_data else 100 + RANK)
@@ -40,18 +29,18 @@ def train(
     return [dict(one) for one in history.model.replica_differences] if found else []
 
 
-def flipped(step: int, model: nn.Module) -> None:
+def flipped(step, model):
     if step == BAD and RANK == WORLD - 1:
         weight = next(iter(model.parameters())).data
         weight.view(torch.int32).view(-1)[5] ^= 1
 
 
-def clipped_alone(step: int, model: nn.Module) -> None:
+def clipped_alone(step, model):
     if step >= BAD and RANK == 0:
         nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
 
 
-def main() -> None:
+def main():
     join()
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
@@ -69,9 +58,9 @@ def main() -> None:
     leave(found)
 
 
-def _drift(step: int, model: nn.Module) -> None:
+def _drift(step, model):
     if step == BAD and RANK == 1:
-        model[2].bias.data.to_local().add_(1e-3)  # type: ignore[index]
+        model[2].bias.data.to_local().add_(1e-3)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,7 @@
 """One rank of several: `script.py RANK WORLD FOLDER`. The last line that it prints is what it found, as JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,11 +19,11 @@ LIMIT = 0.05
 Make = Callable[[nn.Module], nn.Module]
 
 
-def tp(model: nn.Module, mesh: Any) -> nn.Module:
+def tp(model, mesh):
     return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
-def train(make: Make, width: int, bad: int | None = None, in_batch: bool = False, **settings: Any) -> dict[str, Any]:
+def train(make, width, bad=None, in_batch=False, **settings):
     """Trains a sharded model beside a whole one; how far they are apart, and what the guard said."""
     model, whole = make(net(width)), net(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -34,7 +31,7 @@ def train(make: Make, width: int, bad: int | None = None, in_batch: bool = False
     optimizer = fastguard.wrap(optimizer, model, **{"max_norm": LIMIT, **settings})
     guard = fastguard.Guard.of(optimizer)
     torch.manual_seed(1)
-    found: dict[str, Any] = {"norm": 0.0, "rows": 0.0, "elements": [], "bits": [], "skipped": [], "nonfinite": []}
+    found = {"norm": 0.0, "rows": 0.0, "elements": [], "bits": [], "skipped": [], "nonfinite": []}
     for step in range(14):
         x, y = torch.randn(8, 16), torch.randn(8, 5)
         mine = x * math.nan if step == bad and RANK == 1 and in_batch else x
@@ -84,7 +81,7 @@ def train(make: Make, width: int, bad: int | None = None, in_batch: bool = False
     return found
 
 
-def refusals(mesh: Any) -> list[str]:
+def refusals(mesh):
     """What is said to settings that need whole tensors."""
     said = []
     for settings in (
@@ -100,7 +97,7 @@ def refusals(mesh: Any) -> list[str]:
     return said
 
 
-def pipeline() -> dict[str, Any]:
+def pipeline():
     """Each rank has a stage of its own, of plain tensors: the norm is that of all."""
     stages = [nn.Linear(4 + rank, 3) for rank in range(WORLD)]
     stage = stages[RANK]
@@ -116,9 +113,9 @@ def pipeline() -> dict[str, Any]:
     return {"norm": last.norm, "exact": exact, "names": list(last.tensors.names), "coef": last.clip_coef.hex()}
 
 
-def functions(make: Make, *, bad: tuple[int, ...] = (0,)) -> dict[str, Any]:
+def functions(make, *, bad=(0,)):
     """`clip_grad_norm_` and `get_total_norm` beside torch's own; `bad` ranks then have an Inf."""
-    found: dict[str, Any] = {}
+    found = {}
     for limit in (0.05, 1e6):
         ours, theirs = make(net(32)), make(net(32))
         torch.manual_seed(2)
@@ -144,7 +141,7 @@ def functions(make: Make, *, bad: tuple[int, ...] = (0,)) -> dict[str, Any]:
     return found
 
 
-def function_without_gradients(mesh: Any) -> list[Any]:
+def function_without_gradients(mesh):
     """`clip_grad_norm_` where rank 1 has no gradients, as of an expert that nothing was sent to: it takes part."""
     model = fsdp(net(33), mesh)
     model(torch.ones(2, 16)).sum().backward()
@@ -158,14 +155,14 @@ def function_without_gradients(mesh: Any) -> list[Any]:
     return [abs(float(norm.full_tensor()) / float(exact.sqrt()) - 1.0), type(norm).__name__]
 
 
-def scaled(mesh: Any) -> dict[str, Any]:
+def scaled(mesh):
     """An Inf on one rank under a GradScaler, torch's own and that of FSDP: whether weights moved, and the scale."""
     found = {}
     for kind, made in (("plain", torch.amp.GradScaler), ("sharded", ShardedGradScaler)):
         for unscales in (False, True):
             model = fsdp(net(33), mesh)
             optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
-            scaler: Any = made(device="cpu", init_scale=1024.0)
+            scaler = made(device="cpu", init_scale=1024.0)
             before = [local(p).clone() for p in model.parameters()]
             scaler.scale(model(torch.ones(2, 16)).square().mean()).backward()
             if RANK == 1:
@@ -180,7 +177,7 @@ def scaled(mesh: Any) -> dict[str, Any]:
     return found
 
 
-def out_of_step(mesh: Any) -> str:
+def out_of_step(mesh):
     """One rank's guard has been through more steps than the others': that is an error on all, and no hanging."""
     model = fsdp(net(33), mesh)
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -194,7 +191,7 @@ def out_of_step(mesh: Any) -> str:
     return "nothing"
 
 
-def without_gradients(mesh: Any) -> dict[str, Any]:
+def without_gradients(mesh):
     """Parameters that no loss reaches, and a step at which no rank has any gradient."""
     model = fsdp(net(33), mesh)
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
@@ -205,7 +202,7 @@ def without_gradients(mesh: Any) -> dict[str, Any]:
     return {"empty": empty, "names": list(optimizer.guard.last.tensors.names)}
 
 
-def main() -> None:
+def main():
     join()
     line = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("all",))
     square = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("outer", "inner"))

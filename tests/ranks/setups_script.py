@@ -1,9 +1,6 @@
 """One rank of two: `setups_script.py RANK WORLD FOLDER`. Set-ups as people write them, and what comes of them."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,20 +23,20 @@ import fastguard
 LIMIT, BAD, NUM_STEPS = 0.05, 12, 42
 
 
-def whole_norm(params: Any) -> float:
+def whole_norm(params):
     """Of gradients, by their whole tensors, in float64."""
     grads = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in params]
     return math.sqrt(sum(float(g.double().square().sum()) for g in grads))
 
 
-def train(model: Any, num_micro: int = 1, *, bad: bool = True, sinks: Any = (), **settings: Any) -> dict[str, Any]:
+def train(model, num_micro=1, *, bad=True, sinks=(), **settings):
     """Trains a model that shards its parameters, with a NaN in one batch of rank 1."""
     told.clear()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     optimizer = fastguard.wrap(optimizer, model, max_norm=LIMIT, sinks=sinks, **settings)
     guard, alone = optimizer.guard, net()
     torch.manual_seed(10 + RANK)
-    found: dict[str, Any] = {"norm": 0.0, "own": 0.0, "bits": [], "skipped": []}
+    found = {"norm": 0.0, "own": 0.0, "bits": [], "skipped": []}
     for step in range(NUM_STEPS):
         whole = {name: p.full_tensor() for name, p in model.named_parameters()}
         alone.load_state_dict(whole)
@@ -75,7 +72,7 @@ def train(model: Any, num_micro: int = 1, *, bad: bool = True, sinks: Any = (), 
     return found
 
 
-def struck_shard() -> dict[str, Any]:
+def struck_shard():
     """A NaN that no rank's own gradient had: it came to rank 1's part after the sum."""
     model = fsdp(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -87,7 +84,7 @@ def struck_shard() -> dict[str, Any]:
     return {"bad": list(optimizer.guard.history.model.bad_ranks), "skipped": optimizer.guard.last.skipped}
 
 
-def tensor_parallel() -> dict[str, Any]:
+def tensor_parallel():
     """Beside tensor parallelism a rank's own gradients are parts: who brought NaN is told, no norms are compared."""
     mesh = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("dp", "tp"))
     model = parallelize_module(net(32)[:3], mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -110,18 +107,18 @@ def tensor_parallel() -> dict[str, Any]:
 class Experts(nn.Module):
     """A router that all ranks have, and an expert of this rank's own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.router = nn.Linear(6, 4)
         torch.manual_seed(1 + RANK)
         self.expert = nn.Linear(4, 3 + RANK)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.expert(self.router(x).tanh())
 
 
-def experts() -> dict[str, Any]:
+def experts():
     """Experts that DistributedDataParallel leaves alone: what it averages counts once, each rank's own too."""
     inner = Experts()
     ignored = [f"expert.{name}" for name, _ in inner.expert.named_parameters()]
@@ -152,7 +149,7 @@ def experts() -> dict[str, Any]:
     return {"norm": apart, "bits": bits, "skipped": skipped, "router": rows["router.weight"]}
 
 
-def pipeline() -> dict[str, Any]:
+def pipeline():
     """torch's own pipeline: each rank has a stage, and all clip by the norm of the whole."""
     whole, twin = net(), net()
     stages = [nn.Sequential(*whole[:2]), nn.Sequential(*whole[2:])]
@@ -182,7 +179,7 @@ def pipeline() -> dict[str, Any]:
     return {"norm": apart, "bits": bits, "weights": weights}
 
 
-def flat() -> dict[str, Any]:
+def flat():
     """`fastguard.clip_grad_norm_` on FSDP1's flat parameters, and in torch's place where nothing of it is sharded."""
     said = []
     for settings in ({}, {"use_orig_params": True}):
@@ -204,7 +201,7 @@ def flat() -> dict[str, Any]:
     return {"said": said, "norm": abs(norm / exact - 1.0), "clipped": whole_norm(model.parameters())}
 
 
-def main() -> None:
+def main():
     join()
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     both = {"watch_ranks": True}

@@ -1,9 +1,6 @@
 """Ranks with different settings get an error at the first step, and do not hang."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from several_processes import run, slow
@@ -12,7 +9,7 @@ pytestmark = slow
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(tmp_path_factory):
     return run(Path(__file__).with_name("alike_script.py"), 2, tmp_path_factory.mktemp("alike"))
 
 
@@ -27,13 +24,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         ("ddp, watch_ranks", "`watch_ranks`: True on ranks [0], None on ranks [1]."),
     ],
 )
-def test_different_settings_are_an_error_on_all_ranks_at_the_first_step(found: Any, case: str, difference: str) -> None:
+def test_different_settings_are_an_error_on_all_ranks_at_the_first_step(found, case, difference):
     for each in found:
         assert each[case]["error"].startswith("the ranks of a guarded optimizer must have the same settings, got ")
         assert difference in each[case]["error"] and each[case]["step"] == 0
 
 
-def test_settings_assigned_later_are_compared(found: Any) -> None:
+def test_settings_assigned_later_are_compared(found):
     for each in found:
         both = each["ddp, clips assigned"]
         assert "`clip (max_norm)`: GlobalNorm(1) on ranks [0], GlobalNorm(2) on ranks [1]." in both["error"]
@@ -53,12 +50,12 @@ CALM = ["ddp, alike", "fsdp, alike", "apart", "ddp, clip assigned", "fsdp, clip 
 
 
 @pytest.mark.parametrize("case", CALM)
-def test_equal_settings_and_models_that_share_nothing_are_silent(found: Any, case: str) -> None:
+def test_equal_settings_and_models_that_share_nothing_are_silent(found, case):
     for each in found:
         assert each[case]["error"] == "" and each[case]["told"] == [] and each[case]["is over"]
 
 
-def test_a_rank_without_a_guard_hangs_nobody(found: Any) -> None:
+def test_a_rank_without_a_guard_hangs_nobody(found):
     first, other = found
     assert "rank 0 has a guard that ranks [1] of 2 lack, after the store's timeout" in first["unguarded"]["error"]
     assert first["unguarded"]["step"] == 0 and other["unguarded"]["error"] == ""

@@ -1,7 +1,5 @@
 """The examples under torchrun: one rank's NaN, resumes on one rank and on four, and a rank that dies."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -20,7 +18,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str, Path]]:
+def runs(tmp_path_factory):
     """What was printed, and the folder: of the first run, on two ranks, and of those that go on on one and on four."""
     first = tmp_path_factory.mktemp("fsdp2")
     found = {2: (torchrun(2, str(EXAMPLES / "fsdp2.py"), str(first)), first)}
@@ -31,17 +29,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str, Path]
     return found
 
 
-def last_norms(said: str, world: int, num_steps: int) -> list[float]:
+def last_norms(said, world, num_steps):
     found = re.findall(rf"^rank \d of {world}: {num_steps} steps, the last norm (\S+)$", said, re.MULTILINE)
     assert len(found) == world, said
     return [float(norm) for norm in found]
 
 
-def log_of(folder: Path) -> list[dict]:
+def log_of(folder):
     return [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def test_both_ranks_skip_what_one_of_them_held(runs: dict[int, tuple[str, Path]]) -> None:
+def test_both_ranks_skip_what_one_of_them_held(runs):
     said, _ = runs[2]
     for rank in (0, 1):
         assert f"rank {rank} of 2: step 12 was skipped, for ['layers.1.linear1.weight']\n" in said
@@ -50,7 +48,7 @@ def test_both_ranks_skip_what_one_of_them_held(runs: dict[int, tuple[str, Path]]
     assert len(set(last_norms(said, 2, 20))) == 1
 
 
-def test_it_goes_on_on_another_number_of_ranks(runs: dict[int, tuple[str, Path]]) -> None:
+def test_it_goes_on_on_another_number_of_ranks(runs):
     (alone,) = last_norms(runs[1][0], 1, 30)
     four = last_norms(runs[4][0], 4, 30)
     assert len(set(four)) == 1
@@ -58,7 +56,7 @@ def test_it_goes_on_on_another_number_of_ranks(runs: dict[int, tuple[str, Path]]
 
 
 @pytest.mark.parametrize("world", [1, 4])
-def test_the_report_and_the_log_know_the_whole_run(runs: dict[int, tuple[str, Path]], world: int) -> None:
+def test_the_report_and_the_log_know_the_whole_run(runs, world):
     said, folder = runs[world]
     assert "WARNING after 30 steps: 1 warning" in said
     assert "Rank 1 alone of 2 held NaN, first at step 12 in layers.1.linear1.weight." in " ".join(said.split())
@@ -71,7 +69,7 @@ def test_the_report_and_the_log_know_the_whole_run(runs: dict[int, tuple[str, Pa
     assert {**rank, "name": "layers.1.linear1.weight"} in bad[-1]
 
 
-def test_a_run_that_torchrun_starts_anew_goes_on_and_says_so(tmp_path: Path) -> None:
+def test_a_run_that_torchrun_starts_anew_goes_on_and_says_so(tmp_path):
     often = "--max-restarts", "1", "--monitor-interval", "0.1"
     said = torchrun(
         2, *often, str(EXAMPLES / "elastic.py"), str(tmp_path), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"

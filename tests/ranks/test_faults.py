@@ -1,11 +1,8 @@
 """Ranks that stall, come late, die or are started anew: an error after a timeout or the same numbers; a sound log."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ SCRIPT = Path(__file__).with_name("fault_script.py")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
+def ran(tmp_path_factory):
     """What both ranks said last, and the folder; rank 1 has died."""
     folder = tmp_path_factory.mktemp("faults")
     started = start(SCRIPT, 2, folder)
@@ -35,29 +32,29 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]],
 class TestOnTwoRanks:
     pytestmark = slow
 
-    def test_a_rank_that_does_not_come_is_an_error_after_the_timeout_and_no_step(self, ran: Any) -> None:
+    def test_a_rank_that_does_not_come_is_an_error_after_the_timeout_and_no_step(self, ran):
         stalled = ran[0][0]["stalled"]
         assert "imed out" in stalled["error"] and 1.5 < stalled["waited"] < 30.0
         assert stalled["stayed"] and not stalled["recorded"]
 
-    def test_a_rank_that_comes_late_is_waited_for(self, ran: Any) -> None:
+    def test_a_rank_that_comes_late_is_waited_for(self, ran):
         first, second = (each["straggling"] for each in ran[0])
         assert first["bits"] == second["bits"] and len(first["bits"]) == 3
         assert first["total_s"] > 0.9  # what it waits is in the cost of guarding
 
-    def test_a_rank_that_does_not_answer_is_given_up(self, ran: Any) -> None:
+    def test_a_rank_that_does_not_answer_is_given_up(self, ran):
         first, second = (each["unanswered"] for each in ran[0])
         assert first["failures"] == [["comparison of the ranks' own gradients", 1]]
         assert second["failures"] == [] and first["steps"] == second["steps"] == 6
 
-    def test_a_rank_that_dies_is_an_error_and_the_log_of_rank_0_can_be_read(self, ran: Any) -> None:
+    def test_a_rank_that_dies_is_an_error_and_the_log_of_rank_0_can_be_read(self, ran):
         killed = ran[0][0]["killed"]
         assert killed["error"] and killed["waited"] < 60.0
         assert [line["step"] for line in read_jsonl(ran[1] / "log.jsonl")] == [0, 1, 2, 3]
         assert "steps             4, the last is step 3" in killed["report"]
 
 
-def trained(folder: Path) -> fastguard.Guard:
+def trained(folder):
     model = torch.nn.Linear(2, 1)
     sink = fastguard.JsonlSink(folder / "log.jsonl")
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, sinks=[sink])
@@ -68,9 +65,7 @@ def trained(folder: Path) -> fastguard.Guard:
 
 
 @pytest.mark.parametrize("count", ["", "0", "1", "2", "odd"])
-def test_a_run_that_torchrun_started_anew_says_so(
-    count: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_torchrun_started_anew_says_so(count, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
     with caplog.at_level(logging.WARNING, "fastguard"):
         guard = trained(tmp_path)

@@ -1,11 +1,7 @@
 """Replicas that are no copies of each other are found, by tensor and rank; those that are, are left in peace."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +14,7 @@ from fastguard.ranks.parity import checksum, checksums
 SCRIPT = Path(__file__).with_name("parity_script.py")
 
 
-def test_a_checksum_is_of_the_bits_in_any_order() -> None:
+def test_a_checksum_is_of_the_bits_in_any_order():
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64):
         x = torch.randn(37, 12, generator=generator).to(dtype)
@@ -33,7 +29,7 @@ def test_a_checksum_is_of_the_bits_in_any_order() -> None:
     assert int(checksum(torch.empty(0))) == 0
 
 
-def bits_of(count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def bits_of(count, dtype, generator):
     """Any bits at all, NaNs and subnormals among them."""
     size = dtype.to_real().itemsize if dtype.is_complex else dtype.itemsize
     raw = torch.randint(0, 256, (count * dtype.itemsize,), generator=generator, dtype=torch.uint8)
@@ -44,7 +40,7 @@ def bits_of(count: int, dtype: torch.dtype, generator: torch.Generator) -> torch
 
 
 @pytest.fixture(params=[] if cpu.take_step is None else cpu._C.isa_names())
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
+def isa(request):
     """Each instruction set in turn; none where the extension is not built."""
     used = cpu._C.isa()
     cpu._C.select_isa(request.param)
@@ -54,7 +50,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
-def test_the_kernels_have_the_same_checksum_and_the_same_rows(dtype: torch.dtype) -> None:
+def test_the_kernels_have_the_same_checksum_and_the_same_rows(dtype):
     generator = torch.Generator().manual_seed(0)
     for count in (0, 1, 15, 17, 255, 257, 4095, 4097, 65537):
         x, y = bits_of(count, dtype, generator), torch.randn(count, generator=generator).to(dtype)
@@ -67,7 +63,7 @@ def test_the_kernels_have_the_same_checksum_and_the_same_rows(dtype: torch.dtype
         assert found[0] == kernels.run_stats(tensors, "cpu")[0], count
 
 
-def test_checksums_of_what_is_no_plain_memory_are_those_of_torch() -> None:
+def test_checksums_of_what_is_no_plain_memory_are_those_of_torch():
     odd = [torch.randn(9).to_sparse(), torch.randn(9).to(torch.float8_e4m3fn), torch._neg_view(torch.randn(9))]
     odd += [torch.randn(9, dtype=torch.complex64).conj(), torch.randn(70_000)]
     assert checksums(odd).tolist() == [int(checksum(t)) for t in odd]
@@ -75,7 +71,7 @@ def test_checksums_of_what_is_no_plain_memory_are_those_of_torch() -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(tmp_path_factory):
     return run(SCRIPT, 3, tmp_path_factory.mktemp("parity"))
 
 
@@ -83,7 +79,7 @@ SOUND = ("sound", "sound, clipped", "sound, tensor parallel")
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=slow) for case in SOUND])
-def test_copies_are_left_in_peace(found: list[dict[str, Any]], case: str) -> None:
+def test_copies_are_left_in_peace(found, case):
     assert [each[case] for each in found] == [[], [], []]
 
 
@@ -99,9 +95,7 @@ def test_copies_are_left_in_peace(found: list[dict[str, Any]], case: str) -> Non
         )
     ],
 )
-def test_others_are_found_and_the_odd_rank_is_named(
-    found: list[dict[str, Any]], case: str, what: str, step: int, ranks: list[int]
-) -> None:
+def test_others_are_found_and_the_odd_rank_is_named(found, case, what, step, ranks):
     for each in found:
         first = each[case][0]
         assert (first["what"], first["step"], first["ranks"]) == (what, step, ranks)

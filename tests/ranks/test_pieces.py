@@ -1,9 +1,6 @@
 """What is here of sharded tensors is read anew at each call: nothing that is remembered stands for what has changed."""
 
-from __future__ import annotations
-
 import types
-from typing import Any
 
 import pytest
 import torch
@@ -16,25 +13,25 @@ pytestmark = pytest.mark.skipif(cpu.ShardPlan is None, reason="the extension is 
 
 
 class Mesh:
-    def size(self, _: int | None = None) -> int:
+    def size(self, _=None):
         return 4
 
 
 class Placement:
     """Equal by kind, as torch's are."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind):
         self.kind = kind
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         return isinstance(other, Placement) and other.kind == self.kind
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
-    def is_replicate(self) -> bool:
+    def is_replicate(self):
         return self.kind == "replicate"
 
-    def is_partial(self) -> bool:
+    def is_partial(self):
         return self.kind == "partial"
 
 
@@ -45,51 +42,51 @@ class Part(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, call: Any, *_: Any) -> Any:
+    def __torch_dispatch__(cls, call, *_):
         raise AssertionError(f"{call} was asked for")
 
     @property
-    def device_mesh(self) -> Any:
+    def device_mesh(self):
         return self._spec.mesh
 
-    def to_local(self) -> torch.Tensor:
+    def to_local(self):
         return self._local_tensor
 
 
 MESH = Mesh()
 
 
-def part(local: Any, kind: str = "shard", mesh: Any = MESH) -> Any:
+def part(local, kind="shard", mesh=MESH):
     x = torch.Tensor._make_wrapper_subclass(Part, local.shape, dtype=local.dtype)
     x._local_tensor = local
     x._spec = types.SimpleNamespace(mesh=mesh, placements=(Placement(kind),))
     return x
 
 
-def several(count: int = 40) -> list[Any]:
+def several(count=40):
     return [part(torch.randn(i % 7, 3)) for i in range(count)]
 
 
-def times(found: exchange.Pieces | None) -> list[float]:
+def times(found):
     assert found is not None
     count = found.replication(4)
     return [1.0] if count is None else count.flatten().tolist()
 
 
-def meshes(found: exchange.Pieces) -> list[Any]:
+def meshes(found):
     return [layout.mesh for layout in found.layouts]
 
 
 @pytest.fixture
-def reader() -> exchange.PieceReader:
+def reader():
     return exchange.PieceReader()
 
 
-def read(reader: exchange.PieceReader, tensors: list[Any]) -> exchange.Pieces | None:
+def read(reader, tensors):
     return reader.quick_tensors(tensors, "cpu")
 
 
-def test_the_quick_way_says_what_each_tensor_alone_would(reader: exchange.PieceReader) -> None:
+def test_the_quick_way_says_what_each_tensor_alone_would(reader):
     tensors = [*several(), torch.randn(5), part(torch.randn(2).double(), "replicate"), part(torch.ones(3).half().t())]
     for _ in range(2):
         quick = read(reader, tensors)
@@ -101,7 +98,7 @@ def test_the_quick_way_says_what_each_tensor_alone_would(reader: exchange.PieceR
         assert all(a is b for a, b in zip(quick.local, slow.local, strict=True))
 
 
-def test_what_changes_between_calls_is_seen(reader: exchange.PieceReader) -> None:
+def test_what_changes_between_calls_is_seen(reader):
     tensors = several()
     assert times(read(reader, tensors)) == [1.0]
     tensors[3]._local_tensor = torch.tensor([3.0, 4.0])  # another part
@@ -128,15 +125,15 @@ def test_what_changes_between_calls_is_seen(reader: exchange.PieceReader) -> Non
     ],
     ids=["sparse", "integers", "negative", "meta", "itself a part"],
 )
-def test_what_is_no_plain_memory_is_left_to_the_long_way(reader: exchange.PieceReader, odd: Any) -> None:
+def test_what_is_no_plain_memory_is_left_to_the_long_way(reader, odd):
     x = part(torch.ones(3))
     x._local_tensor = odd
     assert read(reader, [*several(), x]) is None
-    assert read(reader, [*several(), object()]) is None  # type: ignore[list-item]
+    assert read(reader, [*several(), object()]) is None
     assert read(reader, [torch.ones(3)]) is None  # nothing is sharded
 
 
-def test_many_meshes_are_forgotten(reader: exchange.PieceReader) -> None:
+def test_many_meshes_are_forgotten(reader):
     for _ in range(5):
         tensors = [part(torch.ones(2), mesh=Mesh()) for _ in range(50)]
         found = read(reader, tensors)
@@ -144,7 +141,7 @@ def test_many_meshes_are_forgotten(reader: exchange.PieceReader) -> None:
         assert len(reader._plan.known) <= 128
 
 
-def test_parameters_without_gradients_tell_their_mesh(reader: exchange.PieceReader) -> None:
+def test_parameters_without_gradients_tell_their_mesh(reader):
     params = [part(torch.zeros(3)) for _ in range(3)]
     params[1].grad = part(torch.tensor([3.0, 0.0, 4.0]))
     params[2]._spec.mesh = Mesh()

@@ -12,13 +12,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "guard"))
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> None:
+def device(monkeypatch):
     """Steps are judged where nobody waits for it."""
     monkeypatch.setattr(engines, "engine_for", lambda device, backend: TorchEngine)
 
 
 @pytest.fixture(params=["host", pytest.param("device", marks=pytest.mark.slow)])
-def way(request: pytest.FixtureRequest) -> str:
+def way(request):
     """Where steps are judged."""
     if request.param == "device":
         request.getfixturevalue("device")

@@ -1,10 +1,5 @@
 """A small run that something happens to: what the tests of recovery are made of."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -13,41 +8,32 @@ import fastguard
 W = torch.randn(6, 3, generator=torch.Generator().manual_seed(5))
 
 
-def make(*, norm: bool = True, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+def make(*, norm=True, dtype=torch.float32):
     torch.manual_seed(0)
-    middle: list[nn.Module] = [nn.BatchNorm1d(8)] if norm else []
+    middle = [nn.BatchNorm1d(8)] if norm else []
     model = nn.Sequential(nn.Linear(6, 8), *middle, nn.Tanh(), nn.Linear(8, 3))
     return model if dtype == torch.float32 else model.to(dtype)
 
 
-def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(step):
     x = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
     return x, x @ W
 
 
-def loss_of(model: nn.Module, step: int) -> torch.Tensor:
+def loss_of(model, step):
     x, y = batch(step)
     dtype = next(model.parameters()).dtype
     return (model(x.to(dtype)) - y.to(dtype)).square().mean()
 
 
-def train(
-    model: nn.Module,
-    optimizer: Any,
-    steps: Iterable[int],
-    *,
-    fault: Callable[[int], Any] | None = None,
-    closure: bool = False,
-    scheduler: Any = None,
-    guard: Any = None,
-) -> list[float]:
+def train(model, optimizer, steps, *, fault=None, closure=False, scheduler=None, guard=None):
     """Trains, and returns the losses; `fault` is called ahead of each step, and may give the loss a factor."""
     losses = []
     guard = getattr(optimizer, "guard", None) if guard is None else guard
     for step in steps:
         factor = None if fault is None else fault(step)
 
-        def evaluate(step: int = step, factor: Any = factor) -> torch.Tensor:
+        def evaluate(step=step, factor=factor):
             optimizer.zero_grad()
             loss = loss_of(model, step) * (1.0 if factor is None else factor)
             loss.backward()
@@ -66,7 +52,7 @@ def train(
     return losses
 
 
-def ruin(model: nn.Module, scale: float = 5.0) -> None:
+def ruin(model, scale=5.0):
     """Overwrites the parameters, as a fault of memory or of somebody's code does."""
     with torch.no_grad():
         for p in model.parameters():
@@ -76,6 +62,6 @@ def ruin(model: nn.Module, scale: float = 5.0) -> None:
 QUICK = fastguard.Recovery(every=10, keep=3, patience=3, quarantine=4, ramp=10)
 
 
-def wrapped(model: nn.Module, recovery: Any = QUICK, *, make_optimizer: Any = None, **settings: Any) -> Any:
+def wrapped(model, recovery=QUICK, *, make_optimizer=None, **settings):
     kind = make_optimizer or (lambda params: torch.optim.AdamW(params, lr=0.01))
     return fastguard.wrap(kind(model.parameters()), model, recovery=recovery, check_every=0, **settings)

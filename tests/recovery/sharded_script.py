@@ -1,11 +1,8 @@
 """One rank of two of a sharded training that goes wrong on one: `sharded_script.py RANK WORLD FOLDER`. Prints JSON."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,11 +16,11 @@ import fastguard
 RANK, STORE = int(sys.argv[1]), f"{sys.argv[3]}/store"
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+def digest(model, optimizer):
     """Of what is here of parameters and optimizer state."""
     found = hashlib.sha256()
     state = [value for p in model.parameters() for value in optimizer.state[p].values()]
@@ -32,7 +29,7 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return found.hexdigest()
 
 
-def run(case: str) -> dict[str, Any]:
+def run(case):
     model = make(norm=False)
     own = 0 if case == "tp" else RANK  # of the data
     if case == "tp":
@@ -42,7 +39,7 @@ def run(case: str) -> dict[str, Any]:
         fully_shard(model[0])
         fully_shard(model[2])
         fully_shard(model)
-    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     settings = None if case == "without" else fastguard.Recovery(every=10, patience=3, quarantine=4)
     optimizer = fastguard.wrap(optimizer, model, recovery=settings, check_every=0, max_consecutive_skips=8)
     places, before = [local(p).data_ptr() for p in model.parameters()], []
@@ -78,11 +75,11 @@ def run(case: str) -> dict[str, Any]:
     }
 
 
-def pipeline() -> dict[str, Any]:
+def pipeline():
     """Each rank has a stage of plain tensors, and only the last one knows losses; the first one is ruined."""
     torch.manual_seed(RANK)
     stage = torch.nn.Linear(4 + RANK, 3)
-    optimizer: Any = torch.optim.AdamW(stage.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=0.01)
     settings = fastguard.Recovery(every=10, patience=3, quarantine=4)
     world = dist.group.WORLD
     optimizer = fastguard.wrap(optimizer, stage, recovery=settings, check_every=0, process_group=world)
@@ -102,10 +99,10 @@ def pipeline() -> dict[str, Any]:
     return {"to": back["to"], "is_as_it_was": before[back["step"] + 1] == before[back["to"]]}
 
 
-def ddp(case: str) -> dict[str, Any]:
+def ddp(case):
     """Both ranks have the whole model, and what is wrong is seen by one or by both."""
     model = torch.nn.parallel.DistributedDataParallel(make(norm=False))
-    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     settings = fastguard.Recovery(every=10, patience=3, quarantine=4)
     optimizer = fastguard.wrap(optimizer, model, recovery=settings, check_every=0, max_consecutive_skips=8)
     skipped = []

@@ -1,12 +1,8 @@
 """A skipped step leaves buffers finite: what its forward pass made NaN or Inf in them is put back."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +20,7 @@ NAN_AT = (0, 3, 4, 8)
 class Averages(nn.Module):
     """Buffers of many kinds: made anew in each pass, written in place, never written."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.mean: torch.Tensor
         self.register_buffer("mean", torch.zeros(8), persistent=False)
@@ -35,7 +31,7 @@ class Averages(nn.Module):
         self.register_buffer("wave", torch.ones(3, dtype=torch.complex64))
         self.register_buffer("missing", None)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         if self.training:
             self.mean = 0.9 * self.mean + 0.1 * x.detach().float().mean(0)
             self.image.mul_(0.9).add_(x.detach().float().mean())
@@ -44,26 +40,26 @@ class Averages(nn.Module):
         return x - self.mean.to(x.dtype)
 
 
-def make(*more: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
+def make(*more, dtype=torch.float32):
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), *more, nn.ReLU(), nn.Linear(8, 4))
     return model if dtype == torch.float32 else model.to(dtype)
 
 
-def batch(step: int, model: nn.Module, *, bad: float | None = None) -> torch.Tensor:
+def batch(step, model, *, bad=None):
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(step)).to(next(model.parameters()).dtype)
     if bad is not None:
         x[2, 3] = bad
     return x
 
 
-def step_of(model: nn.Module, optimizer: Any, step: int, *, bad: float | None = None, wrapped: Any = None) -> None:
+def step_of(model, optimizer, step, *, bad=None, wrapped=None):
     optimizer.zero_grad()
     (model if wrapped is None else wrapped)(batch(step, model, bad=bad)).square().mean().backward()
     optimizer.step()
 
 
-def is_finite(model: nn.Module) -> bool:
+def is_finite(model):
     model.eval()
     with torch.no_grad():
         found = bool(model(batch(99, model)).isfinite().all())
@@ -71,17 +67,17 @@ def is_finite(model: nn.Module) -> bool:
     return found
 
 
-def everything(model: nn.Module) -> list[torch.Tensor]:
+def everything(model):
     return [t.clone() for t in (*model.parameters(), *model.buffers())]
 
 
-def assert_same(model: nn.Module, other: list[torch.Tensor]) -> None:
+def assert_same(model, other):
     for a, b in zip(everything(model), other, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.fixture(params=["host", "device"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def way(request, monkeypatch):
     """Where it is decided what is skipped: here, or where nobody waits for it."""
     if request.param == "device":
         monkeypatch.setattr(engines, "engine_for", lambda device, backend: TorchEngine)
@@ -90,11 +86,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("kind", ["short", "long", "closure", "fused"])
-def test_it_is_as_if_the_batch_had_never_been(way: str, kind: str) -> None:
+def test_it_is_as_if_the_batch_had_never_been(way, kind):
     bad = math.inf if kind == "long" else math.nan
     model = make(Averages())
     plain = copy.deepcopy(model)
-    settings: dict[str, Any] = {"fused": True} if kind == "fused" else {"foreach": False}
+    settings = {"fused": True} if kind == "fused" else {"foreach": False}
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.01, **settings)
     guarded = fastguard.wrap(torch.optim.Adam(model.parameters(), lr=0.01, **settings), model)
     if kind == "long":
@@ -102,7 +98,7 @@ def test_it_is_as_if_the_batch_had_never_been(way: str, kind: str) -> None:
     for step in range(10):
         is_bad = step in NAN_AT
 
-        def closure(step: int = step, is_bad: bool = is_bad) -> torch.Tensor:
+        def closure(step=step, is_bad=is_bad):
             guarded.zero_grad()
             loss = model(batch(step, model, bad=bad if is_bad else None)).square().mean()
             loss.backward()
@@ -124,7 +120,7 @@ def test_it_is_as_if_the_batch_had_never_been(way: str, kind: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_every_dtype_and_amp_mode(dtype: torch.dtype, autocast: bool, scaled: bool) -> None:
+def test_every_dtype_and_amp_mode(dtype, autocast, scaled):
     model = make(dtype=dtype)
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
     scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=8.0)
@@ -140,13 +136,13 @@ def test_every_dtype_and_amp_mode(dtype: torch.dtype, autocast: bool, scaled: bo
 
 
 @pytest.fixture
-def one_process(tmp_path: Any) -> Iterator[None]:
+def one_process(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-WRAPPERS: dict[str, Any] = {
+WRAPPERS = {
     "compiled": lambda model: torch.compile(model, backend="eager"),
     "scripted": torch.jit.script,
     "parallel": nn.parallel.DistributedDataParallel,
@@ -156,7 +152,7 @@ WRAPPERS: dict[str, Any] = {
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize("wrapper", [pytest.param("compiled", marks=pytest.mark.slow), "scripted", "parallel"])
-def test_wrapped_models(wrapper: str) -> None:
+def test_wrapped_models(wrapper):
     model = make()
     wrapped = WRAPPERS[wrapper](model)
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), wrapped)
@@ -165,7 +161,7 @@ def test_wrapped_models(wrapper: str) -> None:
         assert is_finite(model)
 
 
-def test_what_was_loaded_is_what_is_put_back() -> None:
+def test_what_was_loaded_is_what_is_put_back():
     model = make()
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), torch.compile(model, backend="eager"))
     for step in range(5):
@@ -176,11 +172,11 @@ def test_what_was_loaded_is_what_is_put_back() -> None:
     assert set(model[1].running_mean.tolist()) == {7.0} and model[1].num_batches_tracked == 7
 
 
-def test_buffers_that_come_or_change_later() -> None:
+def test_buffers_that_come_or_change_later():
     model = make(Averages())
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
     step_of(model, optimizer, 0)
-    averages: Any = model[2]
+    averages = model[2]
     averages.image = torch.zeros(4, 3, 2, 2)  # another size
     averages.register_buffer("late", torch.zeros(2))
     step_of(model, optimizer, 1)
@@ -195,7 +191,7 @@ def test_buffers_that_come_or_change_later() -> None:
     assert not optimizer.guard._run.failures.counts()
 
 
-def test_too_many_skips_raise_and_leave_finite_buffers() -> None:
+def test_too_many_skips_raise_and_leave_finite_buffers():
     model = make()
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model, max_consecutive_skips=2)
     step_of(model, optimizer, 0)
@@ -206,13 +202,11 @@ def test_too_many_skips_raise_and_leave_finite_buffers() -> None:
     assert_same(model, before)
 
 
-def test_what_raises_is_counted_and_training_goes_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_raises_is_counted_and_training_goes_on(monkeypatch, caplog):
     model = make()
     optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model)
 
-    def broken(self: Any, skipped: Any) -> None:
+    def broken(self, skipped):
         raise ValueError("broken")
 
     monkeypatch.setattr(buffers.Buffers, "_follow", broken)
@@ -221,7 +215,7 @@ def test_what_raises_is_counted_and_training_goes_on(
     assert "buffers" in caplog.text and optimizer.guard.last.step == 0
 
 
-def test_a_large_buffer_is_followed_like_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_buffer_is_followed_like_a_small_one(monkeypatch):
     states = []
     for small in (buffers._SMALL_BYTES, 16):
         monkeypatch.setattr(buffers, "_SMALL_BYTES", small)

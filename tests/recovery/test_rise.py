@@ -1,12 +1,9 @@
 """A loss that rises a little and stays there: whose doing it is is found out; where it is nobody's, nothing is done."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +21,7 @@ QUICK = Recovery(every=10, patience=3, quarantine=8, ramp=10)
 Course = Callable[[int, random.Random], float]
 
 
-def _see(ladder: Ladder, course: Course, steps: range, seed: Any, lr: Callable[[int], float] | None = None) -> int:
+def _see(ladder, course, steps, seed, lr=None):
     """The step at which something is to be done; -1 where there is none."""
     rng = random.Random(repr(seed))
     for step in steps:
@@ -34,11 +31,11 @@ def _see(ladder: Ladder, course: Course, steps: range, seed: Any, lr: Callable[[
     return -1
 
 
-def _falling(step: int, rng: random.Random, noise: float = 0.08) -> float:
+def _falling(step, rng, noise=0.08):
     return (1.5 + 4.0 * math.exp(-step / 150)) * rng.lognormvariate(0.0, noise)
 
 
-SOUND: dict[str, Course] = {
+SOUND = {
     "falls": _falling,
     "noise of small batches": lambda step, rng: _falling(step, rng, 0.5),
     "heavy tails": lambda step, rng: _falling(step, rng) + abs(0.05 * math.tan(math.pi * (rng.random() - 0.5))),
@@ -51,13 +48,13 @@ SOUND: dict[str, Course] = {
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_nothing_is_done_where_a_loss_is_sound(name: str) -> None:
+def test_nothing_is_done_where_a_loss_is_sound(name):
     for seed in range(4):
         assert _see(Ladder(Recovery()), SOUND[name], range(2000), (name, seed)) == -1
 
 
 @pytest.mark.parametrize("rise", [1.2, 1.4, 2.0])
-def test_a_rise_that_stays_is_seen_before_long(rise: float) -> None:
+def test_a_rise_that_stays_is_seen_before_long(rise):
     for seed in range(8):
         ladder = Ladder(Recovery())
         assert _see(ladder, _falling, range(1000), seed) == -1
@@ -67,19 +64,19 @@ def test_a_rise_that_stays_is_seen_before_long(rise: float) -> None:
         assert not ladder.is_healthy and ("stood at" in ladder.doubt() or "stood above" in ladder.reason())
 
 
-def test_warm_restarts_are_no_reason() -> None:
-    def lr(step: int) -> float:
+def test_warm_restarts_are_no_reason():
+    def lr(step):
         return 0.1 * (0.5 + 0.5 * math.cos(math.pi * (step % 300) / 300)) + 1e-4
 
     for factor in (1.0, 4.0):  # of a loss that rises with the rate, and falls with it
 
-        def course(step: int, rng: random.Random, factor: float = factor) -> float:
+        def course(step, rng, factor=factor):
             return _falling(step, rng) * (1.0 + factor * lr(max(0, step - 5)))
 
         assert _see(Ladder(Recovery()), course, range(1500), factor, lr) == -1
 
 
-def test_a_game_and_a_reward_have_no_level() -> None:
+def test_a_game_and_a_reward_have_no_level():
     ladder = Ladder(Recovery())
     ladder.has_aim = False
     assert _see(ladder, lambda step, rng: 1.0 if step < 300 else 5.0, range(600), 0) == -1
@@ -89,7 +86,7 @@ def test_a_game_and_a_reward_have_no_level() -> None:
 
 
 @pytest.mark.parametrize("is_worse", [True, False])
-def test_a_trial_is_seldom_wrong_and_ends(is_worse: bool) -> None:
+def test_a_trial_is_seldom_wrong_and_ends(is_worse):
     wrong, longest = 0, 0
     for seed in range(300):
         rng, trial = random.Random(seed), Trial(1.0, 1.15, 0.1)
@@ -104,7 +101,7 @@ def test_a_trial_is_seldom_wrong_and_ends(is_worse: bool) -> None:
     assert trial.is_lower is False
 
 
-def test_harder_data_are_sat_out_once() -> None:
+def test_harder_data_are_sat_out_once():
     rng, ladder = random.Random(0), Ladder(Recovery())
     started, step = 0, 0
     while step < 3000:
@@ -119,7 +116,7 @@ def test_harder_data_are_sat_out_once() -> None:
     assert started == 1
 
 
-def test_the_learning_rate_comes_back_in_a_straight_line() -> None:
+def test_the_learning_rate_comes_back_in_a_straight_line():
     ladder = Ladder(Recovery(ramp=10))
     ladder.went_back(5, ladder.baseline())
     assert ladder.lr_factor(5) == 1.0
@@ -134,13 +131,13 @@ def test_the_learning_rate_comes_back_in_a_straight_line() -> None:
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-def _batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _batch(step):
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(256, 6, generator=generator)
     return x, x @ W + 0.5 * torch.randn(256, 3, generator=generator)
 
 
-def _start(recovery: Any, lr: float = 0.02, **settings: Any) -> tuple[nn.Linear, Any]:
+def _start(recovery, lr=0.02, **settings):
     model = nn.Linear(6, 3)
     with torch.no_grad():
         model.weight.copy_(W.T)
@@ -149,15 +146,13 @@ def _start(recovery: Any, lr: float = 0.02, **settings: Any) -> tuple[nn.Linear,
     return model, fastguard.wrap(optimizer, model, recovery=recovery, check_every=0, **settings)
 
 
-def _train(
-    model: nn.Linear, optimizer: Any, steps: range, *, fault: Any = None, factor: Any = None, closure: bool = False
-) -> list[float]:
+def _train(model, optimizer, steps, *, fault=None, factor=None, closure=False):
     losses = []
     for step in steps:
         if fault is not None:
             fault(step)
 
-        def evaluate(step: int = step) -> torch.Tensor:
+        def evaluate(step=step):
             optimizer.zero_grad()
             x, y = _batch(step)
             loss = (model(x) - y).square().mean() * (1.0 if factor is None else factor(step))
@@ -172,13 +167,13 @@ def _train(
     return losses
 
 
-def _hurt(model: nn.Linear, *at: int) -> Any:
+def _hurt(model, *at):
     """What lifts the loss by a sixth, and heals slowly."""
     return lambda step: model.weight.data[:, 0].add_(0.21) if step in at else None
 
 
 @pytest.mark.parametrize("closure", [False, pytest.param(True, marks=slow)])
-def test_a_model_that_got_a_little_worse_is_put_back(closure: bool) -> None:
+def test_a_model_that_got_a_little_worse_is_put_back(closure):
     model, optimizer = _start(QUICK, lr=0.002)
     model.bias.data.zero_()
     losses = _train(model, optimizer, range(200), fault=_hurt(model, 120), closure=closure)
@@ -191,11 +186,11 @@ def test_a_model_that_got_a_little_worse_is_put_back(closure: bool) -> None:
 
 
 @pytest.mark.parametrize("closure", [False, pytest.param(True, marks=slow)])
-def test_harder_data_are_nobodys_fault(closure: bool) -> None:
+def test_harder_data_are_nobodys_fault(closure):
     model, optimizer = _start(QUICK)
-    found: dict[str, Any] = {}
+    found = {}
 
-    def fault(step: int) -> None:
+    def fault(step):
         found[step] = (snapshot(model, optimizer), optimizer.guard._rescue._doubt is not None)
 
     _train(model, optimizer, range(300), fault=fault, factor=lambda s: 1.2 if s >= 150 else 1.0, closure=closure)
@@ -213,7 +208,7 @@ def test_harder_data_are_nobodys_fault(closure: bool) -> None:
     assert len(copies) <= QUICK.keep
 
 
-def test_what_comes_again_is_lawful_unless_the_loss_was_to_fall() -> None:
+def test_what_comes_again_is_lawful_unless_the_loss_was_to_fall():
     again = range(120, 400, 40)  # whatever is put back
     model, optimizer = _start(QUICK, lr=0.002)
     model.bias.data.zero_()
@@ -227,7 +222,7 @@ def test_what_comes_again_is_lawful_unless_the_loss_was_to_fall() -> None:
         _train(model, optimizer, range(400), fault=_hurt(model, *again))
 
 
-KINDS: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
+KINDS = {
     "noise": ({}, lambda step: random.Random(step).lognormvariate(0.0, 0.3)),
     "a term that is turned on slowly": ({}, lambda step: 1.0 + min(1.0, step / 400)),
     "a game": ({"objective": "game"}, lambda step: 1.0 if step < 150 else 4.0),
@@ -237,7 +232,7 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
 
 
 @pytest.mark.parametrize("name", [name if name == "noise" else pytest.param(name, marks=slow) for name in KINDS])
-def test_sound_kinds_keep_every_bit(name: str) -> None:
+def test_sound_kinds_keep_every_bit(name):
     settings, factor = KINDS[name]
     model, optimizer = _start(QUICK, **settings)
     other, plain = _start(None, **settings)
@@ -246,7 +241,7 @@ def test_sound_kinds_keep_every_bit(name: str) -> None:
     assert optimizer.guard.recoveries == []
 
 
-def test_a_run_saved_while_a_snapshot_is_looked_at_goes_on_from_that() -> None:
+def test_a_run_saved_while_a_snapshot_is_looked_at_goes_on_from_that():
     model, optimizer = _start(QUICK, lr=0.002)
     model.bias.data.zero_()
     step, fault = 0, _hurt(model, 120)

@@ -1,25 +1,21 @@
 """A run that goes wrong is put back and goes on; one that does not is left alone, to the bit."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math
 import pickle
-from typing import Any
 
 import pytest
 import torch
 from guard_helpers import assert_identical, snapshot
 from recovery_helpers import QUICK, batch, loss_of, make, ruin, train, wrapped
-from torch import nn
 
 import fastguard
 
 slow = pytest.mark.slow
 
 
-HEALTHY: dict[str, Any] = {
+HEALTHY = {
     "AdamW": lambda params: torch.optim.AdamW(params, lr=0.01),
     "AdamW-fused": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
     "SGD": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
@@ -29,7 +25,7 @@ HEALTHY: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", HEALTHY)
 @pytest.mark.parametrize("closure", [False, pytest.param(True, marks=slow)])
-def test_a_healthy_run_is_the_same_to_the_bit(way: str, name: str, closure: bool) -> None:
+def test_a_healthy_run_is_the_same_to_the_bit(way, name, closure):
     model, other = make(), make()
     guarded = wrapped(model, make_optimizer=HEALTHY[name], max_norm=1.0)
     plain = fastguard.wrap(HEALTHY[name](other.parameters()), other, max_norm=1.0)
@@ -40,12 +36,12 @@ def test_a_healthy_run_is_the_same_to_the_bit(way: str, name: str, closure: bool
     assert guarded.guard.recoveries == []
 
 
-def _ruined(model: nn.Module, at: int) -> Any:
+def _ruined(model, at):
     return lambda step: ruin(model) if step == at else None
 
 
-def _nan(model: nn.Module, at: int) -> Any:
-    def fault(step: int) -> None:
+def _nan(model, at):
+    def fault(step):
         if step == at:
             with torch.no_grad():
                 next(model.parameters())[0, 0] = math.nan
@@ -56,7 +52,7 @@ def _nan(model: nn.Module, at: int) -> Any:
 @pytest.mark.parametrize("name", ["AdamW", pytest.param("AdamW-fused", marks=slow), pytest.param("SGD", marks=slow)])
 @pytest.mark.parametrize("fault", [_ruined, _nan])
 @pytest.mark.parametrize("closure", [False, True])
-def test_ruined_parameters_are_put_back(way: str, name: str, fault: Any, closure: bool) -> None:
+def test_ruined_parameters_are_put_back(way, name, fault, closure):
     model = make()
     guarded = wrapped(model, make_optimizer=HEALTHY[name])
     losses = train(model, guarded, range(100), fault=fault(model, 60), closure=closure)
@@ -67,15 +63,15 @@ def test_ruined_parameters_are_put_back(way: str, name: str, fault: Any, closure
 
 
 @pytest.mark.parametrize("where", ["host", "device"])
-def test_the_very_state_comes_back_and_the_data_go_on(where: str, request: pytest.FixtureRequest) -> None:
+def test_the_very_state_comes_back_and_the_data_go_on(where, request):
     if where == "device":
         request.getfixturevalue("device")
     model = make()
     guarded = wrapped(model)
-    kept: dict[str, Any] = {}
+    kept = {}
     addresses = [t.data_ptr() for t in (*model.parameters(), *model.buffers())]
 
-    def fault(step: int) -> None:
+    def fault(step):
         if step == 50:
             kept["then"] = copy.deepcopy((model.state_dict(), guarded.state_dict()["state"]))
         if step == 60:
@@ -93,7 +89,7 @@ def test_the_very_state_comes_back_and_the_data_go_on(where: str, request: pytes
     assert guarded.guard._run.waits is (where == "host")
 
 
-def test_a_bad_block_of_data_is_sat_out() -> None:
+def test_a_bad_block_of_data_is_sat_out():
     model = make()
     guarded = wrapped(model)
     losses = train(model, guarded, range(120), fault=lambda step: 50.0 if 60 <= step < 90 else None)
@@ -105,7 +101,7 @@ def test_a_bad_block_of_data_is_sat_out() -> None:
     assert f"{90 - 50 + 1} batches skipped" in told
 
 
-def test_a_level_that_stays_is_taken_for_a_new_one() -> None:
+def test_a_level_that_stays_is_taken_for_a_new_one():
     model = make()
     guarded = wrapped(model)
     train(model, guarded, range(200), fault=lambda step: 50.0 if step >= 60 else None)
@@ -114,7 +110,7 @@ def test_a_level_that_stays_is_taken_for_a_new_one() -> None:
     assert not any(e.skipped for e in list(guarded.guard.history.recent)[-50:])
 
 
-def test_nan_batches_roll_nothing_back_until_there_are_too_many(way: str) -> None:
+def test_nan_batches_roll_nothing_back_until_there_are_too_many(way):
     model = make()
     guarded = wrapped(model, max_consecutive_skips=15)
     train(model, guarded, range(75), fault=lambda step: math.nan if 60 <= step < 70 else None)
@@ -125,12 +121,12 @@ def test_nan_batches_roll_nothing_back_until_there_are_too_many(way: str) -> Non
 
 
 @pytest.mark.parametrize("closure", [False, True])
-def test_it_gives_up_at_the_best(closure: bool) -> None:
+def test_it_gives_up_at_the_best(closure):
     model = make()
     guarded = wrapped(model, fastguard.Recovery(every=10, patience=3, quarantine=3, attempts=2))
     train(model, guarded, range(50), closure=closure)
 
-    def fault(step: int) -> None:
+    def fault(step):
         if step % 7 == 0:
             ruin(model)
 
@@ -143,7 +139,7 @@ def test_it_gives_up_at_the_best(closure: bool) -> None:
     assert [event["kind"] for event in guarded.guard.history.model.recoveries] == ["rollback", "rollback", "failed"]
 
 
-def _resumed(model: nn.Module, guarded: Any, settings: Any = QUICK) -> tuple[nn.Module, Any]:
+def _resumed(model, guarded, settings=QUICK):
     """Another model and optimizer that go on from a copy of the state of these."""
     other = make()
     other.load_state_dict(model.state_dict())
@@ -153,7 +149,7 @@ def _resumed(model: nn.Module, guarded: Any, settings: Any = QUICK) -> tuple[nn.
     return other, resumed
 
 
-def test_a_resumed_run_goes_on_to_the_bit() -> None:
+def test_a_resumed_run_goes_on_to_the_bit():
     model = make()
     guarded = wrapped(model)
     train(model, guarded, range(75), fault=_ruined(model, 60))
@@ -164,14 +160,14 @@ def test_a_resumed_run_goes_on_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("broken", [{"ladder": {}}, {"ladder": None, "events": []}, 3])
-def test_a_broken_state_changes_nothing(broken: Any) -> None:
+def test_a_broken_state_changes_nothing(broken):
     guarded = wrapped(make())
     state = guarded.guard.state_dict()
     with pytest.raises(ValueError, match="recovery"):
         guarded.guard.load_state_dict({**state, "recovery": broken})
 
 
-def test_a_report_tells_and_a_log_too(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_report_tells_and_a_log_too(tmp_path, caplog):
     model = make()
     sink = fastguard.JsonlSink(tmp_path / "log.jsonl")
     with caplog.at_level(logging.WARNING, "fastguard"):
@@ -198,23 +194,23 @@ def test_a_report_tells_and_a_log_too(tmp_path: Any, caplog: pytest.LogCaptureFi
         ({"state": 3}, "`state`"),
     ],
 )
-def test_settings_out_of_range(settings: Any, message: str) -> None:
+def test_settings_out_of_range(settings, message):
     with pytest.raises(ValueError, match=message):
         fastguard.Recovery(**settings)
     model = make()
     with pytest.raises(TypeError, match="`recovery` must be"):
-        fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, recovery="yes")  # type: ignore[type-var]
+        fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, recovery="yes")
 
 
 @slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch")
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "AdamW-fused"])
-def test_compiled_steps(name: str) -> None:
+def test_compiled_steps(name):
     found = {}
     for guarded in (False, True):
         torch._dynamo.reset()
         model = make()
-        optimizer: Any = HEALTHY[name](model.parameters())
+        optimizer = HEALTHY[name](model.parameters())
         if guarded:
             optimizer = fastguard.wrap(optimizer, model, recovery=QUICK, check_every=0)
         step = torch.compile(lambda optimizer=optimizer: optimizer.step(), backend="eager")
@@ -238,7 +234,7 @@ def test_compiled_steps(name: str) -> None:
     torch._dynamo.reset()
 
 
-def test_a_statistic_that_overflows_at_a_step_that_is_taken_is_found_at_the_next_snapshot() -> None:
+def test_a_statistic_that_overflows_at_a_step_that_is_taken_is_found_at_the_next_snapshot():
     model = make(dtype=torch.float16)
     optimizer = wrapped(model, make_optimizer=lambda params: torch.optim.SGD(params, lr=1e-3))
     for step in range(45):

@@ -1,11 +1,8 @@
 """A snapshot holds all that a step changes, is touched by nothing, and comes back bit for bit, in place."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections import deque
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from torch import nn
 from fastguard.observers.buffers import places_of
 from fastguard.recovery.snapshots import Snapshot, Snapshots, are_finite, have_not_grown, largest
 
-OPTIMIZERS: dict[str, Any] = {
+OPTIMIZERS = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     "Adam": lambda params: torch.optim.Adam(params, lr=0.05, amsgrad=True),
     "AdamW-capturable-lr": lambda params: torch.optim.AdamW(params, lr=torch.tensor(0.05)),
@@ -28,12 +25,12 @@ ALL = [(cls, False) for cls in WITHOUT_CLOSURE] + [(cls, True) for cls in WITH_C
 ALL += [(make, name == "LBFGS") for name, make in OPTIMIZERS.items()]
 
 
-def _take(snapshot: Snapshot, model: nn.Module, optimizer: Any, **more: Any) -> None:
+def _take(snapshot, model, optimizer, **more):
     snapshot.take([optimizer], places_of(model), more.pop("state", ()), with_random_state=False, **more)
 
 
 @pytest.mark.parametrize(("make", "closure"), ALL, ids=[*(c.__name__ for c, _ in ALL[: -len(OPTIMIZERS)]), *OPTIMIZERS])
-def test_twice_the_same_whatever_came_between(make: Any, closure: bool) -> None:
+def test_twice_the_same_whatever_came_between(make, closure):
     model = make_model()
     optimizer = make(model.parameters())
     for step in range(3):
@@ -52,7 +49,7 @@ def test_twice_the_same_whatever_came_between(make: Any, closure: bool) -> None:
         assert [p.data_ptr() for p in model.parameters()] == addresses
 
 
-def test_before_the_first_step_there_is_no_state() -> None:
+def test_before_the_first_step_there_is_no_state():
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters())
     snapshot = Snapshot()
@@ -65,13 +62,13 @@ def test_before_the_first_step_there_is_no_state() -> None:
 class Odd(torch.optim.Optimizer):
     """Keeps plain numbers in its state, its groups and itself, and tensors of many kinds."""
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params):
         super().__init__(params, {"lr": 0.1})
         self.count = 0
-        self.window: deque[Any] = deque(maxlen=3)
+        self.window = deque(maxlen=3)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure=None):
         self.count += 1
         for group in self.param_groups:
             group["k"] = group.get("k", 0) + 1
@@ -88,14 +85,14 @@ class Odd(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64, torch.float64])
-def test_odd_tensors_and_plain_numbers(dtype: torch.dtype) -> None:
+def test_odd_tensors_and_plain_numbers(dtype):
     torch.manual_seed(1)
     params = [nn.Parameter(torch.randn(shape).to(dtype)) for shape in ((), (0,), (2, 3, 4, 4))]
     params.append(nn.Parameter(torch.randn(2, 3, 4, 4).to(dtype).to(memory_format=torch.channels_last)))
     params.append(nn.Parameter(torch.randn(6, 4).to(dtype).t()))
     optimizer = Odd(params)
 
-    def step() -> None:
+    def step():
         for p in params:
             p.grad = torch.full_like(p, 0.5)
         optimizer.step()
@@ -118,11 +115,11 @@ def test_odd_tensors_and_plain_numbers(dtype: torch.dtype) -> None:
     assert optimizer.window.maxlen == 3
 
 
-def _fill(loss: float = 1.0) -> Any:
+def _fill(loss=1.0):
     return lambda snapshot: setattr(snapshot, "loss", loss)
 
 
-def test_the_last_that_counts_is_never_written_over_and_an_older_one_gives_up_what_came_after_it() -> None:
+def test_the_last_that_counts_is_never_written_over_and_an_older_one_gives_up_what_came_after_it():
     snapshots = Snapshots(keep=2, quarantine=100, least=9)
     snapshots.take(0, _fill(), is_proved=True)
     for step in range(10, 60, 10):
@@ -141,7 +138,7 @@ def test_the_last_that_counts_is_never_written_over_and_an_older_one_gives_up_wh
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", [0, 1, 2, 3])
-def test_what_is_not_finite_is_found_wherever_it_is(bad: float, where: int) -> None:
+def test_what_is_not_finite_is_found_wherever_it_is(bad, where):
     tensors = [
         torch.full((600, 1000), -0.5),  # with the next one more than is looked at together
         torch.full((700, 1000), 2.0).t(),
@@ -158,7 +155,7 @@ def test_what_is_not_finite_is_found_wherever_it_is(bad: float, where: int) -> N
     assert not are_finite([*tensors, *odd])
 
 
-def test_what_has_grown() -> None:
+def test_what_has_grown():
     before = torch.tensor([1.0, 0.0], dtype=torch.float64)
     for now, is_so in (([15.9, 0.15], True), ([16.1, 0.0], False), ([1.0, 0.17], False), ([math.nan, 0.0], False)):
         flag = have_not_grown(torch.tensor(now, dtype=torch.float64), before)

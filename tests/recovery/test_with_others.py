@@ -1,10 +1,6 @@
 """Going back beside scalers, schedulers, several optimizers, random states and clip policies."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +11,7 @@ import fastguard
 slow = pytest.mark.slow
 
 
-def test_under_a_scaler_whose_scale_goes_on() -> None:
+def test_under_a_scaler_whose_scale_goes_on():
     model = make()
     guarded = wrapped(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=20)
@@ -34,7 +30,7 @@ def test_under_a_scaler_whose_scale_goes_on() -> None:
     assert not {"grad_scale", "found_inf"} & {k for k, v in vars(guarded).items() if v is not None}
 
 
-def test_several_optimizers_go_back_together(way: str) -> None:
+def test_several_optimizers_go_back_together(way):
     model = make(norm=False)
     pair = [torch.optim.AdamW(model[0].parameters(), lr=0.01), torch.optim.SGD(model[2].parameters(), lr=0.05)]
     fastguard.wrap(pair, model, recovery=QUICK, check_every=0)
@@ -53,22 +49,22 @@ def test_several_optimizers_go_back_together(way: str) -> None:
     assert len(guard.recoveries) == 1 and max(losses[-20:]) < 2.0 * max(losses[40:60])
 
 
-def test_the_random_state_and_what_is_given_go_back_on_demand() -> None:
+def test_the_random_state_and_what_is_given_go_back_on_demand():
     class Counter:
-        def __init__(self) -> None:
+        def __init__(self):
             self.count = 0
 
-        def state_dict(self) -> dict[str, int]:
+        def state_dict(self):
             return {"count": self.count}
 
-        def load_state_dict(self, state: dict[str, int]) -> None:
+        def load_state_dict(self, state):
             self.count = state["count"]
 
     for replay in (False, True):
         model, counter = make(), Counter()
         settings = fastguard.Recovery(every=10, patience=3, quarantine=4, replay=replay, state=[counter])
         guarded = wrapped(model, settings)
-        drawn: dict[int, float] = {}
+        drawn = {}
         for step in range(70):
             if step == 60:
                 with torch.random.fork_rng():
@@ -85,21 +81,21 @@ def test_the_random_state_and_what_is_given_go_back_on_demand() -> None:
             pytest.fail("it did not go back")
 
 
-def test_a_policy_with_a_memory_goes_back_with_the_run() -> None:
+def test_a_policy_with_a_memory_goes_back_with_the_run():
     class Remembers(fastguard.clip.ClipPolicy):
-        def __init__(self) -> None:
-            self.norms: list[float] = []
+        def __init__(self):
+            self.norms = []
 
-        def limits(self) -> tuple[float, float]:
+        def limits(self):
             return math.inf, math.inf
 
-        def observe(self, norms: float, loss: float | None = None) -> None:
+        def observe(self, norms, loss=None):
             self.norms.append(norms)
 
-        def state_dict(self) -> dict[str, Any]:
+        def state_dict(self):
             return {"norms": self.norms}
 
-        def load_state_dict(self, state: dict[str, Any]) -> None:
+        def load_state_dict(self, state):
             self.norms = state["norms"]
 
     model, policy = make(), Remembers()
@@ -109,7 +105,7 @@ def test_a_policy_with_a_memory_goes_back_with_the_run() -> None:
     assert guarded.guard.clip is policy
 
 
-SCHEDULES: dict[str, Any] = {
+SCHEDULES = {
     "LambdaLR": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1.0 / (1.0 + 0.01 * step)),
     "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.02, total_steps=150),
     "ReduceLROnPlateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=3, factor=0.9),
@@ -119,11 +115,11 @@ SCHEDULES: dict[str, Any] = {
 class _Recording(torch.optim.AdamW):
     """Writes down which learning rates its step really has."""
 
-    def __init__(self, params: Any, **settings: Any) -> None:
+    def __init__(self, params, **settings):
         super().__init__(params, **settings)
-        self.used: list[float] = []
+        self.used = []
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         self.used.append(float(self.param_groups[0]["lr"]))
         return super().step(closure)
 
@@ -131,9 +127,9 @@ class _Recording(torch.optim.AdamW):
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step", "ignore:.*lr_scheduler.step.*before.*")
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("tensor", [False, pytest.param(True, marks=slow)])
-def test_no_schedule_sees_the_slower_learning_rate(name: str, tensor: bool) -> None:
+def test_no_schedule_sees_the_slower_learning_rate(name, tensor):
     model, other = make(), make()
-    lr: Any = torch.tensor(0.01) if tensor else 0.01
+    lr = torch.tensor(0.01) if tensor else 0.01
     optimizer = wrapped(
         model,
         fastguard.Recovery(every=10, patience=3, quarantine=3, ramp=10),
@@ -156,18 +152,18 @@ def test_no_schedule_sees_the_slower_learning_rate(name: str, tensor: bool) -> N
     assert min(slow) < 0.8 and used[-1] == pytest.approx(seen[-2], rel=1e-6)
 
 
-def _taken(optimizer: Any) -> list[bool]:
+def _taken(optimizer):
     optimizer.guard.flush()
     return [not e.skipped for e in optimizer.guard.history.recent]
 
 
-def test_the_learning_rate_is_back_where_a_step_raises() -> None:
+def test_the_learning_rate_is_back_where_a_step_raises():
     model = make()
 
     class Raising(torch.optim.SGD):
         fail = False
 
-        def step(self, closure: Any = None) -> Any:
+        def step(self, closure=None):
             if self.fail:
                 raise OSError("no")
             return super().step(closure)
@@ -181,7 +177,7 @@ def test_the_learning_rate_is_back_where_a_step_raises() -> None:
     assert guarded.param_groups[0]["lr"] == 0.05
 
 
-def test_what_recovery_has_done_is_in_a_checkpoint(tmp_path: Path) -> None:
+def test_what_recovery_has_done_is_in_a_checkpoint(tmp_path):
     model = make()
     guarded = wrapped(model)
     train(model, guarded, range(100), fault=lambda step: ruin(model) if step == 60 else None)

@@ -1,7 +1,5 @@
 """The JSONL log: every key comes back, a crash loses at most the line being written, and JSON is strict."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

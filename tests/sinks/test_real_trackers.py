@@ -1,7 +1,5 @@
 """Each sink against the package of its tracker, offline: what it logged is read back, and nothing of yours is lost."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

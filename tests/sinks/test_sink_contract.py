@@ -1,7 +1,5 @@
 """What every sink does, and what becomes of one that fails: it neither stops training nor fails silently."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """What all sinks of trackers share: names, which steps and tensors, findings; and the thread for slow sinks."""
 
-from __future__ import annotations
-
 import collections
 import math
 import re

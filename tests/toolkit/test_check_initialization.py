@@ -1,7 +1,5 @@
 """check_initialization: weights alone, models, and what follows a layer."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -16,11 +14,11 @@ import fastguard
 from fastguard.tools.initialization import find_followers
 
 
-def spread(fan_in: int, fan_out: int, factor: float = 1.0, seed: int = 0) -> np.ndarray:
+def spread(fan_in, fan_out, factor=1.0, seed=0):
     return np.random.default_rng(seed).normal(0, factor * math.sqrt(2 / fan_in), (fan_out, fan_in))
 
 
-def expected(module: nn.Module, batch=None) -> dict[str, float]:
+def expected(module, batch=None):
     return {n: e["expected_std"] for n, e in fastguard.check_initialization(module, batch)["layers"].items()}
 
 
@@ -88,14 +86,14 @@ def test_by_what_follows(activation, std):
 class Functional(nn.Module):
     """Activations that no module shows, in an order that is not that of registration."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.last = nn.Linear(8, 8)
         self.first = nn.Linear(8, 8)
         self.residual = nn.Linear(8, 8)
         self.calls = []
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         self.seen = x
         self.calls.append(x)
         h = F.leaky_relu(self.first(x), 0.5)
@@ -130,11 +128,11 @@ def test_compiled_models_are_looked_into():
 
 
 class Untraceable(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer, self.act, self.head = nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.head(self.act(self.layer(x))) if x.sum() > 0 else x
 
 
@@ -190,13 +188,13 @@ def test_torchs_own_defaults_are_ok(make):
 
 def test_embeddings_are_free_until_they_are_tied():
     class Tied(nn.Module):
-        def __init__(self, std: float) -> None:
+        def __init__(self, std):
             super().__init__()
             self.table, self.head = nn.Embedding(100, 400), nn.Linear(400, 100, bias=False)
             nn.init.normal_(self.table.weight, std=std)
             self.head.weight = self.table.weight
 
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        def forward(self, tokens):
             return self.head(self.table(tokens))
 
     assert fastguard.check_initialization(nn.Embedding(100, 400))["all_ok"]

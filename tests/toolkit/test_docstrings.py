@@ -1,7 +1,5 @@
 """The examples in the docstrings of the toolkit, of clip policies and of what is told of ranks."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 

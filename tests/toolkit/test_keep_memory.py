@@ -1,7 +1,5 @@
 """`keep_memory`: freed memory stays in the process, results stay the same, and `restore` undoes it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -23,7 +21,7 @@ def faults():
 """
 
 
-def run_python(code: str, **environment: str) -> list[str]:
+def run_python(code, **environment):
     """The words that a fresh process prints."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}

@@ -1,7 +1,5 @@
 """The learning-rate range test: schedule, stop, suggestion, and everything back where it was."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math
@@ -40,7 +38,7 @@ def test_the_suggestion_is_left_of_the_steepest_fall():
     finder = fastguard.LearningRateFinder(min_lr=1e-6, max_lr=1.0, num_steps=61)  # ten a decade
     centre = 1e-3
 
-    def loss(lr: float) -> float:
+    def loss(lr):
         return 1.0 / (1.0 + (lr / centre) ** 3)  # falls most steeply over log(lr) at the centre
 
     result = finder.range_test(loss)
@@ -55,7 +53,7 @@ def test_it_stops_where_the_loss_diverges_or_is_not_finite():
     finder = fastguard.LearningRateFinder(num_steps=50)
     seen = []
 
-    def diverging(lr: float) -> float:
+    def diverging(lr):
         seen.append(lr)
         return 1.0 if lr < 1e-2 else 10.1
 
@@ -78,22 +76,22 @@ def test_too_few_points(number):
 class Net(nn.Module):
     """With everything that a step changes: weights, buffers, dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
         self.register_buffer("seen", torch.zeros(()), persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         self.seen = self.seen + 1  # a new tensor at each call
         return self.layers(x)
 
 
-def make_loader(**settings) -> DataLoader:
+def make_loader(**settings):
     x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=True, **settings)
 
 
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
+def state_of(model, optimizer):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "seen": model.seen}
     state["gradients"] = [p.grad for p in model.parameters()]
     state["modes"] = [m.training for m in model.modules()]
@@ -119,7 +117,7 @@ def test_find_puts_everything_back(make, warm):
     if warm:  # state and gradients from a step before
         x, y = next(iter(loader))
 
-        def closure() -> torch.Tensor:
+        def closure():
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(x), y)
             loss.backward()
