@@ -162,6 +162,8 @@ def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_
 
 @rule(
     "validation-in-training-mode",
+    of="wrong-mode",
+    leads=True,
     reads="passes without gradients: whether the model was in training mode, and has dropout or batch statistics",
     source="torch's documentation of Module.eval: dropout and batch statistics act differently",
     see="The model was in training mode at each of {num_passes} sampled passes without gradients, with dropout or "
@@ -185,6 +187,7 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -
 
 @rule(
     "training-in-eval-mode",
+    of="wrong-mode",
     reads="passes in training and in eval mode, of a model that has dropout or batch statistics",
     source="torch's documentation of Module.train: dropout and batch statistics act differently",
     see="From step {_since} on, no pass of a training step that was sampled was in training mode.",
