@@ -18,27 +18,18 @@ _MASKED = -1e3
 
 
 class Figures(NamedTuple):
-    """Figures of a sample of one tensor; NaN if the sample has no such figure.
+    """Figures of a sample of one tensor; NaN if the sample has no such figure."""
 
-    Attributes:
-        abs_max, mean, std, min, max: of the finite elements; the population's standard deviation.
-        num_nonfinite: NaN and Inf.
-        constant_share: share of the columns that have one value.
-        spread: mean over the finite columns of their standard deviations.
-        digest: 63 bits of some of the elements and of the tensor's shape.
-        away_from_one: the largest distance of the sum of a row from 1, if all elements are within [0, 1].
-    """
-
-    abs_max: float
+    abs_max: float  # like the next four, of the finite elements
     mean: float
-    std: float
+    std: float  # the population's
     min: float
     max: float
     num_nonfinite: int
-    constant_share: float
-    spread: float
-    digest: int
-    away_from_one: float
+    constant_share: float  # share of the columns that have one value
+    spread: float  # mean over the finite columns of their standard deviations
+    digest: int  # 63 bits of some of the elements and of the tensor's shape
+    away_from_one: float  # the largest distance of the sum of a row from 1, if all elements are within [0, 1]
 
 
 class Given(NamedTuple):
@@ -49,11 +40,7 @@ class Given(NamedTuple):
 
 
 def sample_of(data: Sequence[Given], output: Any, training: bool, with_grad: bool) -> BatchSample | None:
-    """Figures of the inputs and the output of one pass; None if no tensors in it can be read here.
-
-    Args:
-        data: what `data_of` returned.
-    """
+    """Figures of the inputs, from `data_of`, and the output of one pass; None if no tensors can be read here."""
     given = [x for x in data if x.tensor.dim()] or list(data)  # a single number next to tensors is not data
     returned = [x for _, x in leaves(output) if can_be_read(x) and (x.is_floating_point() or x.is_complex())]
     if not given or not returned:
@@ -96,11 +83,7 @@ def data_of(args: Any, kwargs: dict[str, Any]) -> list[Given]:
 
 
 def is_mask(x: torch.Tensor, known: Figures | None = None) -> bool:
-    """Whether `x` holds 0 and one number below -1000, or -Inf, and nothing else: it is added to attention scores.
-
-    Args:
-        known: its figures, if you have them.
-    """
+    """Whether `x`, whose figures may be `known`, holds 0 and one number below -1000, and so is added to scores."""
     if (known is not None and abs(known.max) > 0.0) or not x.is_floating_point() or not x.numel():
         return False  # most tensors
     values = strided(x.detach().as_subclass(torch.Tensor), _MAX_ELEMENTS).double()

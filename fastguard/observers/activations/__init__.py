@@ -42,7 +42,7 @@ def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor 
 
 
 class ActivationWatch(Observer):
-    """Tells a monitor when the steps of a guard end, and hands its records to theirs."""
+    """Tells a monitor when steps of a guard end, and hands its records to theirs. Cost: that of the monitor."""
 
     what = "activation sampler"
 

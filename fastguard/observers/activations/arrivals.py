@@ -20,21 +20,16 @@ _HEAD = ("module", "family", "mean", "std", "|max|", "zero", "saturated", "dead 
 
 
 class Sighting(NamedTuple):
-    """The reading of one tensor.
-
-    Attributes:
-        inputs: whether each is the first one, and its reading; None if it was overwritten. None if the inputs are
-            unknown or do not matter.
-        entropy, largest: readings of further figures, as `Extract` has them.
-    """
+    """The reading of one tensor."""
 
     key: str  # name of its record
     judgement: Judgement
     measured: Measurement  # the figures, now or later
     slice_size: int = 1  # elements in a slice that sums to one (softmax); else 1
+    # whether each is the first one, and its reading; None if it was overwritten. None if they do not matter
     inputs: Sequence[tuple[bool, Measurement | None]] | None = None
     is_quiet: bool = False  # it makes no record while it is finite
-    entropy: Measurement | None = None
+    entropy: Measurement | None = None  # this and `largest`: as `Extract` has them
     largest: Measurement | None = None
 
     def inputs_finite(self) -> bool | None:
@@ -107,10 +102,7 @@ class Arrivals:
             del self.unclaimed[next(iter(self.unclaimed))]
 
     def _records(self, sightings: Iterable[Sighting]) -> tuple[ModuleActivity, ...]:
-        """One record for each key, in the order of their first readings; readings of several passes are merged.
-
-        A key that was not finite once makes a record from then on, even if quiet, to show that it has recovered.
-        """
+        """One for each key, in the order of first readings. A quiet one makes records once it was not finite."""
         groups: dict[str, list[Sighting]] = {}
         for sighting in sightings:
             groups.setdefault(sighting.key, []).append(sighting)
@@ -158,10 +150,9 @@ class Arrivals:
 
 
 def _inputs_finite(bad: dict[str, Sighting], root: str) -> dict[str, bool | None]:
-    """Whether the inputs of each were finite; None if not known, or if it is no origin all the same.
+    """Whether the inputs of each were finite; None if not known, or if NaN or Inf may be from one of its children.
 
-    A module is none if NaN or Inf may have appeared in one of its children. `root` names the whole model. Nor is one
-    with Inf alone, which may be masked scores, where others have NaN.
+    Also None for one with Inf alone, which may be masked scores, where others have NaN. `root` is the whole model.
     """
     known = {key: sighting.inputs_finite() for key, sighting in bad.items()}
     suspects = [key for key, finite in known.items() if finite is not False]

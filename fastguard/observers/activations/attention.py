@@ -1,7 +1,4 @@
-"""Weights and logits of some queries in calls of `torch.nn.functional.scaled_dot_product_attention`.
-
-That function returns neither, so they are computed again for a few queries at a sampled step.
-"""
+"""Weights and logits of some queries in calls of `scaled_dot_product_attention`, computed again at sampled steps."""
 
 from __future__ import annotations
 

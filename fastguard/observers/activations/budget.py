@@ -48,8 +48,7 @@ class Budget:
         self._steps: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def step(self, seconds: float | None, cost_s: float, sampled: bool, num_steps: int = 1) -> None:
-        """Takes the steps since the last call: how long they took in all (None if not known), and what of that the
-        monitor took. Only the last of them can be `sampled`."""
+        """Takes the steps since the last call: their time if known, the monitor's part, if the last was sampled."""
         self.num_steps += num_steps
         self._spent_s += cost_s
         self._since_sample_s += cost_s  # figures may arrive, and be counted, some steps later

@@ -90,12 +90,10 @@ class Collector:
             self.seconds += time.perf_counter() - started
 
     def see(self, target: Target, seen: Iterable[tuple[str, torch.Tensor]], inputs: Inputs | None) -> None:
-        """Measures the tensors `seen` of one call of one module, which come with their paths.
+        """Measures the tensors `seen` of one call, which come with their paths; one with a path only for NaN and Inf.
 
-        A tensor with a path is only checked for NaN and Inf. If `inputs` is None, they are unknown.
-
-        Cost: one read of each tensor that this pass has not read before, and of the inputs; on the CPU of these only if
-        the output is not finite.
+        Cost: one read of each tensor that this pass has not read before, and of the inputs; on the CPU of these only
+        where the output is not finite.
         """
         for path, tensor in seen:
             key = self._numbered(target.name, path)
@@ -109,10 +107,7 @@ class Collector:
                 self._skip(key, problem)
 
     def see_extract(self, name: str, kind: str, judgement: Judgement, found: Iterable[Extract] | str) -> None:
-        """Measures these parts, under the name of the module and the kind; a text says why there are none.
-
-        Cost: one read of up to three small tensors a part.
-        """
+        """Measures these parts, under the name of the module and the kind; a text says why there are none."""
         key = self._numbered(name, kind)
         if isinstance(found, str):
             self._skip(key, found)

@@ -1,7 +1,6 @@
 """Hooks on modules. In a compiled graph they are operators that mutate a token, so that the graph stays whole.
 
-Hooks outside of compiled graphs are removed at steps that are not sampled. In a compiled graph they stay and read
-`Collector.is_on`. Each of its values has its own graph, so steps that are not sampled run a graph without hooks.
+There they stay, and each value of `Collector.is_on` has its own graph; elsewhere they are set at sampled steps only.
 """
 
 from __future__ import annotations
@@ -47,17 +46,9 @@ def nothing(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Seen:
 
 
 class Hook(Transient):
-    """One hook on one module.
+    """One hook on one module: `show` gets what `find` reads of a call, or nothing if the hook has no `name`.
 
-    Args:
-        find: what to read of a call.
-        show: called with what was found; with nothing if the hook has no name.
-        name: of what it reads, for errors.
-        at_end: whether it runs after the `forward` of the module, or before it.
-        on_every_step: whether it also acts at steps that are not sampled.
-
-    Attributes:
-        is_compiled: whether it is in a compiled graph and must stay.
+    It runs after the `forward` of the module, or before it unless `at_end`.
     """
 
     def __init__(
@@ -74,7 +65,8 @@ class Hook(Transient):
         self._module = weakref.ref(module)
         self._handle: RemovableHandle | None = None
         self.collector, self.find, self.show, self.name = collector, find, show, name
-        self.at_end, self.on_every_step, self.is_compiled = at_end, on_every_step, False
+        self.at_end, self.on_every_step = at_end, on_every_step  # also at steps that are not sampled
+        self.is_compiled = False  # whether it is in a compiled graph and must stay
         self.number = next(_numbers)
         _hooks[self.number] = self
 

@@ -43,12 +43,9 @@ class Router(NamedTuple):
         return Seen([*(("scores", x) for x in scores), *(("indices", x) for x in whole[:1])])
 
     def extracts(self, scores: torch.Tensor | None = None, indices: torch.Tensor | None = None) -> Iterator[Extract]:
-        """The expert of each token, [tokens, experts] of 1.0 and 0.0, and the entropy of its probabilities.
+        """The expert of each of up to 4096 tokens, [tokens, experts] of 1.0 and 0.0, and the entropy of its choice.
 
-        Probabilities are the softmax of the scores, unless the scores are probabilities. It takes up to 4096 tokens,
-        evenly spaced.
-
-        Cost: a dozen small operations on [tokens, experts]; no sync.
+        Probabilities are the softmax of the scores, unless the scores are probabilities. No sync.
         """
         first = scores if scores is not None else indices
         if first is None or not first.numel():
@@ -92,10 +89,6 @@ def routers_of(
 
     Experts are a list of modules of one class, or a module named so with a tensor of three dimensions. A router is
     called router, gate or the like, or is the only linear layer next to them, and has an output for each expert.
-
-    Raises:
-        ValueError: the selector matches nothing.
-        TypeError: it is not a selector.
     """
     if selector is None:
         return []

@@ -30,12 +30,9 @@ class UnitVerdict(NamedTuple):
 
 
 class UnitRuns:
-    """Counts for each unit of each module the batches in a row in which nearly all its elements were dead, or
-    saturated. The unit is dead or saturated if the count reaches the window, or the number of batches if that is less.
+    """Counts the batches in a row in which a `share` of a unit's elements was dead, or saturated, for all units.
 
-    Args:
-        window: batches.
-        share: of a unit's elements that must be near zero, or saturated, for its batch to count.
+    The unit is dead or saturated if the count reaches the window, or the number of batches if that is less.
     """
 
     def __init__(self, window: int, share: float) -> None:
@@ -43,13 +40,7 @@ class UnitRuns:
         self._runs: dict[str, tuple[torch.Tensor | None, int]] = {}  # int32 [C, 2], and the number of batches
 
     def add(self, key: str, table: torch.Tensor, elements: float, share: float | None = None) -> UnitVerdict:
-        """Adds one sampled step of one module. Cost: ten small torch operations.
-
-        Args:
-            table: sums of CHANNEL_COLUMNS, [C, 4].
-            elements: of each unit.
-            share: of this module, if it has its own.
-        """
+        """Adds a sampled step of a module: sums of CHANNEL_COLUMNS, [C, 4], over so many `elements` of each unit."""
         size, (runs, num) = table.shape[0], self._runs.get(key, (None, 0))
         if runs is None or runs.shape[0] != size:  # other units than before
             runs, num = torch.zeros(size, 2, dtype=torch.int32, device="cpu"), 0
