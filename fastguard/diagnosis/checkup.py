@@ -7,7 +7,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ..records import TrainingHistory
@@ -32,20 +32,11 @@ _CALM = 1.05  # times the best loss; below it "divergence-ahead" finds nothing
 
 
 class Checkup:
-    """Applies the rules at intervals and logs new findings. Counts what raises.
+    """Applies the rules at intervals and logs new findings, unless another rank does (`is_quiet`). Counts what raises.
 
-    Args:
-        history: the run.
-        failures: the counter.
-        prepare: a bound method that updates facts before the rules run; held weakly.
-        check_every: the interval; 0 for never. None: 48 steps, 64 from step 256 on, or more, to keep the checks within
-            0.25% of the time; within 1% where the run has changed since the last one.
-        is_quiet: another rank logs the findings.
-
-    Attributes:
-        watch: applies them; its state keeps a resumed run from repeating reports.
-        interval: steps from one `check` to the next; 0 for never.
-        check_at, glance_at: the steps after which all rules, and the early ones, run next.
+    `check_every` is the interval; 0 for never. None: 48 steps, 64 from step 256 on, or more, to keep the checks within
+    0.25% of the time; within 1% where the run has changed since the last one. `prepare` updates facts before the rules
+    run, and is held weakly.
 
     Cost: a diagnosis takes about 1 ms, a glance 30 us.
     """
@@ -64,12 +55,12 @@ class Checkup:
         self._failures = failures
         self._prepare = weakref.WeakMethod(prepare)
         self._is_budgeted = check_every is None
-        self.interval = CHECK_EVERY if check_every is None else check_every
+        self.interval = CHECK_EVERY if check_every is None else check_every  # 0 for never
         self._not_before = self._not_before_if_changed = 0.0
         self._head_start = HEAD_START
         self._state: tuple[Any, ...] = ()
         self._new: list[Finding] = []
-        self.check_at = self.glance_at = _NEVER
+        self.check_at = self.glance_at = _NEVER  # the steps after which all rules, and the early ones, run next
         self._level = logging.DEBUG if is_quiet else logging.WARNING
         self._clipper_at: float = _FIRST_CLIPPER  # the step after which to look for another clipper
 
@@ -93,7 +84,7 @@ class Checkup:
         if newest >= self.glance_at:
             self.glance_at = self._next_glance(newest)
             is_first = newest < FIRST_GLANCE + 2 * GLANCE_EVERY - 1
-            if is_first or self.watch.history.loss_trend.best <= 0.0 or not self._is_calm(self._newest_losses()):
+            if is_first or self.watch.history.loss_trend.best <= 0.0 or not self._is_calm():
                 new += self.glance()
         return new
 
@@ -105,18 +96,16 @@ class Checkup:
             self._clipper_at = math.inf
             _log.log(self._level, "%s %s", finding.summary, finding.recommendation)
 
-    def _newest_losses(self) -> list[float]:
-        entries = self.watch.history.recent
-        newest = (entries[i] for i in range(-min(_NUM_NEWEST, len(entries)), 0))
-        return [entry.loss for entry in newest if entry.loss is not None]
-
     @property
     def calm_below(self) -> float:
         """The mean loss up to which "divergence-ahead" finds nothing: about the best."""
         best = self.watch.history.loss_trend.best
         return math.inf if best <= 0.0 else _CALM * best
 
-    def _is_calm(self, losses: Sequence[float]) -> bool:
+    def _is_calm(self) -> bool:
+        entries = self.watch.history.recent
+        newest = (entries[i] for i in range(-min(_NUM_NEWEST, len(entries)), 0))
+        losses = [entry.loss for entry in newest if entry.loss is not None]
         return not losses or sum(losses) <= self.calm_below * len(losses)  # False where one is NaN
 
     def _next_glance(self, newest: int) -> int:
@@ -130,7 +119,8 @@ class Checkup:
         """Applies the rules, unless it is too soon after the last time; returns new findings."""
         new: list[Finding] = []
         started = time.perf_counter()
-        if self._is_budgeted and not self._may_check(started):
+        is_early = self._is_budgeted and started < self._not_before  # a run that has changed gets more time
+        if is_early and (started < self._not_before_if_changed or self._state == _state_of(self.watch.history)):
             return new
         with self._failures.kept("checkup", "The rules were skipped at that step."):
             prepare = self._prepare()
@@ -145,11 +135,6 @@ class Checkup:
         self._not_before_if_changed = ended + (ended - started - covered) / BUDGET_OF_CHANGE
         self._state = _state_of(self.watch.history)
         return new
-
-    def _may_check(self, now: float) -> bool:
-        """Whether there is time for it; a run that has changed gets more."""
-        is_other = now >= self._not_before_if_changed and self._state != _state_of(self.watch.history)
-        return is_other or now >= self._not_before
 
     def take_new(self) -> list[Finding]:
         """The new findings since the last call."""
@@ -174,10 +159,7 @@ def glance_stride(step: int) -> int:
 
 
 def _state_of(history: TrainingHistory) -> tuple[Any, ...]:
-    """The state of a run in a few coarse numbers: while these stay the same, the rules hardly find anything new.
-
-    Counts and the learning rate by powers of two, the gradient norm by powers of e, and whether the loss has risen.
-    """
+    """The state of a run in a few coarse numbers: while these stay the same, the rules hardly find anything new."""
     losses, norms = history.loss_trend, history.norm_trend
     counts = (
         *(history.num_skipped, history.num_nonfinite, history.num_bad_losses, history.num_clipped, history.equal_run),

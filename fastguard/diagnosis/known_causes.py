@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import needs, reasons
 from .causes import cause
 from .registry import RULES
+from .signals import signals_of
 
 for _rule in [sign for one in RULES.values() for sign in one.signs]:
     _weight = reasons.if_nothing_is_learnt(*_rule.weight) if isinstance(_rule.weight, tuple) else _rule.weight
@@ -56,7 +57,9 @@ cause(
         "learning-rate-jump": 0.99,
         "update-ratio-high": 0.93,
         "steps-too-large": reasons.unless_decayed(0.85),
-        "learning-rate-unusual": reasons.if_high,
+        "learning-rate-unusual": lambda *seen: (
+            reasons.unless_decayed(0.9)(*seen) if seen[0].evidence["is_high"] else 0.0
+        ),
         "non-finite-loss": reasons.after_growth,
         "non-finite-gradients": reasons.after_growth,
         "no-warm-up": 0.6,
@@ -77,7 +80,7 @@ cause(
     {
         "update-ratio-low": reasons.unless_clipped,
         "steps-too-small": reasons.unless_clipped,
-        "loss-not-decreasing": reasons.falls_slowly,
+        "loss-not-decreasing": lambda finding, history, found: 0.6 if signals_of(history).still_falls else 0.0,
         "falls-in-a-line": 0.85,
         "learning-rate-unusual": lambda finding, history, found: 0.0 if finding.evidence["is_high"] else 0.9,
     },

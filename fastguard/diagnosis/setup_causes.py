@@ -148,6 +148,6 @@ cause(
     "The model gets no further, and nothing else is seen that holds it back: it may lack what the task needs.",
     "Check that it can learn one batch by heart; then make it wider or deeper, or give it features that tell inputs "
     "apart.",
-    {"layers-without-activation": 0.85, "underfitting": reasons.unless_alone("underfitting", 0.4)},
+    {"layers-without-activation": 0.85, "underfitting": reasons.if_alone},
     "loss-not-decreasing bounded-output",
 )
