@@ -5,7 +5,6 @@ from __future__ import annotations
 # Each of these registers its rules or causes.
 from . import known_causes as _causes
 from . import rules as _rules
-from . import setup_causes as _setup_causes
 from .causes import CAUSES as CAUSES
 from .causes import UNKNOWN as UNKNOWN
 from .causes import Cause as Cause
@@ -25,4 +24,4 @@ from .watch import Watch as Watch
 
 __all__ = ["CAUSES", "RULES", "UNKNOWN", "Cause", "Finding", "Rule", "Seen", "Severity", "Watch", "by_sign", "cause",
            "diagnose", "find_causes", "make_rule", "rule", "unexplained"]  # fmt: skip
-del _causes, _rules, _setup_causes
+del _causes, _rules

@@ -1,7 +1,6 @@
 """Arms: named changes to a training, each of which changes one thing from outside, without the user's code.
 
-An arm changes the process that it is applied in, and is never undone: apply it in a process of its own, a forked child
-(`forked.py`) or a script started again (`fastguard try`). Those of a step are here, those of the model in `model_arms`.
+An arm is never undone: apply it in a process of its own, a forked child or a script started again.
 """
 
 from __future__ import annotations
@@ -156,15 +155,10 @@ def _warm_up(context: Context) -> Iterator[str | None]:
 
 
 class ScriptClip:
-    """What the script itself clips with `torch.nn.utils.clip_grad_norm_`, once `install` was called.
-
-    Attributes:
-        factor: that the limits of the script are multiplied by.
-        num_calls: so far.
-    """
+    """What the script itself clips with `torch.nn.utils.clip_grad_norm_`, once `install` was called."""
 
     def __init__(self) -> None:
-        self.factor, self.num_calls = 1.0, 0
+        self.factor, self.num_calls = 1.0, 0  # the script's limits are multiplied by the factor
 
     def install(self) -> None:
         """Puts itself in the place of torch's function, before the script imports it."""

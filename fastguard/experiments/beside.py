@@ -43,10 +43,8 @@ def run_on_copies(
 ) -> dict[str, list[float]]:
     """The losses of `num_steps` steps as they are, under the name "", and with each arm, by its name.
 
-    Each run starts from copies of the model and its optimizers as they are now, with the same random state. Weights,
-    optimizer state and random state of the training stay as they are. Syncs after each run.
-
-    Cost: memory for one copy of the weights and the optimizer state, beside the activations of a step.
+    Each run starts from copies of the model and its optimizers as they are now, with the same random state, which they
+    leave as it was. Syncs after each run.
     """
     if guard.model is None:
         raise ValueError("`experiments` with `loss_fn` needs the model: wrap(optimizer, model, ...)")
@@ -136,8 +134,7 @@ def begin(guard: Any, asked: bool | Experiments, wrap: Wrap) -> None:
 class _Experimenter:
     """Looks after a step, now and then, whether something is to be tried; tries it, and compares the losses.
 
-    Beside forked copies, the losses of the run's own next steps are those of the base: it takes the same batches with
-    the same random numbers.
+    Forked copies are compared with the run's own next steps, which take the same batches and random numbers.
     """
 
     def __init__(self, guard: Any, settings: Experiments, wrap: Wrap) -> None:
@@ -228,7 +225,7 @@ class _Experimenter:
     def _arms(self, guard: Any) -> list[Arm]:
         """What is due: the null arm, twice at most; arms of the doubtful causes that were not tried yet.
 
-        Permuted inputs say nothing once samples come again: by then they may have been learned by heart.
+        Permuted inputs say nothing once samples come again.
         """
         arms = []
         if self._num_steps >= self._null_at:

@@ -111,10 +111,7 @@ _ENDING = ("the loss given what it takes: no activation before it, or log_softma
 
 @arm("no final activation", *_ENDING, advice=_PLAIN)
 def _undo_final_activation(context: Context) -> Iterator[str | None]:
-    """Undoes softmax or sigmoid in the argument of torch's loss functions, whoever has applied it.
-
-    An error between numbers takes any: then the model's last module is passed over if it is an activation.
-    """
+    """Undoes softmax or sigmoid before torch's losses; an error between numbers passes over the last activation."""
     facts = context.facts
     kind, activation = loss_and_activation(facts.loss_ops)
     is_wrong = activation in ("softmax", "sigmoid") or (kind == "negative log-likelihood" and activation != "log")
@@ -173,10 +170,8 @@ def _change_inputs(
 ) -> None:
     """Has `make()`, made for each forward pass, change the inputs of the model, but not its targets.
 
-    Passes without gradients are left alone, unless `in_validation`.
-
     Inputs are the first positional argument or, without any, the keyword arguments whose names do not say that they
-    come from the targets: many models compute the loss themselves, from targets that are passed beside the inputs.
+    come from the targets. Passes without gradients are left alone, unless `in_validation`.
     """
 
     def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -196,10 +191,7 @@ _STANDARD = ("each input feature at mean 0 and standard deviation 1", "unnormali
 
 @arm("inputs standardized", *_STANDARD, advice="Standardize the inputs.", needs_model=True, from_start=True)
 def _standardize_inputs(context: Context) -> Iterator[str | None]:
-    """Brings each feature (dim 1, or all elements of a vector of samples) to mean 0 and standard deviation 1.
-
-    By the statistics of each batch, over all dimensions but 1. Constant features become 0.
-    """
+    """By the statistics of each batch, over all dimensions but 1, to mean 0 and std 1. Constant features become 0."""
     yield None
 
     def standardize(x: torch.Tensor) -> torch.Tensor:
@@ -220,10 +212,9 @@ _SCALE = "Standardize the targets, and scale the predictions back."
 
 @arm("targets standardized", *_SCALED, advice=_SCALE, needs_model=True, from_start=True)
 def _standardize_targets(context: Context) -> Iterator[str | None]:
-    """Has the model predict targets of mean 0 and standard deviation 1, in the units of the loss as it is.
+    """Scales outputs by the mean and the standard deviation of the known targets, in the units of the loss as it is.
 
-    Outputs are scaled by the mean and the standard deviation of the known targets. Gradients are divided by the latter,
-    as those of a squared error of standardized targets are, so that losses can be compared and steps are as large.
+    Gradients are divided by the latter, as those of a squared error of standardized targets are.
     """
     mean, std = context.facts.target_mean or 0.0, context.facts.target_std or 1.0
     if context.facts.target_mean is None or not context.facts.target_std:

@@ -1,7 +1,6 @@
-"""Sees the losses of a script that says nothing about them, and tells them to the guards.
+"""Sees the losses of a script that says nothing about them, and tells them to the guards: `backward` takes the loss.
 
-The loss is what `backward` was called on. A validation loss is what the same torch loss function returns while no
-gradients are recorded, or after `model.eval()`.
+A validation loss is what the same function returns while no gradients are recorded, or after `model.eval()`.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ class ScriptLosses:
     """Tells `guards` their losses. Errors of its own go to `kept` and never to the script.
 
     A step's loss is the mean of the losses that `backward` was called on since the step before; their sum if each was
-    divided by their number, as accumulated ones are. It is told at the next backward pass, to all guards that have
-    stepped since the last one.
+    divided by their number. It is told at the next backward pass, to all guards that have stepped since the last one.
 
     Cost of a backward pass: one Python frame, about 1 us; no sync. The first three passes read the loss, which syncs.
     """

@@ -30,13 +30,9 @@ class ResourceUse:
     def facts(self, step: int) -> dict[str, float]:
         """Use per step since the look before; empty until two windows of `MIN_STEPS` steps and `MIN_SECONDS` each.
 
-        Each value is the smaller one of the newest two windows, so that a checkpoint or a validation pass in one of
-        them is not taken for what every step costs.
-
-        Returns:
-            `page_faults` and `major_faults` per step, `system_share` (of the process's CPU time, spent in the kernel),
-            `core_wait_share` (of the elapsed time, in which this thread could run but had no core; Linux),
-            `swapped_bytes` (of this process, now; Linux), and `is_glibc` (1.0 where glibc's allocator is at work).
+        Each value is the smaller one of the newest two windows, so that a checkpoint or a validation pass is left out.
+        `system_share` is of the process's CPU time, `core_wait_share` of the elapsed time, in which this thread could
+        run but had no core (Linux), and `is_glibc` is 1.0 where glibc's allocator is at work.
         """
         if resource is None or step < SETTLED_AFTER:
             return {}
