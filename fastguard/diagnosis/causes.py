@@ -160,7 +160,7 @@ def find_causes(
             rivals[best] = scores
             found = {name: finding for name, finding in found.items() if finding not in mine}
             evidence = {name: {s: v for s, v in signs.items() if s in found} for name, signs in evidence.items()}
-        evidence = {name: signs for name, signs in evidence.items() if _is_worth_a_cause(signs, found)}
+        evidence = {n: signs for n, signs in evidence.items() if any(s in found and _warns(found[s]) for s in signs)}
     told = [dataclasses.replace(one, confidence=_beside_others(one.rule, rivals)) for one in told]
     told.sort(key=_rank, reverse=True)  # equals stay as surely as they were chosen
     told = [_trusted(one, history) for one in told]
@@ -197,10 +197,6 @@ def _tried(name: str, history: TrainingHistory) -> float:
 def _rank(one: Finding) -> int:
     """The severity if the cause is clearly likelier than not; a doubtful one comes after sure ones."""
     return SEVERITIES.index(one.severity) if one.confidence >= _LIKELY else 0
-
-
-def _is_worth_a_cause(signs: Mapping[str, float], found: Mapping[str, Finding]) -> bool:
-    return any(name in found and _warns(found[name]) for name in signs)
 
 
 def _warns(finding: Finding) -> bool:

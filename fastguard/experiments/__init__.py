@@ -13,4 +13,3 @@ from .paired import compare as compare
 from .paired import noise_between as noise_between
 
 del _model_arms
-__all__ = ["ARMS", "Arm", "Comparison", "Context", "Experiments", "arms_for", "compare", "noise_between"]

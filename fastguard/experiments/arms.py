@@ -17,6 +17,12 @@ from ..clip import GlobalNorm
 from ..records import ModelNotes, TrainingHistory
 from ..recovery import Slowed
 
+_WARM_UP = "Raise the learning rate linearly over the first steps."
+_LIMITED = ("clipped-away", "gradients-too-large-to-clip")
+_CLIP = "Clip the gradients at their usual norm: fastguard.wrap(..., max_norm=...)."
+_TUNING = ("the optimizer's default betas, eps and momentum", "wrong-optimizer-settings")
+_USUAL_MOMENTUM = 0.9
+_CLEAR = "Call optimizer.zero_grad() after each step."
 _TUNED = ("betas", "eps", "momentum", "dampening", "alpha", "rho")
 
 
@@ -145,9 +151,6 @@ _arm_of_rate("lr x100", "times 100", "learning-rate-too-low", 100.0, "Multiply t
 _arm_of_rate("lr x0.01", "divided by 100", "learning-rate-too-high", 0.01, "Divide the learning rate by 100.")
 
 
-_WARM_UP = "Raise the learning rate linearly over the first steps."
-
-
 @arm("warm-up", "a linear warm-up", "learning-rate-too-high", advice=_WARM_UP, from_start=True)
 def _warm_up(context: Context) -> Iterator[str | None]:
     length = max(context.num_steps // 2, 1)
@@ -173,7 +176,6 @@ class ScriptClip:
 
 
 SCRIPT_CLIP = ScriptClip()
-_LIMITED = ("clipped-away", "gradients-too-large-to-clip")
 
 
 @arm("max_norm x10", "the clip limit times 10", *_LIMITED, advice="Multiply max_norm by 10.")
@@ -185,9 +187,6 @@ def _raise_limit(context: Context) -> Iterator[str | None]:
         SCRIPT_CLIP.factor = 10.0
     else:
         context.guard.clip = GlobalNorm(10.0 * limit)
-
-
-_CLIP = "Clip the gradients at their usual norm: fastguard.wrap(..., max_norm=...)."
 
 
 @arm("clipping", "gradients clipped at their median norm", "exploding-gradients", advice=_CLIP)
@@ -217,10 +216,6 @@ def _defaults(optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
     return {name: known[name] for name in _TUNED if known.get(name) is not None}
 
 
-_USUAL_MOMENTUM = 0.9
-_TUNING = ("the optimizer's default betas, eps and momentum", "wrong-optimizer-settings")
-
-
 @arm("default settings", *_TUNING, advice="Leave betas, eps and momentum at the optimizer's defaults.")
 def _set_defaults(context: Context) -> Iterator[str | None]:
     found = [(group, _defaults(optimizer)) for optimizer in context.optimizers for group in optimizer.param_groups]
@@ -230,9 +225,6 @@ def _set_defaults(context: Context) -> Iterator[str | None]:
         if group.get("momentum", 0.0) > _USUAL_MOMENTUM:  # steps would be many times smaller without any
             defaults = {**defaults, "momentum": _USUAL_MOMENTUM}
         group.update({name: value for name, value in defaults.items() if name in group})
-
-
-_CLEAR = "Call optimizer.zero_grad() after each step."
 
 
 @arm("gradients cleared", "the gradients cleared after each step", "missing-zero-grad", advice=_CLEAR)

@@ -74,12 +74,10 @@ class Dependence:
 
 
 def how_near(x: torch.Tensor, targets: array[float], each: int, are_floating: bool) -> float:
-    """The bias-corrected distance correlation of inputs and targets, times the root of n (n - 3) / 2.
+    """The bias-corrected distance correlation of inputs and targets, times the root of n (n - 3) / 2; NaN if constant.
 
-    If they are independent, it has mean 0 and standard deviation 1 (Szekely and Rizzo 2013). Distances of inputs, which
-    are standardised features or shares of integers that differ, count as 1 - exp(-2 d) in units of their median, so
-    that near pairs count most. Distances of targets, `each` of a sample, count as they are. NaN if one of the two is
-    constant.
+    If they are independent, it has mean 0 and standard deviation 1 (Szekely and Rizzo 2013). Distances of inputs count
+    as 1 - exp(-2 d) in units of their median, so that near pairs count most. Each sample has `each` targets.
     """
     found = extension.how_near(*_floats(x), targets, each, are_floating)
     return math.nan if found is None else found

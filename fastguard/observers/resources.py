@@ -17,6 +17,7 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 SETTLED_AFTER = 64  # steps: optimizer state, caches and the allocator's pools are in place
+_SWAP = "/proc/self/status", r"^VmSwap:\s+(\d+) kB"
 MIN_STEPS, MIN_SECONDS = 32, 2.0  # of a window, so that one slow step does not decide it
 
 
@@ -50,7 +51,7 @@ class ResourceUse:
             "major_faults": major_faults,
             "system_share": used["system_s"] / max(used["cpu_s"], 1e-9),
             "core_wait_share": used["core_wait_s"] / max(used["seconds"], 1e-9),
-            "swapped_bytes": _swapped_bytes() if major_faults >= 1.0 else 0.0,
+            "swapped_bytes": 1024.0 * _number_in(*_SWAP) if major_faults >= 1.0 else 0.0,
             "is_glibc": float(uses_glibc_malloc()),
         }
         previous, self._previous = self._previous, window
@@ -67,25 +68,19 @@ def _usage(step: int) -> dict[str, float]:
         "system_s": used.ru_stime,
         "page_faults": used.ru_minflt,
         "major_faults": used.ru_majflt,
-        "core_wait_s": _core_wait_s(),
+        # since the thread began, the seconds that it was ready to run and had no core
+        "core_wait_s": 1e-9 * _number_in("/proc/thread-self/schedstat", r"^\d+ (\d+)"),
         "thread": threading.get_ident(),
     }
 
 
-def _core_wait_s() -> float:
-    """Seconds that the calling thread was ready to run and had no core, since it began; 0 where it is not known."""
+def _number_in(file: str, pattern: str) -> float:
+    """The number that `pattern` finds in a file of Linux's /proc; 0 without it, as elsewhere."""
     try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
-    except (OSError, ValueError, IndexError):  # not Linux, or a kernel without CONFIG_SCHED_INFO
+        found = re.search(pattern, Path(file).read_text(), re.MULTILINE)
+    except OSError:
         return 0.0
-
-
-def _swapped_bytes() -> float:
-    try:
-        found = re.search(r"^VmSwap:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    except OSError:  # not Linux
-        return 0.0
-    return 1024.0 * int(found[1]) if found else 0.0
+    return float(found[1]) if found else 0.0
 
 
 @functools.cache

@@ -35,9 +35,8 @@ class Cost(NamedTuple):
 class Budget:
     """Stretches the interval between samples to a multiple of `every` that keeps their cost within `share`.
 
-    The cost of a sample is the least of the last three, without the very first, which loads and compiles. The time of a
-    step is the median of the last twenty calls, without the time of the monitor. The interval grows at most fourfold
-    from one sample to the next, so that a disturbed sample does not silence the monitor.
+    A sample costs the least of the last three, without the very first, which loads and compiles; a step takes the
+    median of the last twenty. The interval grows at most fourfold at once, so that one slow sample decides little.
     """
 
     def __init__(self, every: int, share: float | None) -> None:
