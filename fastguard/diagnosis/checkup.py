@@ -142,7 +142,6 @@ class Checkup:
         return new
 
     def glance(self) -> list[Finding]:
-        """Applies the early rules; returns new findings."""
         with self._failures.kept("checkup", "Early-warning rules were skipped at this step."):
             is_first = self.watch.history.newest_step < FIRST_GLANCE + 2 * GLANCE_EVERY - 1
             prepare = self._prepare() if is_first else None

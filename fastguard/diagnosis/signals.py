@@ -30,7 +30,6 @@ class Signals:
 
     @property
     def history(self) -> TrainingHistory:
-        """Where they come from."""
         history = self._history()
         if history is None:
             raise ReferenceError("the history that these signals are of no longer exists")

@@ -52,7 +52,6 @@ class Context:
         return ModelNotes() if self.history is None else self.history.model
 
     def groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def modules(self, kinds: type | tuple[type, ...] = torch.nn.Module) -> list[Any]:
@@ -210,7 +209,6 @@ def _stop_decay(context: Context) -> Iterator[str | None]:
 
 
 def _defaults(optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
-    """The settings that its class has by default."""
     parameters = inspect.signature(type(optimizer).__init__).parameters
     known = {name: one.default for name, one in parameters.items() if one.default is not inspect.Parameter.empty}
     return {name: known[name] for name in _TUNED if known.get(name) is not None}

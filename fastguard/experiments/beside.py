@@ -241,7 +241,6 @@ class _Experimenter:
         return arms
 
     def _conclude(self, guard: Any, found: dict[str, list[float]], base: list[float]) -> None:
-        """Records what the losses say."""
         news = []
         for arm in map(ARMS.__getitem__, found):
             comparison = compare(base, found[arm.name], is_null=arm.is_null)

@@ -44,7 +44,6 @@ class Patches:
         self._made.append((owner, name, original, made))
 
     def restore(self) -> None:
-        """Puts the attributes back."""
         for owner, name, original, made in reversed(self._made):
             if getattr(owner, name) is made:
                 setattr(owner, name, original)
@@ -91,7 +90,6 @@ class ScriptLosses:
         self._val_has_grad = False
 
     def start(self) -> None:
-        """Replaces the functions of torch through which losses pass."""
         self._patches.replace(torch.autograd, "backward", self._watching)
         self._patches.replace(torch.amp.GradScaler, "scale", self._scaling)
         self._patches.replace(torch.amp.GradScaler, "update", self._updating)
@@ -105,7 +103,6 @@ class ScriptLosses:
         self._primitives.restore()
 
     def finish(self) -> None:
-        """Tells the last losses."""
         self._settle()
         self._tell_validation()
 
@@ -155,7 +152,6 @@ class ScriptLosses:
         return backward
 
     def _begin(self, tensors: Any) -> torch.Tensor | None:
-        """A pass begins: returns its loss."""
         if self.when_idle is not None:
             self.keeps_newest, call, self.when_idle = False, self.when_idle, None
             call()
@@ -175,7 +171,6 @@ class ScriptLosses:
         return scaled[1] if scaled is not None and scaled[0]() is loss else loss
 
     def _take(self, loss: torch.Tensor | None) -> None:
-        """Takes the loss of a pass that has ended."""
         calls, self._calls = self._calls, []
         if loss is None:
             return
@@ -291,7 +286,6 @@ class ScriptLosses:
         return not models or any(model.training for model in models)
 
     def _meet(self, name: str, at: int, args: Any, kwargs: Any, result: torch.Tensor) -> None:
-        """A loss function has returned."""
         if graph_task() != -1 or torch._C._functorch.is_functorch_wrapped_tensor(result):
             return
         number = args[1].numel()

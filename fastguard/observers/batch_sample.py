@@ -15,6 +15,8 @@ _MAX_ELEMENTS = 4096
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4}  # of the sum of a row
 _IN_HALVES = 2e-2
 _MASKED = -1e3
+_OF_INPUT = ("abs_max", "mean", "std", "num_nonfinite", "constant_share", "digest")  # figures in a `BatchSample`
+_OF_OUTPUT = ("abs_max", "min", "max", "mean", "std", "num_nonfinite", "spread")
 
 
 class Figures(NamedTuple):
@@ -55,23 +57,12 @@ def sample_of(data: Sequence[Given], output: Any, training: bool, with_grad: boo
         training=training,
         with_grad=with_grad,
         num_samples=given[0].tensor.shape[0] if given[0].tensor.dim() else 1,
-        input_abs_max=of_input.abs_max,
-        input_mean=of_input.mean,
-        input_std=of_input.std,
-        input_num_nonfinite=of_input.num_nonfinite,
         input_is_integer=not (x.is_floating_point() or x.is_complex()),
-        input_constant_share=of_input.constant_share,
-        input_digest=of_input.digest,
-        output_abs_max=of_output.abs_max,
-        output_min=of_output.min,
-        output_max=of_output.max,
-        output_mean=of_output.mean,
-        output_std=of_output.std,
-        output_num_nonfinite=of_output.num_nonfinite,
         output_width=y.shape[-1] if y.dim() > 1 else 1,
-        output_spread=of_output.spread,
         output_is_unit=is_finite and of_output.min >= 0.0 and of_output.max <= 1.0,
         output_rows_sum_to_one=of_output.away_from_one <= _ROUNDING.get(y.dtype, _IN_HALVES),
+        **{f"input_{name}": getattr(of_input, name) for name in _OF_INPUT},
+        **{f"output_{name}": getattr(of_output, name) for name in _OF_OUTPUT},
     )
 
 

@@ -189,12 +189,10 @@ class BatchWatch(Transient, Observer):
         return found
 
     def state(self) -> list[int]:
-        """The schedule, as plain numbers."""
         schedule = self._schedule  # the second number was a count of passes
         return [self._num_taken, 0, schedule.training_from, schedule.evaluation_from, int(schedule.is_evaluation_due)]
 
     def load(self, state: Sequence[int]) -> None:
-        """Goes on from `state`."""
         schedule = self._schedule
         self._num_taken, _, schedule.training_from, schedule.evaluation_from, due = state
         if self._num_taken < _NUM_FIRST:
@@ -256,12 +254,10 @@ class FirstPass(Observer):
                         self.hold(module.register_forward_hook(ModuleHook(self._use, strip_wrappers(name))))
 
     def _use(self, name: str, *_: Any) -> None:
-        """A module with parameters was called."""
         if torch.is_grad_enabled():
             self._learning[name] = None
 
     def _see(self, module: nn.Module, args: Any = (), *_: Any) -> None:
-        """A module without children was called."""
         with self._failures.kept(_WHAT, "Which modules the first pass called last is not known."):
             if not self.given and torch.is_grad_enabled():
                 self.given = [weakref.ref(x) for x in args if isinstance(x, torch.Tensor)]

@@ -43,7 +43,6 @@ class BufferPlace:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The present buffer."""
         return self.dict[self.key] if self.key in self.dict else None  # noqa: SIM401 - a scripted module's has no `get`
 
     def num_bytes(self) -> int:
@@ -116,7 +115,6 @@ class _Pack:
         return now
 
     def keep(self, now: torch.Tensor) -> None:
-        """Keeps the result of `gather`."""
         if self._is_alone:
             self.kept.copy_(now)
         else:
@@ -203,7 +201,6 @@ class Buffers(Observer):
             self._walk()
 
     def _walk(self) -> None:
-        """Finds the present buffers."""
         model = self._model()
         if model is not None:
             known = {(id(place.dict), place.key): place for place in self._places}

@@ -96,7 +96,6 @@ class LeftGradients(Observer):
         self.load([num_watched, num_left, num_steps + 1, int(has_begun or bool(reached)), num_cleared])
 
     def state(self) -> list[int]:
-        """The counts."""
         return list(self._counts)
 
     def load(self, state: Sequence[int]) -> None:

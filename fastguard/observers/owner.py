@@ -129,7 +129,6 @@ class Observers:
         ring.attach(step, batches=known + self.batches.take())
 
     def facts(self) -> dict[str, Any]:
-        """The findings of all observers, as facts about the model."""
         found: dict[str, Any] = {}
         for observer in self._all():
             found.update(self._ask(observer, observer.facts) or {})
@@ -168,6 +167,5 @@ class Observers:
         return before
 
     def close(self) -> None:
-        """Removes all hooks."""
         for observer in self._all():
             observer.close()

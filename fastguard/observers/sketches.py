@@ -79,7 +79,6 @@ def sample(tensors: Sequence[torch.Tensor], number: int) -> bytearray | None:
 
 
 def _dot(a: bytearray, b: bytearray) -> float:
-    """The sum of the products of two samples."""
     if extension is not None:
         return float(extension.dot(a, b))
     return float(torch.dot(torch.frombuffer(a, dtype=torch.float64), torch.frombuffer(b, dtype=torch.float64)))
@@ -217,7 +216,6 @@ class Sketches(Observer):
         return [self._num_compared, self._num_changed]
 
     def load(self, state: Sequence[int], names: Sequence[str]) -> None:
-        """Resumes from `state`, and from the names in the facts."""
         self._num_compared, self._num_changed = state
         self._names = dict.fromkeys(names)
 

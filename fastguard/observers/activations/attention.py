@@ -58,7 +58,6 @@ class AttentionWatch:
             pass  # one that raised
 
     def begin(self) -> None:
-        """Starts to watch."""
         self._within.clear()
         with _lock:
             if self in _watches:

@@ -67,6 +67,5 @@ class Budget:
         self._since_sample_s = 0.0
 
     def cost(self) -> Cost:
-        """What watching has cost so far."""
         share = self._spent_of_elapsed_s / self._elapsed_s if self._elapsed_s else 0.0
         return Cost(self._spent_s, share, self.num_samples, self.num_steps, self.interval)

@@ -63,7 +63,6 @@ class Collector:
         self._known.clear()
 
     def end(self) -> None:
-        """Ends the pass."""
         self._done += self._pass
         self.begin()
         self._is_open = False

@@ -78,7 +78,6 @@ class Hook(Transient):
             self._handle = register(self, with_kwargs=True)
 
     def remove(self) -> None:
-        """Removes the hook."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -96,7 +95,6 @@ class Hook(Transient):
             self.look(lambda: self.find(args, kwargs, output))
 
     def look(self, find: Callable[[], Seen]) -> None:
-        """Shows what `find` finds."""
         if self.collector.is_wanted():
             if self.name:
                 self.collector.run(self.name, lambda: self.show(*find()))

@@ -63,7 +63,6 @@ class DeferredReader:
         self._arrived: list[torch.Tensor] = []  # gets what the next delivery copies
 
     def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
-        """As `ImmediateReader.measure`."""
         x = plain(x.detach(), 0)
         num_units = 0 if dim is None else x.shape[dim]
         row = torch.empty(len(ACTIVATION_COLUMNS), dtype=self._dtype, device=self._device)
@@ -82,7 +81,6 @@ class DeferredReader:
         return reading
 
     def deliver(self) -> Any:
-        """As `ImmediateReader.deliver`."""
         parts, arrived = self._parts, self._arrived
         self._parts, self._num, self._arrived = [], 0, []
         with contextlib.nullcontext() if self._module is None else self._module.device(self._device):
@@ -98,5 +96,4 @@ class DeferredReader:
 
 
 def reader_for(device: torch.device, backend: str) -> ImmediateReader | DeferredReader:
-    """The reader for tensors on `device`."""
     return ImmediateReader(backend) if device.type == "cpu" else DeferredReader(device, backend)

@@ -64,7 +64,6 @@ class Router(NamedTuple):
         yield extract
 
     def show(self, collector: Collector, name: str, seen: Iterable[tuple[str, torch.Tensor]], _: Any = None) -> None:
-        """Has the collector read what `find` found."""
         found = dict(seen)
         scores = found.get("scores")
         problem = None if scores is None else unreadable(scores)

@@ -22,10 +22,10 @@ class UnitVerdict(NamedTuple):
     """Of one module: units, dead and saturated ones, their first indices, and the number of batches in the window."""
 
     num_units: int = 0
-    num_dead: int = 0
-    num_saturated: int = 0
-    dead: tuple[int, ...] = ()
-    saturated: tuple[int, ...] = ()
+    num_dead_units: int = 0
+    num_saturated_units: int = 0
+    dead_units: tuple[int, ...] = ()
+    saturated_units: tuple[int, ...] = ()
     num_batches: int = 1
 
 
