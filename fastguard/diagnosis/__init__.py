@@ -11,6 +11,7 @@ from .causes import Cause as Cause
 from .causes import cause as cause
 from .causes import find_causes as find_causes
 from .causes import unexplained as unexplained
+from .checkup import Watch as Watch
 from .finding import Finding as Finding
 from .finding import Seen as Seen
 from .finding import Severity as Severity
@@ -20,7 +21,6 @@ from .registry import Rule as Rule
 from .registry import diagnose as diagnose
 from .registry import make_rule as make_rule
 from .registry import rule as rule
-from .watch import Watch as Watch
 
 __all__ = ["CAUSES", "RULES", "UNKNOWN", "Cause", "Finding", "Rule", "Seen", "Severity", "Watch", "by_sign", "cause",
            "diagnose", "find_causes", "make_rule", "rule", "unexplained"]  # fmt: skip

@@ -8,15 +8,60 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from ..._text import NAME_WIDTH, in_columns, shown
-from ...records.samples import ActivationRow, ActivationStats, ModuleActivity, merge_activation_rows
+from ...records.samples import CHANNEL_COLUMNS, ActivationRow, ActivationStats, ModuleActivity, merge_activation_rows
 from .families import Judgement
 from .readers import Measurement
-from .units import SUM_ABS, UnitRuns, UnitVerdict, as_table
 
 _NUM_ORIGINS = 32
 _NUM_UNCLAIMED = 64  # sampled steps with records that were not taken
+_NUM_NAMED = 32  # indices that a record names
+_SUM_ABS = CHANNEL_COLUMNS.index("sum_abs")
 _HEAD = ("module", "family", "mean", "std", "|max|", "zero", "saturated", "dead units", "")
+
+
+def _as_table(units: bytes) -> torch.Tensor:
+    """The units of a reading, [C, CHANNEL_COLUMNS]."""
+    return torch.frombuffer(bytearray(units), dtype=torch.float64).view(-1, len(CHANNEL_COLUMNS))
+
+
+class UnitVerdict(NamedTuple):
+    """Of one module: units, dead and saturated ones, their first indices, and the number of batches in the window."""
+
+    num_units: int = 0
+    num_dead_units: int = 0
+    num_saturated_units: int = 0
+    dead_units: tuple[int, ...] = ()
+    saturated_units: tuple[int, ...] = ()
+    num_batches: int = 1
+
+
+class UnitRuns:
+    """Counts the batches in a row in which a `share` of a unit's elements was dead, or saturated, for all units.
+
+    The unit is dead or saturated if the count reaches the window, or the number of batches if that is less.
+    """
+
+    def __init__(self, window: int, share: float) -> None:
+        self._window, self._share = window, share
+        self._runs: dict[str, tuple[torch.Tensor | None, int]] = {}  # int32 [C, 2], and the number of batches
+
+    def add(self, key: str, table: torch.Tensor, elements: float, share: float | None = None) -> UnitVerdict:
+        """Adds a sampled step of a module: sums of CHANNEL_COLUMNS, [C, 4], over so many `elements` of each unit."""
+        size, (runs, num) = table.shape[0], self._runs.get(key, (None, 0))
+        if runs is None or runs.shape[0] != size:  # other units than before
+            runs, num = torch.zeros(size, 2, dtype=torch.int32, device="cpu"), 0
+        runs, num = (runs + 1) * (table[:, :2] >= elements * (share or self._share)), min(num + 1, self._window)
+        self._runs[key] = runs, num
+        flags = runs >= num
+        dead, saturated = flags.sum(0).tolist()
+        return UnitVerdict(size, dead, saturated, _first(flags, 0, dead), _first(flags, 1, saturated), num)
+
+
+def _first(flags: torch.Tensor, column: int, count: int) -> tuple[int, ...]:
+    return tuple(flags[:, column].nonzero()[:_NUM_NAMED, 0].tolist()) if count else ()
 
 
 class Sighting(NamedTuple):
@@ -122,11 +167,11 @@ class Arrivals:
         tables = [units for sighting in group if (units := sighting.measured().units)]
         verdict, load = UnitVerdict(), None
         if len(tables) == len(rows) and len(set(map(len, tables))) == 1:  # the same units in every reading
-            table = sum(map(as_table, tables[1:]), start=as_table(tables[0]))
+            table = sum(map(_as_table, tables[1:]), start=_as_table(tables[0]))
             elements = sum(row.numel for row in rows) // table.shape[0]
             if elements:
                 verdict = self._runs.add(key, table, elements, judgement.unit_share)
-                load = tuple((table[:, SUM_ABS] / elements).tolist()) if judgement.family == "router" else None
+                load = tuple((table[:, _SUM_ABS] / elements).tolist()) if judgement.family == "router" else None
         return ModuleActivity(
             name=key,
             family=judgement.family,

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from ..tensors import Extract, is_dense, unreadable
-from .collector import Collector
+from .collector import TOKEN, Collector, Hook, nothing
 from .families import ATTENTION_WEIGHTS
-from .hooks import TOKEN, Hook, nothing
 from .selection import Target, class_name, is_never_caller
 
 KIND = "[attention]"

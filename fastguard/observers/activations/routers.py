@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from ..tensors import Extract, is_dense, leaves, unreadable
-from .collector import Collector
+from .collector import Collector, Seen
 from .families import ROUTER
-from .hooks import Seen
 from .selection import Selector, Target, matcher
 
 KIND = "[router]"
