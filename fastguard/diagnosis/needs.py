@@ -37,11 +37,7 @@ _MOVING = frozenset(_MOVED.split())
 
 
 def computing(ops: Iterable[str]) -> list[str]:
-    """The autograd nodes `ops` without those that only move, select or copy elements.
-
-    >>> computing(["NllLossBackward0", "IndexBackward0", "SqueezeBackward1", "LogSoftmaxBackward0"])
-    ['NllLossBackward0', 'LogSoftmaxBackward0']
-    """
+    """The autograd nodes `ops` without those that only move, select or copy elements."""
     return [op for op in ops if op.partition("Backward")[0].rstrip("0123456789") not in _MOVING]
 
 
@@ -124,10 +120,7 @@ def is_lbfgs(history: TrainingHistory) -> bool:
 
 
 def descent(history: TrainingHistory) -> bool | None:
-    """The loss is to come down towards zero: told so, or neither told otherwise nor ever below zero.
-
-    The level of an error of chosen values says nothing: its targets follow the model.
-    """
+    """The loss is to come down towards zero: told so, or neither told otherwise nor ever below zero."""
     if history.model.objective in ("game", "reward"):
         return False
     if history.model.objective == "minimise":
@@ -283,10 +276,7 @@ def _positive(value: object) -> bool:
 
 
 def is_squared_error(history: TrainingHistory) -> bool:
-    """Whether the loss is a mean squared error: one of the first ones is what that would be, but for rounding.
-
-    Torch's own operation at the end of the graph decides. The first passes may have gone by before they were watched.
-    """
+    """Whether the loss, by its graph or gradient, is a mean squared error: one of the first is what that would be."""
     notes = history.model
     rounding = 1e-2 if half_precision(history) else 2e-3
     pairs = itertools.product(notes.squared_losses[:3], history.loss_trend.firsts)

@@ -26,10 +26,7 @@ def if_nothing_is_learnt(weight: float, otherwise: float = 0.0) -> Reason:
 
 
 def isolated(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Bad steps here and there, good ones after them: a batch, not the weights. It spoils gradients, too.
-
-    After a bad step that was taken, little is known; in a game the other side makes such batches.
-    """
+    """Bad steps here and there, good ones after them: a batch, not the weights. In a game the other side makes them."""
     is_of_loss = sign_of(finding) == "non-finite-loss" and needs.has_finite_gradients(history)
     if is_of_loss or history.skip_run >= 3 or history.longest_skip_run > 3:
         return 0.0

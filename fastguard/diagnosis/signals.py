@@ -169,10 +169,7 @@ class Signals:
 
     @cached_property
     def progress(self) -> float:
-        """How far the loss has come down at best, as a share of where it began; NaN if not known.
-
-        From `chance`, if that is known: to come down to it is not to learn.
-        """
+        """How far the loss has come down at best, as a share of its beginning or `chance`; NaN if not known."""
         first = self.initial_loss
         if 0.0 < self.chance < first or 0.0 < first < 0.6 * self.chance:
             first = self.chance
@@ -187,10 +184,7 @@ class Signals:
 
     @cached_property
     def recovers_from_shift(self) -> bool:
-        """Whether the loss comes down again after the newest of its `jumps`, by three tenths and for good.
-
-        In the first 20 steps any fall will do. So it looks if new data are learnt in their turn.
-        """
+        """Whether the loss falls after the newest of its `jumps`, by three tenths and for good; at first, at all."""
         places = jumps(self.loss_entries)
         after = self.losses[places[-1] :] if places else []
         if not after:
@@ -243,10 +237,7 @@ def signals_of(history: TrainingHistory) -> Signals:
 
 
 def is_felt_by_the_loss(history: TrainingHistory, steps: Iterable[int] = ()) -> bool:
-    """Whether the loss has not kept what it had gained, or jumped near one of `steps`; True if there is none.
-
-    False for one that is not to fall.
-    """
+    """Whether the loss lost its gain, or jumped near one of `steps`; True without any, False for one that may rise."""
     trend = history.loss_trend
     if needs.descent(history) is False or needs.may_rise(history):
         return False

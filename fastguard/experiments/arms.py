@@ -1,7 +1,4 @@
-"""Arms: named changes to a training, each of which changes one thing from outside, without the user's code.
-
-An arm is never undone: apply it in a process of its own, a forked child or a script started again.
-"""
+"""Arms: named changes to a training from outside, never undone, each of one thing, in a process of its own."""
 
 from __future__ import annotations
 
@@ -109,11 +106,7 @@ def arm(name: str, text: str, *remedies: str, **more: Any) -> Callable[[Change],
 
 
 def arms_for(causes: Iterable[str]) -> list[Arm]:
-    """The arms that are a remedy of one of `causes`, in the order of the causes.
-
-    >>> [arm.name for arm in arms_for(["learning-rate-too-low"])]
-    ['lr x10', 'lr x100']
-    """
+    """The arms that are a remedy of one of `causes`, in the order of the causes."""
     return list(dict.fromkeys(arm for cause in causes for arm in ARMS.values() if cause in arm.remedies))
 
 

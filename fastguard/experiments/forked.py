@@ -96,10 +96,7 @@ def _checked(result: int) -> int:
 
 
 def mirror(folder: Path, copy: Path) -> None:
-    """Makes `copy` a folder with the contents of `folder`: files up to 64 MiB copied, 512 MiB in all; others linked.
-
-    Folders such as `.git` are linked as a whole, as is everything past 20,000 entries.
-    """
+    """Mirrors `folder`: files up to 64 MiB copied, 512 MiB and 20,000 entries in all; others, and `.git`, linked."""
     num_left, bytes_left = _MOST_ENTRIES, _MOST_COPIED
     waiting = [(folder, copy)]
     while waiting:

@@ -202,10 +202,7 @@ def _standardize_inputs(context: Context) -> Iterator[str | None]:
 
 @arm("targets standardized", *_SCALED, advice=_SCALE, needs_model=True, from_start=True)
 def _standardize_targets(context: Context) -> Iterator[str | None]:
-    """Scales outputs by the mean and the standard deviation of the known targets, in the units of the loss as it is.
-
-    Gradients are divided by the latter, as those of a squared error of standardized targets are.
-    """
+    """Scales outputs by the known targets' mean and standard deviation, and divides gradients by the latter."""
     mean, std = context.facts.target_mean or 0.0, context.facts.target_std or 1.0
     if context.facts.target_mean is None or not context.facts.target_std:
         yield "the targets of a squared error are not known"

@@ -1,7 +1,4 @@
-"""The statistics of an experiment: the losses of two runs that differ in one thing, step by step.
-
-Both take the same batches with the same random numbers, and each loss is that of a batch before the step on it.
-"""
+"""The statistics of an experiment: losses of two runs on the same batches and random numbers, before each step."""
 
 from __future__ import annotations
 
@@ -40,11 +37,7 @@ class Comparison:
     error: float = 0.0  # the standard error of the effect, which includes the noise between two seeds if that is known
 
     def text(self, change: str) -> str:
-        """A sentence on the result.
-
-        >>> compare([2.0, 2.1] * 20, [1.5, 1.7] * 20).text("the learning rate times 10")
-        'Tried: with the learning rate times 10 the loss is 0.45 lower after 40 steps (t = 48.5).'
-        """
+        """A sentence on the result; `change` follows "with"."""
         if math.isinf(self.effect):
             how = "stays finite; without, it does not" if self.effect > 0.0 else "becomes NaN or Inf"
             return f"Tried: with {change} the loss {how} after {self.num_steps} steps."
@@ -177,10 +170,7 @@ class Outcome:
 
     @property
     def accusation(self) -> Row | None:
-        """The null arm, if it did no harm, no other arm helped, "lr x10" among them, and there is no other cause.
-
-        A model that hardly moves learns nothing either.
-        """
+        """The null arm, if it did no harm, no other arm helped, "lr x10" among them, and there is no other cause."""
         null = next((row for row in self.rows if row.arm.is_null), None)
         has_tried_more = any(row.arm.name == "lr x10" and row.comparison is not None for row in self.rows)
         if null is None or null.verdict not in (SAME, HELPS) or self.best is not None or not has_tried_more:
@@ -210,10 +200,7 @@ def may_help(row: Row, noise: float) -> bool:
 
 
 def confirm(row: Row, again: Row, noise: float) -> bool:
-    """Makes of an arm's results with two seeds one; returns whether it helps.
-
-    It does with both, or if both effects are clear, and their mean as large as the noise and three standard errors.
-    """
+    """Makes of an arm's results with two seeds one; returns whether it helps with both, or clearly on average."""
     first, second = row.comparison, again.comparison
     row.num_seeds = 2
     if first is None or second is None:

@@ -183,10 +183,7 @@ class FreeOutputs:
     def _optimise(
         self, start: Sequence[Tensor], frozen: set[int] | frozenset[int] = frozenset(), pace: float = 1.0
     ) -> tuple[list[Tensor], float]:
-        """The free outputs after some steps of Adam whose rate falls to zero, and their loss.
-
-        Gradients that are rounding are let alone. Steps end where the gradient is not finite.
-        """
+        """The outputs after some steps of Adam, whose rate falls to zero, and their loss; up to one not finite."""
         before = free = [z.clone() for z in start]
         first, second = [torch.zeros_like(z) for z in free], [torch.zeros_like(z) for z in free]
         loss, least = self._gradient(free)[0], 0.0

@@ -218,11 +218,7 @@ class BatchWatch(Transient, Observer):
 
 
 class FirstPass(Observer):
-    """The modules that the first forward pass called, and its autocast dtype.
-
-    Hooks on the modules without children, or with parameters of their own, are there during that pass only. Cost: 3 us
-    for each.
-    """
+    """The modules that the first forward pass called, by hooks in that pass only, and its autocast. Cost: 3 us each."""
 
     def __init__(self, model: nn.Module, device: str, failures: Failures) -> None:
         self.found: dict[str, Any] = {}  # facts about the model

@@ -1,7 +1,4 @@
-"""Keeps buffers finite: restores them after a skipped step whose forward pass wrote NaN or Inf.
-
-Batch norm writes `running_mean` in the forward pass: without this, `eval()` would return NaN after a skipped step.
-"""
+"""Keeps buffers finite: restores them after a skipped step whose forward pass wrote NaN or Inf, as batch norm does."""
 
 from __future__ import annotations
 

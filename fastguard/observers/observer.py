@@ -148,10 +148,7 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def leave_to_python(*kinds: type) -> None:
-    """Keeps dynamo from compiling hooks on their own, as it would for a model of which only `forward` is compiled.
-
-    Older torch versions lack the function for this: the records are the same, with more graphs.
-    """
+    """Keeps dynamo, where torch can tell it so, from compiling hooks on their own for a model that is not compiled."""
     frames: Any = torch._C._dynamo.eval_frame
     if not hasattr(frames, "set_code_exec_strategy"):
         return

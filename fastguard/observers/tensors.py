@@ -18,11 +18,7 @@ _MAX_DEPTH = 4
 
 
 def leaves(value: Any, path: str = "", depth: int = 0) -> list[tuple[str, torch.Tensor]]:
-    """Every tensor in `value` with its path, in order; objects of unknown kind hold none.
-
-    >>> [path for path, _ in leaves({"logits": torch.ones(1), "past": (torch.ones(1), 3)})]
-    ["['logits']", "['past'][0]"]
-    """
+    """Every tensor in `value` with its path, in order; objects of unknown kind hold none."""
     if isinstance(value, torch.Tensor):
         return [(path, value)]
     if depth >= _MAX_DEPTH:
@@ -102,10 +98,7 @@ def unit_dim_of(tensor: torch.Tensor, preferred: int | None) -> int | None:
 
 
 def thinned(x: torch.Tensor, most: int, dims: Iterable[int] | None = None) -> torch.Tensor:
-    """A view of `x` of at most some `most` elements, without some indices of `dims`, each of which keeps one at least.
-
-    Dimensions are thinned in the order of `dims`; by default the last first.
-    """
+    """A view of some `most` elements of `x` at most, with fewer indices of `dims`, in order; by default last first."""
     for dim in reversed(range(x.dim())) if dims is None else dims:
         step = min(-(-x.numel() // max(1, most)), x.shape[dim])
         if step > 1:

@@ -224,11 +224,7 @@ class WeightWatch(Observer):
 
 
 def sampler_settings(weights: bool | int | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The meaning of `wrap(weights=...)`: arguments of `WeightSampler`, or None for no sampling.
-
-    >>> sampler_settings(True), sampler_settings(20), sampler_settings({"updates": False})
-    ({}, {'every': 20}, {'updates': False})
-    """
+    """The meaning of `wrap(weights=...)`: arguments of `WeightSampler`, or None for no sampling."""
     if weights is None or weights is False:
         return None
     if isinstance(weights, int):

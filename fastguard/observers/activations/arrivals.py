@@ -39,10 +39,7 @@ class UnitVerdict(NamedTuple):
 
 
 class UnitRuns:
-    """Counts the batches in a row in which a `share` of a unit's elements was dead, or saturated, for all units.
-
-    The unit is dead or saturated if the count reaches the window, or the number of batches if that is less.
-    """
+    """Counts for each unit the batches in a row in which a `share` of its elements was dead, or saturated."""
 
     def __init__(self, window: int, share: float) -> None:
         self._window, self._share = window, share

@@ -199,10 +199,7 @@ def nothing(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Seen:
 
 
 class Hook(Transient):
-    """One hook on one module: `show` gets what `find` reads of a call, or nothing if the hook has no `name`.
-
-    It runs after the `forward` of the module, or before it unless `at_end`.
-    """
+    """One hook on one module: shows what `find` reads of a call, after its `forward` or, unless `at_end`, before."""
 
     def __init__(
         self,

@@ -47,9 +47,7 @@ class ImmediateReader:
 
 
 class DeferredReader:
-    """Reads into small tensors on the device and never waits. A delivery copies all of them to pinned memory at once;
-    the figures are there when the event after the copy has fired.
-    """
+    """Reads into small tensors on the device, and never waits: a delivery copies all to pinned memory at once."""
 
     immediate = False
 

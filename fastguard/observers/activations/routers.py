@@ -42,10 +42,7 @@ class Router(NamedTuple):
         return Seen([*(("scores", x) for x in scores), *(("indices", x) for x in whole[:1])])
 
     def extracts(self, scores: torch.Tensor | None = None, indices: torch.Tensor | None = None) -> Iterator[Extract]:
-        """The expert of each of up to 4096 tokens, [tokens, experts] of 1.0 and 0.0, and the entropy of its choice.
-
-        Probabilities are the softmax of the scores, unless the scores are probabilities. No sync.
-        """
+        """The experts of up to 4096 tokens, [tokens, experts] of 1.0 and 0.0, and entropy of the probabilities."""
         first = scores if scores is not None else indices
         if first is None or not first.numel():
             return
