@@ -5,13 +5,13 @@ from __future__ import annotations
 # Each of these registers its rules or causes.
 from . import known_causes as _causes
 from . import rules as _rules
-from . import setup_causes as _setup_causes
 from .causes import CAUSES as CAUSES
 from .causes import UNKNOWN as UNKNOWN
 from .causes import Cause as Cause
 from .causes import cause as cause
 from .causes import find_causes as find_causes
 from .causes import unexplained as unexplained
+from .checkup import Watch as Watch
 from .finding import Finding as Finding
 from .finding import Seen as Seen
 from .finding import Severity as Severity
@@ -21,8 +21,7 @@ from .registry import Rule as Rule
 from .registry import diagnose as diagnose
 from .registry import make_rule as make_rule
 from .registry import rule as rule
-from .watch import Watch as Watch
 
 __all__ = ["CAUSES", "RULES", "UNKNOWN", "Cause", "Finding", "Rule", "Seen", "Severity", "Watch", "by_sign", "cause",
            "diagnose", "find_causes", "make_rule", "rule", "unexplained"]  # fmt: skip
-del _causes, _rules, _setup_causes
+del _causes, _rules

@@ -1,12 +1,9 @@
 """From symptoms to root causes: which one thing explains several findings, and how surely.
 
-A cause is an argument. It has *needs*: facts about the run without which it is impossible (no overflow without half
-precision); *reasons*: signs that it predicts, each with a weight; signs that rule it out; and further findings that it
-*explains*. The weights make a score. The scores of all causes, and that of "unknown", which is zero, make shares of one
-(softmax). The surest is reported if it outweighs "unknown"; then the others, for what it does not explain. The
-confidence in a report is how often a cause with such a share was right on new runs (`fitted.confidence`).
-
-A cause takes no finding as its symptom that is more severe than every one of its reasons.
+A cause is possible if none of its needs is False and no finding rules it out. The weights of its signs make a score.
+The scores of all causes, and that of "unknown", which is zero, make shares of one (softmax). The surest is reported if
+it outweighs "unknown"; then the others, for what it does not explain. The confidence in a report is how often a cause
+with such a share was right on new runs (`fitted.confidence`).
 """
 
 from __future__ import annotations
@@ -61,10 +58,7 @@ class Cause:
         return not is_ruled_out and all(need(history) is not False for need in self.needs)
 
     def signs(self, found: Mapping[str, Finding], history: TrainingHistory) -> dict[str, float]:
-        """How strongly each of its reasons speaks for it, from 0 to 1; those that do not are left out.
-
-        A remark counts half.
-        """
+        """How strongly each of its reasons speaks for it, above 0 up to 1; a remark counts half."""
         strengths = {}
         for name, weight in self.reasons.items():
             finding = found.get(name)
@@ -124,11 +118,7 @@ def evidence_for(
 
 
 def shares(scores: Mapping[str, float]) -> dict[str, float]:
-    """The probability of each cause, and of "unknown", from their scores.
-
-    >>> {name: round(share, 2) for name, share in shares({"a": 2.0, "b": 0.0}).items()}
-    {'a': 0.79, 'b': 0.11, 'unknown': 0.11}
-    """
+    """The probability of each cause, and of "unknown", from their scores."""
     highest = max(0.0, *scores.values()) if scores else 0.0
     powers = {name: math.exp(score - highest) for name, score in scores.items()}
     powers[UNKNOWN] = math.exp(-highest)
@@ -170,7 +160,7 @@ def find_causes(
             rivals[best] = scores
             found = {name: finding for name, finding in found.items() if finding not in mine}
             evidence = {name: {s: v for s, v in signs.items() if s in found} for name, signs in evidence.items()}
-        evidence = {name: signs for name, signs in evidence.items() if _is_worth_a_cause(signs, found)}
+        evidence = {n: signs for n, signs in evidence.items() if any(s in found and _warns(found[s]) for s in signs)}
     told = [dataclasses.replace(one, confidence=_beside_others(one.rule, rivals)) for one in told]
     told.sort(key=_rank, reverse=True)  # equals stay as surely as they were chosen
     told = [_trusted(one, history) for one in told]
@@ -207,10 +197,6 @@ def _tried(name: str, history: TrainingHistory) -> float:
 def _rank(one: Finding) -> int:
     """The severity if the cause is clearly likelier than not; a doubtful one comes after sure ones."""
     return SEVERITIES.index(one.severity) if one.confidence >= _LIKELY else 0
-
-
-def _is_worth_a_cause(signs: Mapping[str, float], found: Mapping[str, Finding]) -> bool:
-    return any(name in found and _warns(found[name]) for name in signs)
 
 
 def _warns(finding: Finding) -> bool:

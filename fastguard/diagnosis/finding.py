@@ -143,14 +143,9 @@ def sign_of(finding: Finding) -> str:
     return str(finding.evidence.get("sign", finding.rule))
 
 
-def parts_of(finding: Finding) -> tuple[Finding, ...]:
-    """The finding of each sign of a rule."""
-    return finding.symptoms or (finding,)
-
-
 def by_sign(findings: Iterable[Finding]) -> dict[str, Finding]:
     """The findings by sign."""
-    return {sign_of(part): part for finding in findings for part in parts_of(finding)}
+    return {sign_of(part): part for finding in findings for part in finding.symptoms or (finding,)}
 
 
 def as_one(parts: Sequence[Finding]) -> Finding:

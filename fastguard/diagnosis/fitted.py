@@ -1,8 +1,6 @@
 """The weights of causes, which `python -m benchmarks.faults.fit` writes into `fitted.json`.
 
-An entry that is not there has the usual weight, which makes a lone reason of strength 0.95 a share of 0.94, one of
-0.6 0.71, and one of 0.3 0.35. `TRUST` maps a share to a probability, as measured on runs that the rules were not
-tuned on.
+The usual weights make a lone reason of strength 0.95 a share of 0.94, one of 0.6 0.71, and one of 0.3 0.35.
 """
 
 from __future__ import annotations
@@ -17,19 +15,15 @@ USUAL_OFFSET = -2.2
 _fitted = json.loads((Path(__file__).parent / "fitted.json").read_text(encoding="utf-8"))
 WEIGHTS: dict[str, dict[str, float]] = _fitted["weights"]
 OFFSETS: dict[str, float] = _fitted["offsets"]
-TRUST: dict[str, float] = _fitted["trust"]
+TRUST: dict[str, float] = _fitted["trust"]  # from a share to a probability
 OF_CAUSE: dict[str, float] = _fitted["trust_of_cause"]
 _END = 0.02  # a share is not taken to be nearer to 0 or 1
 
 
 def confidence(cause: str, share: float, num_families: int) -> float:
-    """The probability that `cause` is right: a logistic regression on reports of new runs.
+    """The probability that `cause` is right: a logistic regression on reports of new runs, whose slopes are at least 0.
 
     sigmoid(offset + of_cause + by_share · logit(share) + by_families, if symptoms are of several families of rules).
-    The slopes are at least 0; a cause that was never reported has the common offset.
-
-    >>> confidence("dead-units", 0.9, 2) > confidence("dead-units", 0.9, 1) > confidence("dead-units", 0.5, 1)
-    True
     """
     score = TRUST["offset"] + OF_CAUSE.get(cause, 0.0) + TRUST["by_share"] * log_odds(share)
     score += TRUST["by_families"] * (num_families > 1)

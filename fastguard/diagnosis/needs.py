@@ -1,7 +1,6 @@
 """Facts that causes need: True, False, or None where they are not known.
 
-Of modules, what is not there was perhaps called as a function (`F.relu`), so that most of these are False only where
-the model's own modules show that something else stands in its place.
+What is no module was perhaps called as a function (`F.relu`), so that most are False only where another module shows.
 """
 
 from __future__ import annotations
@@ -38,11 +37,7 @@ _MOVING = frozenset(_MOVED.split())
 
 
 def computing(ops: Iterable[str]) -> list[str]:
-    """The autograd nodes `ops` without those that only move, select or copy elements.
-
-    >>> computing(["NllLossBackward0", "IndexBackward0", "SqueezeBackward1", "LogSoftmaxBackward0"])
-    ['NllLossBackward0', 'LogSoftmaxBackward0']
-    """
+    """The autograd nodes `ops` without those that only move, select or copy elements."""
     return [op for op in ops if op.partition("Backward")[0].rstrip("0123456789") not in _MOVING]
 
 
@@ -125,10 +120,7 @@ def is_lbfgs(history: TrainingHistory) -> bool:
 
 
 def descent(history: TrainingHistory) -> bool | None:
-    """The loss is to come down towards zero: told so, or neither told otherwise nor ever below zero.
-
-    The error of values of chosen actions does not: its targets follow the model, and its level says nothing.
-    """
+    """The loss is to come down towards zero: told so, or neither told otherwise nor ever below zero."""
     if history.model.objective in ("game", "reward"):
         return False
     if history.model.objective == "minimise":
@@ -150,10 +142,7 @@ def game(history: TrainingHistory) -> bool | None:
 
 
 def takes_turns(history: TrainingHistory) -> bool:
-    """Whether the losses are of two kinds from the first step on, one after the other, as of two that play in turns.
-
-    Of the run's first ten the even ones and the odd ones lie apart by three times what either spans.
-    """
+    """Whether of the first ten losses the even and the odd lie apart by three times their spans, as of two in turns."""
     firsts = history.loss_trend.firsts
     if len(firsts) < 10:
         return False
@@ -163,10 +152,7 @@ def takes_turns(history: TrainingHistory) -> bool:
 
 
 def rewarded(history: TrainingHistory) -> bool:
-    """Whether a term of the loss is to grow, as what is won or an entropy: it is subtracted, or negated within a sum.
-
-    Of such a loss the height says little, and it may rise while all is well.
-    """
+    """Whether a term of the loss, whose height says little, is to grow: it is subtracted, or negated within a sum."""
     if history.model.objective:
         return history.model.objective == "reward"
     ops = history.model.loss_ops
@@ -177,8 +163,7 @@ def rewarded(history: TrainingHistory) -> bool:
 
 
 def weighted(history: TrainingHistory) -> bool:
-    """Whether samples' losses are multiplied by something, as log-probabilities by an advantage: the gradient is that
-    of a cross-entropy, and the loss may be below zero."""
+    """Whether samples' losses are multiplied by something, as log-probabilities by an advantage."""
     return "MulBackward0" in history.model.loss_ops[:4]
 
 
@@ -190,9 +175,8 @@ def may_rise(history: TrainingHistory) -> bool:
 def reinforces(history: TrainingHistory, *, most: int = 8) -> bool:
     """Whether the loss is a chosen probability times a return, state by state, as a policy gradient has it.
 
-    Its level says nothing, and its targets are what the model chose. A mask times a cross-entropy looks the same, but
-    for the size of its batches: at most `most`, or another one each time, as of episodes. A ratio of probabilities, of
-    which the smaller of two is taken (PPO), is enough. Not where an objective was told.
+    A mask times a cross-entropy looks the same, but for its batches: at most `most` samples, or another number each
+    time, as of episodes. A clipped ratio of probabilities (PPO) is enough. Not where an objective was told.
     """
     ops = policy_operations(history)
     is_chosen = any(op.startswith(_CHOSEN) for op in ops) and not any(op.startswith("Nll") for op in ops)
@@ -214,19 +198,13 @@ def policy_operations(history: TrainingHistory) -> list[str]:
 
 
 def of_chosen_outputs(history: TrainingHistory) -> bool:
-    """Whether the loss is an error of one chosen output a row, as of values of actions; not where an objective is told.
-
-    Its targets are rewards and what a copy of the model expects after them, so that they grow with what is learnt.
-    """
+    """Whether the loss, of no told objective, is an error of one chosen output a row, as of values of actions."""
     is_chosen = "GatherBackward0" in policy_operations(history)
     return is_chosen and is_of_numbers(history) and not history.model.objective
 
 
 def bootstraps_targets(history: TrainingHistory, *, share: float = 0.3) -> bool:
-    """Whether the model in training mode answers without gradients, too, in a `share` of the steps that were looked at.
-
-    So it gives its own targets, moves or samples, which then change with it. Not where an objective was told.
-    """
+    """Whether the model gives its own targets: in training it answers without gradients in a `share` of the steps."""
     passes = [(step, x.with_grad) for step, x in history.batches if x.training and step]
     learning, asking = ({step for step, with_grad in passes if with_grad is way} for way in (True, False))
     return not history.model.objective and len(asking) > share * len(learning) > 0.0
@@ -240,8 +218,7 @@ def margin(history: TrainingHistory) -> bool:
 def penalty(history: TrainingHistory, *, near: float = 0.05) -> str:
     """What a term of the loss takes of the weights, "|w|" or "w²", where it is nearly all of the gradient; else empty.
 
-    The loss is a sum, and of three weight matrices or more the newest gradients are of one size, element for element,
-    or all first ones but the largest as large beside the weights as they began; but for a share `near`.
+    Gradients of three weight matrices or more are of one size, or as large beside the weights as they began.
     """
     notes, tensors = history.model, history.tensors
     spreads = {name: std for name, (std, _) in notes.initialization.items() if std > 0.0 and name in tensors}
@@ -274,9 +251,7 @@ def has_finite_gradients(history: TrainingHistory) -> bool:
 
 
 def is_undefined(history: TrainingHistory) -> bool:
-    """Whether losses were NaN from the first on, never Inf: of an output that is finite, or where an operation between
-    has no value everywhere.
-    """
+    """Whether losses were NaN from the first on, of a finite output or after an operation without a value."""
     losses = [entry.loss for entry in history.recent if entry.loss is not None]
     is_nan = bool(losses) and not history.num_clean and all(map(math.isnan, losses))
     outputs = [x.output_num_nonfinite for _, x in history.batches if x.training and x.with_grad]
@@ -301,11 +276,7 @@ def _positive(value: object) -> bool:
 
 
 def is_squared_error(history: TrainingHistory) -> bool:
-    """Whether the loss is a mean squared error: one of the first ones is what that would be, but for rounding.
-
-    If the graph ends in torch's own operation, that decides, whatever the gradient looked like. The first passes
-    may have gone by before they were watched.
-    """
+    """Whether the loss, by its graph or gradient, is a mean squared error: one of the first is what that would be."""
     notes = history.model
     rounding = 1e-2 if half_precision(history) else 2e-3
     pairs = itertools.product(notes.squared_losses[:3], history.loss_trend.firsts)

@@ -26,11 +26,7 @@ def if_nothing_is_learnt(weight: float, otherwise: float = 0.0) -> Reason:
 
 
 def isolated(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Bad steps here and there, good ones after them: a batch, not the weights. It spoils gradients, too.
-
-    Where such a step was taken, the weights are NaN from then on, and little is known of the batches after it; in a
-    game the other side makes them.
-    """
+    """Bad steps here and there, good ones after them: a batch, not the weights. In a game the other side makes them."""
     is_of_loss = sign_of(finding) == "non-finite-loss" and needs.has_finite_gradients(history)
     if is_of_loss or history.skip_run >= 3 or history.longest_skip_run > 3:
         return 0.0
@@ -40,11 +36,7 @@ def isolated(finding: Finding, history: TrainingHistory, found: Found) -> float:
 
 
 def going_on(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Skipped steps change nothing, so what is bad at every step since is in the weights, unless those are known.
-
-    A run that was never finite began with weights that are. Finite weights will do where float16 overflows, and where
-    an operation has no finite value or derivative for what they give.
-    """
+    """What is bad at every step since is in the weights, unless those are known, or float16 or an operation does it."""
     may_be_finite = _weights_are_fine(history) or history.model.is_smooth is False or needs.float16(history)
     goes_on = history.num_clean >= 3 and history.skip_run >= 3 and not history.num_scaled
     return 0.6 if goes_on and not may_be_finite else 0.0
@@ -57,10 +49,7 @@ def _weights_are_fine(history: TrainingHistory) -> bool:
 
 
 def overflowed(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Inf out of finite inputs and finite weights is overflow, and only half precision overflows that easily.
-
-    Inputs are finite where a module says so, and where batch after batch goes bad.
-    """
+    """Inf of finite inputs, or batch after batch, and of finite weights is overflow: half precision's as a rule."""
     goes_on = history.skip_run >= 3 and (_weights_are_fine(history) or "loss-scale-collapse" in found)
     is_overflow = finding.evidence["num_infs"] and (finding.evidence["is_origin"] or goes_on)
     return 0.9 if is_overflow and not history.weights.bad else 0.0
@@ -80,11 +69,7 @@ def lost_in_float16(finding: Finding, history: TrainingHistory, found: Found) ->
 
 
 def never_finite(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Finite inputs and weights whose gradients were never finite: the way through the model makes them so large.
-
-    Unless float16 ends early, or the loss is NaN of a finite output or an operation that may have no value, or all
-    outputs were of ordinary size.
-    """
+    """Gradients that were never finite, of finite inputs and weights, unless something nearer makes them so."""
     outputs = [x for _, x in history.batches if x.training and x.with_grad]
     is_calm = bool(outputs) and all(x.output_abs_max < 1e4 and not x.output_num_nonfinite for x in outputs)
     is_elsewhere = "batch-not-finite" in found or "output-against-loss" in found or bool(history.weights.bad)
@@ -134,11 +119,6 @@ def unless_decayed(weight: float) -> Reason:
     return weigh
 
 
-def if_high(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """A learning rate above the usual ones."""
-    return unless_decayed(0.9)(finding, history, found) if finding.evidence["is_high"] else 0.0
-
-
 def leaves_nothing(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """What clipping leaves is too little for steps of the gradient's size; or too little beside Adam's eps."""
     sets_steps = needs.steps_of_the_gradients_size(history) is not False
@@ -146,10 +126,7 @@ def leaves_nothing(finding: Finding, history: TrainingHistory, found: Found) -> 
 
 
 def after_growth(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """NaN at the end of a loss or a norm that had run away, or at an unusual rate: steps overshot until numbers ended.
-
-    Seen once, in loss or gradients; less where an operation may have no finite value there.
-    """
+    """NaN, seen once, after a loss or a norm had run away, or at an unusual rate: steps overshot."""
     if sign_of(finding) == "non-finite-loss" and "non-finite-gradients" in found:
         return 0.0
     losses = history.loss_trend
@@ -197,19 +174,9 @@ def few(weight: float) -> Reason:
     return weigh
 
 
-def unless_alone(name: str, weight: float, otherwise: float = 0.0) -> Reason:
-    """`weight` where no other sign than `name` warns, `otherwise` where one does."""
-
-    def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
-        is_alone = all(one.severity == "info" for other, one in found.items() if other != name)
-        return weight if is_alone else otherwise
-
-    return weigh
-
-
-def falls_slowly(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """A loss that has hardly come down, but surely does: steps are too small."""
-    return 0.6 if signals_of(history).still_falls else 0.0
+def if_alone(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """No other sign warns."""
+    return 0.4 if all(one is finding or one.severity == "info" for one in found.values()) else 0.0
 
 
 def half_learnt(history: TrainingHistory) -> bool:

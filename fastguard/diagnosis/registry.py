@@ -133,7 +133,10 @@ class Rule:
 
     def check_thresholds(self, thresholds: Mapping[str, float]) -> None:
         """Raises TypeError for a threshold that the rule does not have."""
-        check_names(thresholds, self.thresholds, f"rule {self.name!r}")
+        unknown = sorted(thresholds.keys() - self.thresholds.keys())
+        if unknown:
+            known = ", ".join(self.thresholds) or "none"
+            raise TypeError(f"`{unknown[0]}` must be a threshold of the rule {self.name!r}; it has: {known}")
 
     @property
     def family(self) -> str:
@@ -147,13 +150,6 @@ class Rule:
     def page(self) -> str:
         """The page that explains it, from the root of the repository; empty for a user's rule."""
         return "" if self.family == "own" else f"docs/rules/{self.whole}.md"
-
-
-def check_names(given: Mapping[str, float], known: Mapping[str, float], owner: str) -> None:
-    """Raises TypeError for a threshold that its `owner` does not have."""
-    unknown = sorted(given.keys() - known.keys()) if given else ()
-    if unknown:
-        raise TypeError(f"`{unknown[0]}` must be a threshold of the {owner}; it has: {', '.join(known) or 'none'}")
 
 
 def rule(

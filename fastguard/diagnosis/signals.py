@@ -23,17 +23,13 @@ _loss_of, _norm_of, _lr_of = map(operator.attrgetter, ("loss", "norm", "lr"))
 
 
 class Signals:
-    """Series and levels of a history's window. Clean steps only: neither skipped nor non-finite.
-
-    Does not keep the history alive, which is what they are kept under.
-    """
+    """Series and levels of the clean steps, neither skipped nor non-finite, of a history's window, held weakly."""
 
     def __init__(self, history: TrainingHistory) -> None:
         self._history = weakref.ref(history)
 
     @property
     def history(self) -> TrainingHistory:
-        """Where they come from."""
         history = self._history()
         if history is None:
             raise ReferenceError("the history that these signals are of no longer exists")
@@ -142,10 +138,7 @@ class Signals:
 
     @cached_property
     def chance(self) -> float:
-        """The loss of one who knows nothing of the inputs; 0.0 where not known.
-
-        ln C of a loss over C classes; the variance of the targets under a squared error.
-        """
+        """The loss without knowledge of the inputs, ln C of classes or the targets' variance; 0.0 if not known."""
         history = self.history
         kinds = ("cross-entropy", "cross-entropy with smoothed labels", "negative log-likelihood", "log of the output")
         if needs.is_squared_error(history):
@@ -176,11 +169,7 @@ class Signals:
 
     @cached_property
     def progress(self) -> float:
-        """How far the loss has come down at best, as a share of where it began; NaN if not known.
-
-        The best is the least exponential average over the whole run. Where it is known what one would have who knows
-        nothing of the inputs, it is the way from there: to come down to that is not to learn.
-        """
+        """How far the loss has come down at best, as a share of its beginning or `chance`; NaN if not known."""
         first = self.initial_loss
         if 0.0 < self.chance < first or 0.0 < first < 0.6 * self.chance:
             first = self.chance
@@ -195,11 +184,7 @@ class Signals:
 
     @cached_property
     def recovers_from_shift(self) -> bool:
-        """Whether the loss comes down again after the newest of its `jumps`: by three tenths, and without rising again.
-
-        In the first 20 steps any fall will do. A loss looks like this if the data change from one step to the next, and
-        the new data are learnt in their turn.
-        """
+        """Whether the loss falls after the newest of its `jumps`, by three tenths and for good; at first, at all."""
         places = jumps(self.loss_entries)
         after = self.losses[places[-1] :] if places else []
         if not after:
@@ -252,10 +237,7 @@ def signals_of(history: TrainingHistory) -> Signals:
 
 
 def is_felt_by_the_loss(history: TrainingHistory, steps: Iterable[int] = ()) -> bool:
-    """Whether the loss has not kept what it had gained, or jumped near one of `steps`; True where there is none.
-
-    A loss that is not to fall, as in a game, cannot tell: False.
-    """
+    """Whether the loss lost its gain, or jumped near one of `steps`; True without any, False for one that may rise."""
     trend = history.loss_trend
     if needs.descent(history) is False or needs.may_rise(history):
         return False
@@ -312,8 +294,7 @@ def training_batches(history: TrainingHistory) -> list[BatchSample]:
 def jumps(entries: Sequence[Entry]) -> list[int]:
     """The places in `entries` where the loss doubled from one step to the next, and stayed there for five steps.
 
-    Not where it rose, or the learning rate, in the steps before, nor where it doubles again: a jump comes from other
-    data, not from steps that overshoot.
+    Not where it, or the learning rate, rose in the steps before: a jump comes from other data, not from overshooting.
     """
     losses = [e.loss or 0.0 for e in entries]
     found: list[int] = []
@@ -353,8 +334,8 @@ def noise(values: Sequence[float]) -> float:
 def fall_of(values: list[float]) -> tuple[float, float]:
     """By how much the line through `values` falls from its beginning to its end, and the standard error of that.
 
-    Values far out are drawn in around the median, to 3 times the noise or to where nine of ten are, if that is further:
-    so one spike does not bend the line, and a fall without noise is left as it is. Of fewer than three nothing is sure.
+    Values far out are drawn in around the median, to 3 times the noise or to where nine of ten are, so that no spike
+    bends the line. Of fewer than three nothing is sure.
     """
     n = len(values)
     if n < 3:

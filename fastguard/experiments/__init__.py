@@ -1,8 +1,4 @@
-"""Experiments: the same training steps with one thing changed, and what that did to the loss.
-
-`arms` says what can be changed, `paired` compares the losses. `beside` experiments beside a training that goes on
-(`fastguard.wrap(..., experiments=True)`), `trial` with a script (`fastguard try`).
-"""
+"""Experiments: the same training steps with one thing changed (`arms`), and what that did to the loss (`paired`)."""
 
 from __future__ import annotations
 
@@ -17,4 +13,3 @@ from .paired import compare as compare
 from .paired import noise_between as noise_between
 
 del _model_arms
-__all__ = ["ARMS", "Arm", "Comparison", "Context", "Experiments", "arms_for", "compare", "noise_between"]

@@ -1,8 +1,4 @@
-"""Arms: named changes to a training, each of which changes one thing from outside, without the user's code.
-
-An arm changes the process that it is applied in, and is never undone: apply it in a process of its own, a forked child
-(`forked.py`) or a script started again (`fastguard try`). Those of a step are here, those of the model in `model_arms`.
-"""
+"""Arms: named changes to a training from outside, never undone, each of one thing, in a process of its own."""
 
 from __future__ import annotations
 
@@ -18,6 +14,12 @@ from ..clip import GlobalNorm
 from ..records import ModelNotes, TrainingHistory
 from ..recovery import Slowed
 
+_WARM_UP = "Raise the learning rate linearly over the first steps."
+_LIMITED = ("clipped-away", "gradients-too-large-to-clip")
+_CLIP = "Clip the gradients at their usual norm: fastguard.wrap(..., max_norm=...)."
+_TUNING = ("the optimizer's default betas, eps and momentum", "wrong-optimizer-settings")
+_USUAL_MOMENTUM = 0.9
+_CLEAR = "Call optimizer.zero_grad() after each step."
 _TUNED = ("betas", "eps", "momentum", "dampening", "alpha", "rho")
 
 
@@ -47,7 +49,6 @@ class Context:
         return ModelNotes() if self.history is None else self.history.model
 
     def groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def modules(self, kinds: type | tuple[type, ...] = torch.nn.Module) -> list[Any]:
@@ -105,11 +106,7 @@ def arm(name: str, text: str, *remedies: str, **more: Any) -> Callable[[Change],
 
 
 def arms_for(causes: Iterable[str]) -> list[Arm]:
-    """The arms that are a remedy of one of `causes`, in the order of the causes.
-
-    >>> [arm.name for arm in arms_for(["learning-rate-too-low"])]
-    ['lr x10', 'lr x100']
-    """
+    """The arms that are a remedy of one of `causes`, in the order of the causes."""
     return list(dict.fromkeys(arm for cause in causes for arm in ARMS.values() if cause in arm.remedies))
 
 
@@ -146,9 +143,6 @@ _arm_of_rate("lr x100", "times 100", "learning-rate-too-low", 100.0, "Multiply t
 _arm_of_rate("lr x0.01", "divided by 100", "learning-rate-too-high", 0.01, "Divide the learning rate by 100.")
 
 
-_WARM_UP = "Raise the learning rate linearly over the first steps."
-
-
 @arm("warm-up", "a linear warm-up", "learning-rate-too-high", advice=_WARM_UP, from_start=True)
 def _warm_up(context: Context) -> Iterator[str | None]:
     length = max(context.num_steps // 2, 1)
@@ -156,15 +150,10 @@ def _warm_up(context: Context) -> Iterator[str | None]:
 
 
 class ScriptClip:
-    """What the script itself clips with `torch.nn.utils.clip_grad_norm_`, once `install` was called.
-
-    Attributes:
-        factor: that the limits of the script are multiplied by.
-        num_calls: so far.
-    """
+    """What the script itself clips with `torch.nn.utils.clip_grad_norm_`, once `install` was called."""
 
     def __init__(self) -> None:
-        self.factor, self.num_calls = 1.0, 0
+        self.factor, self.num_calls = 1.0, 0  # the script's limits are multiplied by the factor
 
     def install(self) -> None:
         """Puts itself in the place of torch's function, before the script imports it."""
@@ -179,7 +168,6 @@ class ScriptClip:
 
 
 SCRIPT_CLIP = ScriptClip()
-_LIMITED = ("clipped-away", "gradients-too-large-to-clip")
 
 
 @arm("max_norm x10", "the clip limit times 10", *_LIMITED, advice="Multiply max_norm by 10.")
@@ -191,9 +179,6 @@ def _raise_limit(context: Context) -> Iterator[str | None]:
         SCRIPT_CLIP.factor = 10.0
     else:
         context.guard.clip = GlobalNorm(10.0 * limit)
-
-
-_CLIP = "Clip the gradients at their usual norm: fastguard.wrap(..., max_norm=...)."
 
 
 @arm("clipping", "gradients clipped at their median norm", "exploding-gradients", advice=_CLIP)
@@ -217,14 +202,9 @@ def _stop_decay(context: Context) -> Iterator[str | None]:
 
 
 def _defaults(optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
-    """The settings that its class has by default."""
     parameters = inspect.signature(type(optimizer).__init__).parameters
     known = {name: one.default for name, one in parameters.items() if one.default is not inspect.Parameter.empty}
     return {name: known[name] for name in _TUNED if known.get(name) is not None}
-
-
-_USUAL_MOMENTUM = 0.9
-_TUNING = ("the optimizer's default betas, eps and momentum", "wrong-optimizer-settings")
 
 
 @arm("default settings", *_TUNING, advice="Leave betas, eps and momentum at the optimizer's defaults.")
@@ -236,9 +216,6 @@ def _set_defaults(context: Context) -> Iterator[str | None]:
         if group.get("momentum", 0.0) > _USUAL_MOMENTUM:  # steps would be many times smaller without any
             defaults = {**defaults, "momentum": _USUAL_MOMENTUM}
         group.update({name: value for name, value in defaults.items() if name in group})
-
-
-_CLEAR = "Call optimizer.zero_grad() after each step."
 
 
 @arm("gradients cleared", "the gradients cleared after each step", "missing-zero-grad", advice=_CLEAR)

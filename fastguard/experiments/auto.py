@@ -39,13 +39,9 @@ def is_first_rank() -> bool:
 class AutoGuard:
     """Guards every `torch.optim.Optimizer` at its first step and tells the guard its losses.
 
-    It only watches: with `protects` False, nothing is clipped or skipped, training stays bit-identical, and an error of
-    fastguard's own ends the guard and not the training.
-
-    Args:
-        settings: returns the keyword arguments of `wrap` for the guard of that number.
-        made: called with each guard right after it was made.
-        protects: whether steps may be skipped, and the errors of `wrap` raised.
+    It only watches: unless it `protects`, nothing is clipped or skipped, training stays bit-identical, and an error of
+    fastguard's own ends the guard and not the training. `settings` returns the arguments of `wrap` for a guard's
+    number; `made` is called with each.
 
     Cost: a step costs what `wrap` costs, a backward pass one Python frame more. Each optimizer once, one look for its
     model at all objects.
@@ -87,11 +83,7 @@ class AutoGuard:
         self._end_waiting()
 
     def finish(self, *, has_ended: bool) -> None:
-        """Stops, delivers what is on its way, and closes the guards' sinks.
-
-        Args:
-            has_ended: whether the training has come to its end; it is not judged as a whole otherwise.
-        """
+        """Stops, delivers what is on its way, and closes the sinks; judges the training as a whole if it has ended."""
         self.stop()
         ends = [guard.close if has_ended else functools.partial(guard.change_sinks, ()) for guard in self.guards]
         for end in (self.losses.finish, *ends):
@@ -221,12 +213,10 @@ def _is_within_another(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def find_model(params: Iterable[torch.Tensor]) -> tuple[nn.Module | None, dict[torch.Tensor, str]]:
-    """The module that contains most elements of `params`, and names for those that belong to other models.
+    """The outermost module with most elements of `params`, and names for those that belong to other models.
 
-    It is one that no other module contains. A LightningModule, or any module without a `forward`, only holds the model:
-    of its children the one with the same parameters is taken, down to the first whose `forward` is called.
-
-    Cost: one look at every object that Python's garbage collector knows, some 0.2 s for a million.
+    A LightningModule, or any module without a `forward`, only holds the model: of its children the one with the same
+    parameters is taken. Cost: one look at every object of the garbage collector, some 0.2 s for a million.
     """
     wanted = {id(p): p for p in params}
     # The type and not the object: `__class__` of a lazy proxy would be computed.

@@ -28,8 +28,6 @@ DOUBTFUL = (0.3, 0.8)  # causes with a confidence between these are tried
 _NULL = next(arm for arm in ARMS.values() if arm.is_null)
 _LOOK_EVERY = 50  # steps, or a tenth of those taken
 _SLOWER = 4.0  # than expected, or past what is left of their share, and copies are given up
-
-
 Wrap: TypeAlias = Callable[..., Any]  # `fastguard.wrap`, handed down by it
 
 
@@ -41,13 +39,7 @@ def run_on_copies(
     num_steps: int,
     wrap: Wrap,
 ) -> dict[str, list[float]]:
-    """The losses of `num_steps` steps as they are, under the name "", and with each arm, by its name.
-
-    Each run starts from copies of the model and its optimizers as they are now, with the same random state. Weights,
-    optimizer state and random state of the training stay as they are. Syncs after each run.
-
-    Cost: memory for one copy of the weights and the optimizer state, beside the activations of a step.
-    """
+    """The losses of `num_steps` steps as they are ("") and with each arm, all on copies, with the same random state."""
     if guard.model is None:
         raise ValueError("`experiments` with `loss_fn` needs the model: wrap(optimizer, model, ...)")
     batches = list(itertools.islice(batches, num_steps))
@@ -134,11 +126,7 @@ def begin(guard: Any, asked: bool | Experiments, wrap: Wrap) -> None:
 
 
 class _Experimenter:
-    """Looks after a step, now and then, whether something is to be tried; tries it, and compares the losses.
-
-    Beside forked copies, the losses of the run's own next steps are those of the base: it takes the same batches with
-    the same random numbers.
-    """
+    """Tries something now and then. Copies compare with the run's next steps: same batches, same random numbers."""
 
     def __init__(self, guard: Any, settings: Experiments, wrap: Wrap) -> None:
         self._guard, self._settings, self._wrap = weakref.ref(guard), settings, wrap
@@ -226,10 +214,7 @@ class _Experimenter:
         return lambda: self._losses(context.guard)
 
     def _arms(self, guard: Any) -> list[Arm]:
-        """What is due: the null arm, twice at most; arms of the doubtful causes that were not tried yet.
-
-        Permuted inputs say nothing once samples come again: by then they may have been learned by heart.
-        """
+        """What is due: the null arm, until samples come again; arms of doubtful causes that were not tried yet."""
         arms = []
         if self._num_steps >= self._null_at:
             epoch = guard.history.model.steps_per_epoch
@@ -244,7 +229,6 @@ class _Experimenter:
         return arms
 
     def _conclude(self, guard: Any, found: dict[str, list[float]], base: list[float]) -> None:
-        """Records what the losses say."""
         news = []
         for arm in map(ARMS.__getitem__, found):
             comparison = compare(base, found[arm.name], is_null=arm.is_null)

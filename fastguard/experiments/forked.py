@@ -1,8 +1,8 @@
 """Forks the process in the middle of a training, so that the copy goes on with one thing changed.
 
-The copy returns into the user's loop, with the same weights, batches and random numbers, and can change nothing
-outside: files that are open for writing, pipes and sockets lead to /dev/null, files that are open for reading are
-opened again, and Landlock refuses other changes. It ends itself after so many steps, and dies with its parent.
+The copy returns into the user's loop and can change nothing outside: files that are open for writing, pipes and sockets
+lead to /dev/null, files that are open for reading are opened again, and Landlock refuses other changes. It ends itself
+after so many steps, and dies with its parent.
 """
 
 from __future__ import annotations
@@ -55,11 +55,8 @@ def landlock_version() -> int:
 def refuse_writes(allowed: Iterable[str | os.PathLike[str]] = (), *, network: bool = True) -> None:
     """From now on, this thread and what it starts can change files only below the folders `allowed`, which may be none.
 
-    Landlock makes the kernel refuse other changes, by code in C too. Files that are open already are not affected.
-    Without `network` it cannot open a TCP connection either (Linux 6.7 or later).
-
-    Raises:
-        OSError: the kernel has no Landlock, or refuses it.
+    Files that are open already are not affected. Without `network` it cannot open a TCP connection either (Linux 6.7 or
+    later). Raises OSError if the kernel has no Landlock, or refuses it.
     """
     version = landlock_version()
     if not version:
@@ -99,11 +96,7 @@ def _checked(result: int) -> int:
 
 
 def mirror(folder: Path, copy: Path) -> None:
-    """Makes `copy` a folder with the contents of `folder`: files up to 64 MiB copied, 512 MiB in all; others linked.
-
-    Folders that hold no data of the script, such as `.git`, are linked as a whole, as is everything past 20,000
-    entries.
-    """
+    """Mirrors `folder`: files up to 64 MiB copied, 512 MiB and 20,000 entries in all; others, and `.git`, linked."""
     num_left, bytes_left = _MOST_ENTRIES, _MOST_COPIED
     waiting = [(folder, copy)]
     while waiting:
@@ -129,11 +122,7 @@ def mirror(folder: Path, copy: Path) -> None:
 
 
 def why_not(tensors: Iterable[torch.Tensor]) -> str | None:
-    """Why this process must not be forked, as a clause; None if it may.
-
-    Args:
-        tensors: the parameters.
-    """
+    """Why this process, with these parameters, must not be forked, as a clause; None if it may."""
     tensors = list(tensors)
     if not landlock_version():
         return "the system has no Landlock (Linux 5.13 or later)"
@@ -158,10 +147,7 @@ def _shares_memory() -> bool:
 class Copies:
     """Copies of this process that go on at the same time, each with the name of its arm.
 
-    Args:
-        names: of the arms.
-        become: called in each copy with the name of its arm; returns what gives the result, as plain types, when the
-            script raises or ends. The copy then returns from `start`, and goes on.
+    `become` is called in each with that name; it returns what gives the result, as plain types, when the script ends.
     """
 
     def __init__(self, names: Sequence[str], become: Callable[[str], Callable[[], Any]]) -> None:

@@ -55,30 +55,18 @@ def ask_loss(
     Adam on tensors in place of the outputs, with other random numbers at each step. The loss is wrong if the optimum
     does not decode to the targets, if samples, outputs or targets have no effect, if positions to be ignored have one,
     or if it is as low where predictions are off. Abstains if outputs are not in the space of the targets: embeddings,
-    rewards, densities without a mean, losses that take classes for groups.
+    rewards, densities without a mean, losses that take classes for groups. Raises what the loss raises.
 
     Args:
         judge: the loss of outputs and targets: one element.
-        outputs: what the model gave, floating, samples first.
-        targets: tensors that the loss may compare them with.
-        inputs: tensors that the model was given.
+        outputs, inputs: what the model gave, floating, samples first, and was given.
+        targets: tensors that the loss may compare them with; unless `are_targets`, others of the batch are among them.
         ending: a function that a model with one output ends with, like softmax; None if it ends with a layer.
         is_causal: whether an output at a position depends on no later input.
-        are_targets: whether they are the batch's targets; False if some may be anything else in it.
         seconds: at most about how long; a step that has begun is finished.
-
-    Raises:
-        Exception: what the loss raises.
 
     Cost: 250 to 500 forward and backward passes of the loss alone; memory for some fifty copies of the outputs, of
         `MAX_ELEMENTS` elements at most. Global random generators advance: the caller restores them. Synchronises.
-
-    >>> z, t = torch.randn(32, 5), torch.randint(5, (32,))
-    >>> cross_entropy = torch.nn.functional.cross_entropy
-    >>> ask_loss(lambda o, t: cross_entropy(o[0], t[0]), [z], [t]).problems
-    ()
-    >>> ask_loss(lambda o, t: -cross_entropy(o[0], t[0]), [z], [t]).problems[0].kind
-    'target'
     """
     if not outputs or not targets:
         return Answer(abstained="there are no outputs or no targets")
@@ -211,11 +199,7 @@ class _Asking(FreeOutputs):
     def _is_meant(
         self, ways: Sequence[Reading], way: Reading, share: float, best: Sequence[Tensor], loss: float
     ) -> bool:
-        """Whether an optimum that is not the target is no fault.
-
-        The loss is as low at the target and leads back to it, so the optimum is one of several; or it is as low if all
-        outputs that may be the target are, so their mean is meant.
-        """
+        """Whether an optimum that is not the target is no fault: one of several, or the outputs' mean is meant."""
         target = self.targets[way.target]
         if way.space == "numbers" and self.ending is not None:
             return False
@@ -303,17 +287,14 @@ class _Asking(FreeOutputs):
         if found == meant:
             return True, found, None
         what = "that which was given" if found == meant - 1 else f"that {found - meant:+d} places from it"
-        return (
-            True,
-            found,
-            Problem(
-                "target",
-                f"Outputs that minimise the loss are not the token meant, but {what} ({shares[found]:.0%} of places).",
-                "Shift logits and labels against each other once: in the loss, in the model or in the data.",
-                {"shift": found, "meant": meant, "agreement": shares[found]},
-                0.95,
-            ),
+        problem = Problem(
+            "target",
+            f"Outputs that minimise the loss are not the token meant, but {what} ({shares[found]:.0%} of places).",
+            "Shift logits and labels against each other once: in the loss, in the model or in the data.",
+            {"shift": found, "meant": meant, "agreement": shares[found]},
+            0.95,
         )
+        return True, found, problem
 
     def _padding(self, way: Reading) -> Problem | None:
         """Whether positions that are padding, or have negative labels, have a gradient."""
@@ -362,16 +343,15 @@ class _Asking(FreeOutputs):
         )
         if not elsewhere <= loss + 0.01 * abs(start - loss) and not elsewhere < start - 1e6 * (1.0 + abs(start)):
             return []
-        return [
-            Problem(
-                "elsewhere",
-                f"The loss comes to {elsewhere:.3g} where predictions are wrong, by other outputs of the model, and to "
-                f"{loss:.3g} where they are right.",
-                "Look at the sign of the terms beside the prediction's: a divergence, a variance, a penalty.",
-                {"wrong": elsewhere, "right": loss},
-                0.85,
-            )
-        ]
+        problem = Problem(
+            "elsewhere",
+            f"The loss comes to {elsewhere:.3g} where predictions are wrong, by other outputs of the model, and to "
+            f"{loss:.3g} where they are right.",
+            "Look at the sign of the terms beside the prediction's: a divergence, a variance, a penalty.",
+            {"wrong": elsewhere, "right": loss},
+            0.85,
+        )
+        return [problem]
 
 
 _NO_GRADIENT = Problem(

@@ -13,6 +13,20 @@ from ..diagnosis.rules.output import loss_and_activation
 from ..observers.loss_gradient import facts_of_loss
 from .arms import Context, arm
 
+_MODE = ("the model in training mode", "eval-mode-in-training")
+_HALF = ("half-precision-overflow", "half-precision-underflow")
+_DROP = {"advice": "Set dropout to 0.", "needs_model": True, "by_validation": True}
+_ENDING = ("the loss given what it takes: no activation before it, or log_softmax", "wrong-output-layer")
+_PLAIN = "Give the loss the plain output of the last layer (nll_loss its log_softmax)."
+_INITIAL = ("PyTorch's default initialization", "poor-initialisation")
+_RESET = "Leave the initialization to PyTorch: reset_parameters()."
+_STANDARD = ("each input feature at mean 0 and standard deviation 1", "unnormalised-inputs")
+_SCALED = ("the targets at mean 0 and standard deviation 1", "unnormalised-targets")
+_SCALE = "Standardize the targets, and scale the predictions back."
+_ORDER = "the training data in random order"
+_SHUFFLE = "Pass shuffle=True to the DataLoader of the training data."
+_NULL = ("inputs permuted against targets", "wrong-targets")
+_LOOK = "Look at single samples with their targets as the model gets them."
 _DROPOUTS = (torch.nn.modules.dropout._DropoutNd,)
 _DROPPING = (torch.nn.MultiheadAttention, torch.nn.RNNBase)  # by an attribute `dropout`
 _OF_TARGETS = ("label", "target", "decoder")  # parts of the names of keyword arguments that come from the targets
@@ -52,9 +66,6 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     return value
 
 
-_MODE = ("the model in training mode", "eval-mode-in-training")
-
-
 @arm("train mode", *_MODE, advice="Call model.train() before training.", needs_model=True)
 def _to_train_mode(context: Context) -> Iterator[str | None]:
     is_training = all(module.training for module in context.modules())
@@ -66,9 +77,6 @@ def _to_train_mode(context: Context) -> Iterator[str | None]:
             module.train()
 
     context.model.register_forward_pre_hook(before)
-
-
-_HALF = ("half-precision-overflow", "half-precision-underflow")
 
 
 @arm("float32", "autocast off", *_HALF, advice="Train in float32.", needs_model=True)
@@ -93,9 +101,6 @@ def _leave_autocast(context: Context) -> Iterator[str | None]:
     context.model.register_forward_hook(leave, always_call=True)
 
 
-_DROP = {"advice": "Set dropout to 0.", "needs_model": True, "by_validation": True}
-
-
 @arm("no dropout", "no dropout", "dropout-too-high", **_DROP)
 def _without_dropout(context: Context) -> Iterator[str | None]:
     modules = context.modules((*_DROPOUTS, *_DROPPING))
@@ -105,16 +110,9 @@ def _without_dropout(context: Context) -> Iterator[str | None]:
         setattr(module, "p" if isinstance(module, _DROPOUTS) else "dropout", 0.0)
 
 
-_PLAIN = "Give the loss the plain output of the last layer (nll_loss its log_softmax)."
-_ENDING = ("the loss given what it takes: no activation before it, or log_softmax", "wrong-output-layer")
-
-
 @arm("no final activation", *_ENDING, advice=_PLAIN)
 def _undo_final_activation(context: Context) -> Iterator[str | None]:
-    """Undoes softmax or sigmoid in the argument of torch's loss functions, whoever has applied it.
-
-    An error between numbers takes any: then the model's last module is passed over if it is an activation.
-    """
+    """Undoes softmax or sigmoid before torch's losses; an error between numbers passes over the last activation."""
     facts = context.facts
     kind, activation = loss_and_activation(facts.loss_ops)
     is_wrong = activation in ("softmax", "sigmoid") or (kind == "negative log-likelihood" and activation != "log")
@@ -153,10 +151,6 @@ def _replace(context: Context, owner: Any, name: str, change: Callable[[Any, Any
     context.undo.append(lambda: setattr(owner, name, original))
 
 
-_INITIAL = ("PyTorch's default initialization", "poor-initialisation")
-_RESET = "Leave the initialization to PyTorch: reset_parameters()."
-
-
 @arm("default initialization", *_INITIAL, advice=_RESET, needs_model=True, from_start=True)
 def _initialize(context: Context) -> Iterator[str | None]:
     resets: list[Any] = [getattr(module, "reset_parameters", None) for module in context.modules()]
@@ -173,10 +167,8 @@ def _change_inputs(
 ) -> None:
     """Has `make()`, made for each forward pass, change the inputs of the model, but not its targets.
 
-    Passes without gradients are left alone, unless `in_validation`.
-
     Inputs are the first positional argument or, without any, the keyword arguments whose names do not say that they
-    come from the targets: many models compute the loss themselves, from targets that are passed beside the inputs.
+    come from the targets. Passes without gradients are left alone, unless `in_validation`.
     """
 
     def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -191,15 +183,9 @@ def _change_inputs(
     context.model.register_forward_pre_hook(before, with_kwargs=True)
 
 
-_STANDARD = ("each input feature at mean 0 and standard deviation 1", "unnormalised-inputs")
-
-
 @arm("inputs standardized", *_STANDARD, advice="Standardize the inputs.", needs_model=True, from_start=True)
 def _standardize_inputs(context: Context) -> Iterator[str | None]:
-    """Brings each feature (dim 1, or all elements of a vector of samples) to mean 0 and standard deviation 1.
-
-    By the statistics of each batch, over all dimensions but 1. Constant features become 0.
-    """
+    """By the statistics of each batch, over all dimensions but 1, to mean 0 and std 1. Constant features become 0."""
     yield None
 
     def standardize(x: torch.Tensor) -> torch.Tensor:
@@ -214,17 +200,9 @@ def _standardize_inputs(context: Context) -> Iterator[str | None]:
     _change_inputs(context, lambda: standardize, in_validation=True)
 
 
-_SCALED = ("the targets at mean 0 and standard deviation 1", "unnormalised-targets")
-_SCALE = "Standardize the targets, and scale the predictions back."
-
-
 @arm("targets standardized", *_SCALED, advice=_SCALE, needs_model=True, from_start=True)
 def _standardize_targets(context: Context) -> Iterator[str | None]:
-    """Has the model predict targets of mean 0 and standard deviation 1, in the units of the loss as it is.
-
-    Outputs are scaled by the mean and the standard deviation of the known targets. Gradients are divided by the latter,
-    as those of a squared error of standardized targets are, so that losses can be compared and steps are as large.
-    """
+    """Scales outputs by the known targets' mean and standard deviation, and divides gradients by the latter."""
     mean, std = context.facts.target_mean or 0.0, context.facts.target_std or 1.0
     if context.facts.target_mean is None or not context.facts.target_std:
         yield "the targets of a squared error are not known"
@@ -254,10 +232,6 @@ def _shuffle_loaders() -> None:
     torch.utils.data.DataLoader.__init__ = make_shuffled  # type: ignore[method-assign]
 
 
-_SHUFFLE = "Pass shuffle=True to the DataLoader of the training data."
-_ORDER = "the training data in random order"
-
-
 @arm("batches shuffled", _ORDER, advice=_SHUFFLE, by_validation=True, prepare=_shuffle_loaders)
 def _shuffle(context: Context) -> Iterator[str | None]:
     """Was done by `_shuffle_loaders`, before the script began."""
@@ -266,10 +240,6 @@ def _shuffle(context: Context) -> Iterator[str | None]:
         yield "a DataLoader shuffles already"
     is_ordered = any(isinstance(one, torch.utils.data.SequentialSampler) for one in samplers)
     yield None if is_ordered else "no DataLoader reads a data set in order"
-
-
-_LOOK = "Look at single samples with their targets as the model gets them."
-_NULL = ("inputs permuted against targets", "wrong-targets")
 
 
 @arm("inputs permuted", *_NULL, advice=_LOOK, is_null=True)

@@ -1,8 +1,4 @@
-"""The statistics of an experiment: the losses of two runs that differ in one thing, step by step.
-
-Both runs take the same batches with the same random numbers, and each loss is that of a batch before the step on it
-(prequential), so that a difference at a step is a difference between two models on the same unseen batch.
-"""
+"""The statistics of an experiment: losses of two runs on the same batches and random numbers, before each step."""
 
 from __future__ import annotations
 
@@ -41,11 +37,7 @@ class Comparison:
     error: float = 0.0  # the standard error of the effect, which includes the noise between two seeds if that is known
 
     def text(self, change: str) -> str:
-        """A sentence on the result.
-
-        >>> compare([2.0, 2.1] * 20, [1.5, 1.7] * 20).text("the learning rate times 10")
-        'Tried: with the learning rate times 10 the loss is 0.45 lower after 40 steps (t = 48.5).'
-        """
+        """A sentence on the result; `change` follows "with"."""
         if math.isinf(self.effect):
             how = "stays finite; without, it does not" if self.effect > 0.0 else "becomes NaN or Inf"
             return f"Tried: with {change} the loss {how} after {self.num_steps} steps."
@@ -80,10 +72,6 @@ def compare(
         noise: how far two runs of the base lie apart that differ in their seed only: `noise_between`. 0: not known.
         is_null: the arm is expected to harm. A harm of any size counts, from a t of 3 or of 0.4 sqrt(n) on: differences
             of neighbouring steps are alike.
-
-    >>> found = compare([1.0, 1.2, 1.1, 1.3] * 3, [0.9, 1.0, 1.0, 1.1] * 3, skip=0)
-    >>> found.verdict, round(found.effect, 2), round(found.t, 2), found.num_steps
-    ('helps', 0.15, 9.95, 12)
     """
     num_base, num_arm = _num_finite(base), _num_finite(arm)
     shared = min(num_base, num_arm)
@@ -112,9 +100,6 @@ def noise_between(base: Sequence[float], other: Sequence[float]) -> float:
     """How far the losses of two runs lie apart that differ in their seed only.
 
     The root mean square, over sixths of the compared steps, of the difference of the means.
-
-    >>> round(noise_between([1.0] * 40, [1.1] * 40), 3)
-    0.1
     """
     shared = min(_num_finite(base), _num_finite(other))
     differences = _held_in([a - b for a, b in zip(base[shared // 4 : shared], other[shared // 4 : shared])])
@@ -185,10 +170,7 @@ class Outcome:
 
     @property
     def accusation(self) -> Row | None:
-        """The null arm, if it did no harm, no other arm helped, and the rules name no other cause.
-
-        A learning rate ten times as high has to be among the arms: a model that hardly moves learns nothing either.
-        """
+        """The null arm, if it did no harm, no other arm helped, "lr x10" among them, and there is no other cause."""
         null = next((row for row in self.rows if row.arm.is_null), None)
         has_tried_more = any(row.arm.name == "lr x10" and row.comparison is not None for row in self.rows)
         if null is None or null.verdict not in (SAME, HELPS) or self.best is not None or not has_tried_more:
@@ -218,11 +200,7 @@ def may_help(row: Row, noise: float) -> bool:
 
 
 def confirm(row: Row, again: Row, noise: float) -> bool:
-    """Makes of an arm's results with two seeds one; returns whether it helps.
-
-    It does if it helps with both, or if both effects are clear, and their mean is as large as the noise between seeds
-    and three times its own standard error.
-    """
+    """Makes of an arm's results with two seeds one; returns whether it helps with both, or clearly on average."""
     first, second = row.comparison, again.comparison
     row.num_seeds = 2
     if first is None or second is None:

@@ -1,7 +1,6 @@
-"""Sees the losses of a script that says nothing about them, and tells them to the guards.
+"""Sees the losses of a script that says nothing about them, and tells them to the guards: `backward` takes the loss.
 
-The loss is what `backward` was called on. A validation loss is what the same torch loss function returns while no
-gradients are recorded, or after `model.eval()`.
+A validation loss is what the same function returns while no gradients are recorded, or after `model.eval()`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ class Patches:
         self._made.append((owner, name, original, made))
 
     def restore(self) -> None:
-        """Puts the attributes back."""
         for owner, name, original, made in reversed(self._made):
             if getattr(owner, name) is made:
                 setattr(owner, name, original)
@@ -56,8 +54,7 @@ class ScriptLosses:
     """Tells `guards` their losses. Errors of its own go to `kept` and never to the script.
 
     A step's loss is the mean of the losses that `backward` was called on since the step before; their sum if each was
-    divided by their number, as accumulated ones are. It is told at the next backward pass, to all guards that have
-    stepped since the last one.
+    divided by their number. It is told at the next backward pass, to all guards that have stepped since the last one.
 
     Cost of a backward pass: one Python frame, about 1 us; no sync. The first three passes read the loss, which syncs.
     """
@@ -93,7 +90,6 @@ class ScriptLosses:
         self._val_has_grad = False
 
     def start(self) -> None:
-        """Replaces the functions of torch through which losses pass."""
         self._patches.replace(torch.autograd, "backward", self._watching)
         self._patches.replace(torch.amp.GradScaler, "scale", self._scaling)
         self._patches.replace(torch.amp.GradScaler, "update", self._updating)
@@ -107,7 +103,6 @@ class ScriptLosses:
         self._primitives.restore()
 
     def finish(self) -> None:
-        """Tells the last losses."""
         self._settle()
         self._tell_validation()
 
@@ -157,7 +152,6 @@ class ScriptLosses:
         return backward
 
     def _begin(self, tensors: Any) -> torch.Tensor | None:
-        """A pass begins: returns its loss."""
         if self.when_idle is not None:
             self.keeps_newest, call, self.when_idle = False, self.when_idle, None
             call()
@@ -177,7 +171,6 @@ class ScriptLosses:
         return scaled[1] if scaled is not None and scaled[0]() is loss else loss
 
     def _take(self, loss: torch.Tensor | None) -> None:
-        """Takes the loss of a pass that has ended."""
         calls, self._calls = self._calls, []
         if loss is None:
             return
@@ -293,7 +286,6 @@ class ScriptLosses:
         return not models or any(model.training for model in models)
 
     def _meet(self, name: str, at: int, args: Any, kwargs: Any, result: torch.Tensor) -> None:
-        """A loss function has returned."""
         if graph_task() != -1 or torch._C._functorch.is_functorch_wrapped_tensor(result):
             return
         number = args[1].numel()

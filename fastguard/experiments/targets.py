@@ -31,10 +31,7 @@ class Reading:
         return mask.any(self.dim) if self.space == "classes" else mask.reshape(self.valid.shape)
 
     def agreement(self, output: Tensor, target: Tensor, counted: Tensor) -> float:
-        """How far `output` is what `target` says, where `counted`: 1 is wholly; 0 or less, not at all.
-
-        The share of right classes; the share of pairs of yes and no in their right order; the rank correlation.
-        """
+        """How far `output` is what `target` says, where `counted`: 1 is wholly; 0 or less, not at all."""
         if not bool(counted.any()):
             return 0.0
         if self.space == "classes":
@@ -105,10 +102,7 @@ def padding_value(target: Tensor) -> int | None:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """sin(tau pi / 2) of Kendall's tau over pairs whose `b` differs, of 4096 elements at most; NaN if there are none.
-
-    Ties, as in counts or pictures, say nothing. Of normal values it comes to Pearson's correlation.
-    """
+    """sin(tau pi / 2) of Kendall's tau over pairs whose `b` differs, of 4096 elements at most; NaN without any."""
     a, b = a[:: 1 + a.numel() // 4096], b[:: 1 + b.numel() // 4096]
     steps = range(1, len(a), 1 + len(a) // 64)
     pairs = [((a - a.roll(k)).sign() * (b - b.roll(k)).sign())[b != b.roll(k)] for k in steps]
@@ -189,11 +183,7 @@ class FreeOutputs:
     def _optimise(
         self, start: Sequence[Tensor], frozen: set[int] | frozenset[int] = frozenset(), pace: float = 1.0
     ) -> tuple[list[Tensor], float]:
-        """The free outputs after some steps of Adam whose rate falls to zero, and their loss.
-
-        Gradients far below a usual one, which are rounding, are let alone. Steps end where the gradient is not
-        finite: there is no lower bound, or a root of zero.
-        """
+        """The outputs after some steps of Adam, whose rate falls to zero, and their loss; up to one not finite."""
         before = free = [z.clone() for z in start]
         first, second = [torch.zeros_like(z) for z in free], [torch.zeros_like(z) for z in free]
         loss, least = self._gradient(free)[0], 0.0

@@ -1,9 +1,8 @@
 """Runs a script again and again for a few hundred steps, each time with one thing changed, and compares the losses.
 
-Each run is a process of its own (`fastguard.commands.trial_child`) in a copy of the working folder, and can write
-nowhere else. Two runs of the script as it is, with different seeds, show how large a difference means nothing. Then
-come the arms that the first run's causes suggest, then all others. The arm that helps most is run again with the
-second seed.
+Each run is a process (`fastguard.commands.trial_child`) in a copy of the working folder, and can write nowhere else.
+Two runs as it is, with different seeds, show how large a difference means nothing. Then come the arms that the first
+run's causes suggest, then all others. The arm that helps most is run again with the second seed.
 """
 
 from __future__ import annotations
@@ -68,20 +67,11 @@ class Task:
     base_log: str  # that of the run without an arm, which tells arms what they need to know; empty for none
     progress: int  # file descriptor that gets a line for each step
 
-    def to_json(self) -> str:
-        """As the child's argument."""
-        return json.dumps(asdict(self))
-
 
 class Trial:
-    """Tries a script.
+    """Tries a script, or a module if `is_module`, in `seconds` for everything; the arms `names`, or all that apply.
 
-    Args:
-        target, arguments: the script, or the module if `is_module`, and its arguments.
-        num_steps: of each run.
-        seconds: for everything together.
-        names: of the arms to run; None for all that apply.
-        told: called with the name of a run and the number of its steps so far; the number is 0 when a run begins.
+    `told` is called with the name of a run and the number of its steps so far; 0 when it begins.
     """
 
     def __init__(
@@ -101,12 +91,7 @@ class Trial:
         self._reasons: dict[str, str] = {}  # why arms do not apply, by the base
 
     def run(self) -> Outcome:
-        """Runs everything.
-
-        Raises:
-            TrialError: the script as it is took fewer than 16 steps.
-            OSError: the system has no Landlock, or there is no room for copies of the folder.
-        """
+        """Runs everything. Raises TrialError if the script as it is took fewer than 16 steps, OSError if it cannot."""
         with tempfile.TemporaryDirectory(prefix="fastguard-try-") as room:
             self._room = Path(room).resolve()
             base = self._run("as it is", "", 0)
@@ -176,7 +161,7 @@ class Trial:
         try:
             with open(output, "wb") as file:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "fastguard.commands.trial_child", task.to_json()],
+                    [sys.executable, "-m", "fastguard.commands.trial_child", json.dumps(asdict(task))],
                     cwd=folder / "here",
                     env=_environment(folder),
                     stdin=subprocess.DEVNULL,

@@ -15,30 +15,23 @@ _MAX_ELEMENTS = 4096
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4}  # of the sum of a row
 _IN_HALVES = 2e-2
 _MASKED = -1e3
+_OF_INPUT = ("abs_max", "mean", "std", "num_nonfinite", "constant_share", "digest")  # figures in a `BatchSample`
+_OF_OUTPUT = ("abs_max", "min", "max", "mean", "std", "num_nonfinite", "spread")
 
 
 class Figures(NamedTuple):
-    """Figures of a sample of one tensor; NaN if the sample has no such figure.
+    """Figures of a sample of one tensor; NaN if the sample has no such figure."""
 
-    Attributes:
-        abs_max, mean, std, min, max: of the finite elements; the population's standard deviation.
-        num_nonfinite: NaN and Inf.
-        constant_share: share of the columns that have one value.
-        spread: mean over the finite columns of their standard deviations.
-        digest: 63 bits of some of the elements and of the tensor's shape.
-        away_from_one: the largest distance of the sum of a row from 1, if all elements are within [0, 1].
-    """
-
-    abs_max: float
+    abs_max: float  # like the next four, of the finite elements
     mean: float
-    std: float
+    std: float  # the population's
     min: float
     max: float
     num_nonfinite: int
-    constant_share: float
-    spread: float
-    digest: int
-    away_from_one: float
+    constant_share: float  # share of the columns that have one value
+    spread: float  # mean over the finite columns of their standard deviations
+    digest: int  # 63 bits of some of the elements and of the tensor's shape
+    away_from_one: float  # the largest distance of the sum of a row from 1, if all elements are within [0, 1]
 
 
 class Given(NamedTuple):
@@ -49,11 +42,7 @@ class Given(NamedTuple):
 
 
 def sample_of(data: Sequence[Given], output: Any, training: bool, with_grad: bool) -> BatchSample | None:
-    """Figures of the inputs and the output of one pass; None if no tensors in it can be read here.
-
-    Args:
-        data: what `data_of` returned.
-    """
+    """Figures of the inputs, from `data_of`, and the output of one pass; None if no tensors can be read here."""
     given = [x for x in data if x.tensor.dim()] or list(data)  # a single number next to tensors is not data
     returned = [x for _, x in leaves(output) if can_be_read(x) and (x.is_floating_point() or x.is_complex())]
     if not given or not returned:
@@ -68,23 +57,12 @@ def sample_of(data: Sequence[Given], output: Any, training: bool, with_grad: boo
         training=training,
         with_grad=with_grad,
         num_samples=given[0].tensor.shape[0] if given[0].tensor.dim() else 1,
-        input_abs_max=of_input.abs_max,
-        input_mean=of_input.mean,
-        input_std=of_input.std,
-        input_num_nonfinite=of_input.num_nonfinite,
         input_is_integer=not (x.is_floating_point() or x.is_complex()),
-        input_constant_share=of_input.constant_share,
-        input_digest=of_input.digest,
-        output_abs_max=of_output.abs_max,
-        output_min=of_output.min,
-        output_max=of_output.max,
-        output_mean=of_output.mean,
-        output_std=of_output.std,
-        output_num_nonfinite=of_output.num_nonfinite,
         output_width=y.shape[-1] if y.dim() > 1 else 1,
-        output_spread=of_output.spread,
         output_is_unit=is_finite and of_output.min >= 0.0 and of_output.max <= 1.0,
         output_rows_sum_to_one=of_output.away_from_one <= _ROUNDING.get(y.dtype, _IN_HALVES),
+        **{f"input_{name}": getattr(of_input, name) for name in _OF_INPUT},
+        **{f"output_{name}": getattr(of_output, name) for name in _OF_OUTPUT},
     )
 
 
@@ -96,11 +74,7 @@ def data_of(args: Any, kwargs: dict[str, Any]) -> list[Given]:
 
 
 def is_mask(x: torch.Tensor, known: Figures | None = None) -> bool:
-    """Whether `x` holds 0 and one number below -1000, or -Inf, and nothing else: it is added to attention scores.
-
-    Args:
-        known: its figures, if you have them.
-    """
+    """Whether `x`, whose figures may be `known`, holds 0 and one number below -1000, and so is added to scores."""
     if (known is not None and abs(known.max) > 0.0) or not x.is_floating_point() or not x.numel():
         return False  # most tensors
     values = strided(x.detach().as_subclass(torch.Tensor), _MAX_ELEMENTS).double()

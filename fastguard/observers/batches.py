@@ -6,6 +6,7 @@ import math
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,32 +35,22 @@ _LEAST_ROWS = 16  # elements of a channel, whose own mean is off by a quarter of
 _FIRST_QUIET = 2, 13  # the first torch whose dynamo traces a model with such hooks
 
 
-class PlainSchedule:
-    """From which steps on a forward pass of the model is to be looked at, without the extension.
+def schedule_for(clock: Any, model: nn.Module) -> Any:
+    """From which steps on a forward pass is to be looked at: in train mode and with autograd, and any other.
 
     With the clock of a run, which only the extension has, C++ compares these with the number of the step, and a pass
     that is not due enters no Python function.
-
-    Attributes:
-        training_from: the step from which on a pass in train mode and with autograd is due.
-        evaluation_from: the same for any other pass, if `is_evaluation_due`: one in train mode came since the last.
     """
-
-    training_from = evaluation_from = 0
-    is_evaluation_due = False
-
-
-def schedule_for(clock: Any, model: nn.Module) -> Any:
-    """The schedule of a run with this clock, with which every pass is due to begin with."""
-    return PlainSchedule() if clock is None else extension.ScheduleState(clock, model)
+    if clock is not None:
+        return extension.ScheduleState(clock, model)
+    return SimpleNamespace(training_from=0, evaluation_from=0, is_evaluation_due=False)
 
 
 def can_be_quiet(module: nn.Module) -> bool:
     """Whether the forward hooks of `module` can be the extension's, which are false while the only one is not due.
 
-    `Module.__call__` calls just `forward` where all its dicts of hooks are false. That saves 4 us a pass. It is not
-    done where there are hooks already, whose handles know the dict that is there, or where the module has a `__call__`
-    of its own.
+    `Module.__call__` calls just `forward` where all its dicts of hooks are false, which saves 4 us a pass. Not where
+    there are hooks already, whose handles know the dict that is there, or where the module has its own `__call__`.
     """
     version = tuple(map(int, torch.__version__.split("+")[0].split(".")[:2]))
     known = module.__dict__.get("_forward_hooks")
@@ -74,14 +65,6 @@ class BatchWatch(Transient, Observer):
     one in a hundred; as often, the first pass in eval mode or without autograd that follows training. It reads tensors
     on the CPU only: for others the host would have to wait. It leaves out passes that are traced, compiled whole,
     recomputed for the backward pass or inside a transform of torch.func.
-
-    Attributes:
-        found: samples that wait for a record.
-        is_paused: nothing is sampled.
-        output_width: the last dimension of the newest output in training; 0 for a single number, or if none was seen.
-        first: the modules that the first pass called.
-        loss: reads the gradient of the output.
-        norms: compares running statistics with those of a batch.
 
     Cost: 2 us a pass, 6 if the model has other hooks; 0.1 ms for a sample, of some 4096 elements of input and output.
     """
@@ -101,9 +84,9 @@ class BatchWatch(Transient, Observer):
         self._num_taken = 0
         # In steps: an accumulated gradient takes many passes, an actor many without a gradient.
         self._schedule = schedule_for(clock, model)
-        self.found: list[BatchSample] = []
+        self.found: list[BatchSample] = []  # wait for a record
         self.is_paused = self._is_met = False
-        self.output_width = 0
+        self.output_width = 0  # the last dimension of the newest output in training; 0 if it has none
         self.first = FirstPass(model, device, failures)
         self.loss = LossGradient(failures)
         self.norms = NormStatistics(model, failures)
@@ -189,7 +172,9 @@ class BatchWatch(Transient, Observer):
             self.loss.watch(output, [x.tensor for x in data[:4]])
             if self._num_taken in _COMPARED:
                 self.norms.arm()
-            self.output_width = 0 if sample is None or not _has_dims(output) else sample.output_width
+            self.output_width = 0
+            if sample is not None and any(y.dim() for _, y in leaves(output)):
+                self.output_width = sample.output_width
         if sample is not None:
             self.found.append(sample)
             self._awake()
@@ -204,12 +189,10 @@ class BatchWatch(Transient, Observer):
         return found
 
     def state(self) -> list[int]:
-        """The schedule, as plain numbers."""
         schedule = self._schedule  # the second number was a count of passes
         return [self._num_taken, 0, schedule.training_from, schedule.evaluation_from, int(schedule.is_evaluation_due)]
 
     def load(self, state: Sequence[int]) -> None:
-        """Goes on from `state`."""
         schedule = self._schedule
         self._num_taken, _, schedule.training_from, schedule.evaluation_from, due = state
         if self._num_taken < _NUM_FIRST:
@@ -235,19 +218,11 @@ class BatchWatch(Transient, Observer):
 
 
 class FirstPass(Observer):
-    """The modules that the first forward pass called, and its autocast dtype.
-
-    Hooks on the modules without children, or with parameters of their own, are there during that pass only.
-
-    Attributes:
-        found: facts about the model.
-        given: the tensors that the first of these modules took; None outside of such a pass.
-
-    Cost: 3 us for each such module, once.
-    """
+    """The modules that the first forward pass called, by hooks in that pass only, and its autocast. Cost: 3 us each."""
 
     def __init__(self, model: nn.Module, device: str, failures: Failures) -> None:
-        self.found: dict[str, Any] = {}
+        self.found: dict[str, Any] = {}  # facts about the model
+        # the tensors that the first of these modules took; None outside of such a pass
         self.given: list[weakref.ref[torch.Tensor]] | None = None
         self._device = device if torch.amp.is_autocast_available(device) else ""
         self._failures = failures
@@ -275,12 +250,10 @@ class FirstPass(Observer):
                         self.hold(module.register_forward_hook(ModuleHook(self._use, strip_wrappers(name))))
 
     def _use(self, name: str, *_: Any) -> None:
-        """A module with parameters was called."""
         if torch.is_grad_enabled():
             self._learning[name] = None
 
     def _see(self, module: nn.Module, args: Any = (), *_: Any) -> None:
-        """A module without children was called."""
         with self._failures.kept(_WHAT, "Which modules the first pass called last is not known."):
             if not self.given and torch.is_grad_enabled():
                 self.given = [weakref.ref(x) for x in args if isinstance(x, torch.Tensor)]
@@ -304,14 +277,10 @@ class FirstPass(Observer):
 
 
 class NormStatistics(Observer):
-    """Hooks on at most eight BatchNorm modules, for one pass; `arm` sets them.
+    """Hooks on at most eight BatchNorm modules, for one pass; `arm` sets them. Cost: 40 us a module, at such a pass.
 
-    Attributes:
-        found: by module, the distance of the means in standard deviations of the batch (root mean square over the
-            channels), and the running variance divided by that of the batch (geometric mean). Both are Inf if the
-            running statistics are not finite.
-
-    Cost: 40 us a module, at the passes after `arm`.
+    `found` has for each the distance of the means in standard deviations of the batch (root mean square over channels)
+    and the running variance divided by that of the batch (geometric mean); Inf if running statistics are not finite.
     """
 
     def __init__(self, model: nn.Module, failures: Failures) -> None:
@@ -363,10 +332,6 @@ class NormStatistics(Observer):
             gap, ratio = float(away), math.exp(max(-700.0, min(700.0, float(times))))
             if math.isfinite(gap) and ratio > 0.0:
                 self.found[name] = gap, ratio
-
-
-def _has_dims(output: Any) -> bool:
-    return any(y.dim() for _, y in leaves(output))
 
 
 def _autocast(device: str) -> str:

@@ -1,8 +1,4 @@
-"""Keeps buffers finite: restores them after a skipped step whose forward pass wrote NaN or Inf.
-
-A bad batch ruins more than gradients: batch norm averages its statistics into `running_mean` in the forward pass, so
-`eval()` would return NaN from then on although the step was skipped.
-"""
+"""Keeps buffers finite: restores them after a skipped step whose forward pass wrote NaN or Inf, as batch norm does."""
 
 from __future__ import annotations
 
@@ -34,21 +30,16 @@ def tensor_can_be_kept(tensor: Any) -> bool:
 
 
 class BufferPlace:
-    """The place of a buffer: a module's dict and a key, which may hold another tensor at every step.
-
-    Attributes:
-        is_written: whether something has written to it.
-    """
+    """The place of a buffer: a module's dict and a key, which may hold another tensor at every step."""
 
     def __init__(self, module: torch.nn.Module, key: str) -> None:
         self.dict: Any = module._buffers
         self.key = key
-        self.is_written = isinstance(module, _NORMS) and module.training
+        self.is_written = isinstance(module, _NORMS) and module.training  # something has written to it
         self._seen = self._mark()
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The present buffer."""
         return self.dict[self.key] if self.key in self.dict else None  # noqa: SIM401 - a scripted module's has no `get`
 
     def num_bytes(self) -> int:
@@ -97,12 +88,7 @@ def places_of(model: torch.nn.Module) -> list[BufferPlace]:
 
 
 class _Pack:
-    """Copies of buffers of one dtype and number of dimensions on one device, in one tensor.
-
-    Attributes:
-        kept: their elements.
-        may_be_bad: whether the dtype has NaN or Inf.
-    """
+    """Copies of buffers of one dtype and number of dimensions on one device, in one tensor."""
 
     def __init__(self, places: Sequence[BufferPlace], values: Sequence[torch.Tensor]) -> None:
         first = values[0]
@@ -111,7 +97,7 @@ class _Pack:
         self._pack: Callable[[Any], torch.Tensor] = torch.stack if first.dim() == 0 else torch.cat
         self._is_flat = first.dim() < 2
         self._is_alone = len(values) == 1 and first.nbytes > _SMALL_BYTES
-        self.kept = self._packed(values)
+        self.kept = self._packed(values)  # their elements
         self.may_be_bad = (first.is_floating_point() or first.is_complex()) and first.itemsize > 1
 
     def _packed(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -126,7 +112,6 @@ class _Pack:
         return now
 
     def keep(self, now: torch.Tensor) -> None:
-        """Keeps the result of `gather`."""
         if self._is_alone:
             self.kept.copy_(now)
         else:
@@ -151,14 +136,10 @@ class _Pack:
 
 
 class Buffers(Observer):
-    """Follows the buffers of a model from step to step, on any device.
+    """Follows the buffers of a model, held weakly, from step to step, on any device.
 
     It copies buffers that the model writes to at every step, at most 64 MiB. It does not copy others, such as masks and
     tables of positions, and checks now and then whether something has written to them.
-
-    Args:
-        model: held weakly.
-        failures: counts errors.
 
     Cost of a step: nothing for a model that writes to no buffers; otherwise a copy of them and, on the CPU, a read. On
     a device some fifteen launches, and no sync.
@@ -192,19 +173,16 @@ class Buffers(Observer):
         return [place for place, t in found if t is not None and (place.is_written or t.nbytes <= _SMALL_BYTES)]
 
     def follow(self, step: int, skipped: bool | torch.Tensor) -> int:
-        """Keeps what the forward passes of a judged step wrote, or restores what was there before. Never raises.
+        """Keeps what the forward passes of a judged step wrote, or, if it is `skipped`, restores what was there before.
 
-        Args:
-            skipped: whether the step is skipped; a tensor of one number is not waited for.
-
-        Returns:
-            The step from which to call this again; skipped steps always need a call.
+        Never raises, nor waits for a `skipped` tensor. Returns the step from which to call it again; a skip needs one.
         """
         count, self._num_followed = self._num_followed, self._num_followed + 1
+        is_look = count < _NUM_FIRST or not self._packs or count % _LOOK_EVERY == 0
         with self._failures.kept("buffers", _SO), torch.no_grad():
             if skipped is False and (count == 1 or count % _WALK_EVERY == _WALK_EVERY - 1):
                 self._walk()
-            elif (count < _NUM_FIRST or not self._packs or count % _LOOK_EVERY == 0) and self._has_news():
+            elif is_look and [place for place in self._places if place.look()]:
                 self._sort()
             try:
                 self._follow(skipped)
@@ -213,9 +191,6 @@ class Buffers(Observer):
                 self._follow(skipped)
         return step + (1 if self._packs or count < _NUM_FIRST else _LOOK_EVERY)
 
-    def _has_news(self) -> bool:
-        return bool([place for place in self._places if place.look()])
-
     def refresh(self, *_: Any) -> None:
         """The present values are good, as after `load_state_dict`."""
         with self._failures.kept("buffers", _SO), torch.no_grad():
@@ -223,7 +198,6 @@ class Buffers(Observer):
             self._walk()
 
     def _walk(self) -> None:
-        """Finds the present buffers."""
         model = self._model()
         if model is not None:
             known = {(id(place.dict), place.key): place for place in self._places}

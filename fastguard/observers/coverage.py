@@ -18,10 +18,9 @@ _ELSEWHERE = ("main_grad", "ds_tensor", "ds_id")  # attributes where Megatron an
 
 
 class CoverageWatch(Observer):
-    """Compares sixteen of the parameters that never had a gradient, around the steps of `looks`.
+    """Compares sixteen of the trainable parameters that never had a gradient, around the steps of `looks`.
 
-    These are trainable parameters of the optimizers, and of the model if no guarded optimizer holds them. On a GPU,
-    where it reads nothing, a parameter has changed if it was written to.
+    They are the optimizers', and the model's that no guarded optimizer holds. On a GPU it counts writes instead.
 
     Cost: nothing if all parameters have gradients; otherwise 0.3 us a parameter and 50 us, at the first forty such
     steps.

@@ -17,17 +17,11 @@ _LEAST_SAMPLES, _LEAST_BATCHES, _LEAST_EQUAL = 8, 6, 0.05
 
 
 class InputSample(NamedTuple):
-    """A copy of an input of the model, or of some features of its first 64 samples.
+    """A copy of an input of the model, or of some features of its first 64 samples."""
 
-    Attributes:
-        values: [n, features]; None if the input says nothing.
-        num_samples: of the input.
-        is_whole: whether these are all values of the input.
-    """
-
-    values: torch.Tensor | None
-    num_samples: int
-    is_whole: bool
+    values: torch.Tensor | None  # [n, features]; None if the input says nothing
+    num_samples: int  # of the input
+    is_whole: bool  # whether these are all values of the input
 
 
 def sample_inputs(given: Sequence[torch.Tensor], most_bytes: int = 1 << 19) -> list[InputSample]:
@@ -58,16 +52,11 @@ class Dependence:
     def add(
         self, given: Sequence[InputSample], targets: array[float], shape: Sequence[int], are_floating: bool = False
     ) -> float | None:
-        """Adds a batch. Returns the value of all batches for the input that says most; by chance it is standard normal.
+        """Adds a batch: inputs, targets of all rows, and the shape of the output. Returns the value that says most.
 
-        None before six batches, or if it is not known which target belongs to which sample, or what an input means:
-        integers that are rarely equal are names without a distance, and targets of sequences belong to places.
-
-        Args:
-            given: the inputs.
-            targets: of all rows of the output.
-            shape: of the output.
-            are_floating: whether the targets are numbers, and not classes.
+        By chance it is standard normal. None before six batches, or if it is not known which target belongs to which
+        sample, or what an input means: integers that are rarely equal are names without a distance, and targets of
+        sequences belong to places.
         """
         count, widths = shape[0], (1, shape[-1], shape[min(1, len(shape) - 1)])
         is_whole = any(len(targets) * width == math.prod(shape) for width in widths) and len(targets) % count == 0
@@ -85,29 +74,20 @@ class Dependence:
 
 
 def how_near(x: torch.Tensor, targets: array[float], each: int, are_floating: bool) -> float:
-    """The bias-corrected distance correlation of inputs and targets, times the root of n (n - 3) / 2.
+    """The bias-corrected distance correlation of inputs and targets, times the root of n (n - 3) / 2; NaN if constant.
 
-    If they are independent, it has mean 0 and standard deviation 1 (Szekely and Rizzo 2013). Distances of inputs, which
-    are standardised features or shares of integers that differ, count as 1 - exp(-2 d) in units of their median, so
-    that near pairs count most. Distances of targets, `each` of a sample, count as they are. NaN if one of the two is
-    constant.
+    If they are independent, it has mean 0 and standard deviation 1 (Szekely and Rizzo 2013). Distances of inputs count
+    as 1 - exp(-2 d) in units of their median, so that near pairs count most. Each sample has `each` targets.
     """
     found = extension.how_near(*_floats(x), targets, each, are_floating)
     return math.nan if found is None else found
 
 
 def how_it_follows(x: torch.Tensor, targets: array[float]) -> array[float]:
-    """How closely each place of the inputs follows the targets, from 0 to 1.
+    """How closely each place of the inputs [n, features] follows the targets, from 0 to 1.
 
     With one target a sample, the absolute correlation of each feature with it. With several, and as many integer inputs
     or a multiple, the share of equal ones. Empty in all other cases.
-
-    Args:
-        x: [n, features], an input.
-        targets: n of them or a multiple.
-
-    >>> how_it_follows(torch.tensor([[1.0, 5.0], [2.0, 3.0], [3.0, 9.0]] * 3), array("d", [1, 3, 5] * 3))[0]
-    1.0
     """
     each = len(targets) // max(1, len(x))
     if len(x) < _LEAST_SAMPLES or not each or len(targets) % len(x):

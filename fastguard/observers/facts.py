@@ -29,9 +29,7 @@ _CONVOLVING = (torch.nn.modules.conv._ConvNd, torch.nn.utils.parametrize.Paramet
 
 
 class ModelFacts(Observer):
-    """Facts about the model and the optimizers of one guard; empty without a model.
-
-    It holds the model weakly. A hook on one parameter counts the backward passes of the first four steps that have any.
+    """Facts about the model, held weakly, and the optimizers of one guard; empty without a model.
 
     Cost: one read of the weights when the guard is made; 0.3 us a parameter each time the rules are checked.
     """
@@ -55,10 +53,7 @@ class ModelFacts(Observer):
             self.hold(counted.register_post_accumulate_grad_hook(parameter_hook(self._count_pass)))
 
     def at_first(self) -> dict[str, Any]:
-        """Facts when the guard is made: names, spread of the weights, dropout, kinds of modules, dtypes.
-
-        Cost: one read of the model's weights; on a GPU one sync.
-        """
+        """The facts when the guard is made. Cost: one read of the model's weights; on a GPU one sync."""
         model = None if self._model is None else self._model()
         if model is None:
             return {"dtypes": self._dtypes}
@@ -91,10 +86,7 @@ class ModelFacts(Observer):
     def now(
         self, optimizers: Sequence[torch.optim.Optimizer], elsewhere: Callable[[], Collection[int]] = tuple
     ) -> dict[str, Any]:
-        """Facts that may change during a run; `elsewhere` returns the ids of parameters of other guards.
-
-        Cost: 0.3 us a parameter; no sync.
-        """
+        """Facts that may change during a run; `elsewhere` returns the ids of parameters of other guards. No sync."""
         facts: dict[str, Any] = {"decay_per_step": max((_decay(o) for o in optimizers), default=0.0)}
         facts.update(_schedule(optimizers))
         found = [_settings(o, group) for o in optimizers for group in o.param_groups][:_MAX_GROUPS]

@@ -20,19 +20,14 @@ _FIRST_READ = 16  # elements, one of which is not zero as a rule
 
 
 class _Watched(Observer):
-    """One parameter, and its gradient when it was last added to, or when the last step ended.
-
-    Attributes:
-        is_left: whether the gradient of that time has stayed in it.
-        num_passes: backward passes that reached it since the last step.
-        was_cleared: whether their gradient was gone or zero when the step was taken.
-    """
+    """One parameter, and its gradient when it was last added to, or when the last step ended."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self._parameter = weakref.ref(parameter)
         self._gradient: weakref.ref[torch.Tensor] | None = None
-        self._version = self.num_passes = 0
-        self.is_left = self.was_cleared = False
+        self._version = self.num_passes = 0  # backward passes that reached it since the last step
+        self.is_left = False  # whether the gradient of that time has stayed in it
+        self.was_cleared = False  # whether the passes' gradient was gone or zero when the step was taken
         self.hold(
             parameter.register_hook(parameter_hook(self._is_to_be_added)),
             parameter.register_post_accumulate_grad_hook(parameter_hook(self._was_added)),
@@ -69,9 +64,8 @@ class _Watched(Observer):
 class LeftGradients(Observer):
     """Watches the first and the last parameter for the first twenty steps.
 
-    A gradient is left over if nothing replaced or zeroed it between the end of one step and the next, so that it is
-    part of the gradient of the next step. Accumulated micro-batches do not count, nor does a gradient that is cleared
-    later than at the first backward pass.
+    A gradient is left over if nothing replaced or zeroed it between the end of one step and the next. Accumulated
+    micro-batches do not count, nor does a gradient that is cleared later than at the first backward pass.
 
     Cost: 5 us a backward pass until it is over; then nothing.
     """
@@ -102,7 +96,6 @@ class LeftGradients(Observer):
         self.load([num_watched, num_left, num_steps + 1, int(has_begun or bool(reached)), num_cleared])
 
     def state(self) -> list[int]:
-        """The counts."""
         return list(self._counts)
 
     def load(self, state: Sequence[int]) -> None:

@@ -37,25 +37,19 @@ _SMOOTH = frozenset(_NAMES.split())
 
 
 class LossGradient:
-    """Reads the gradient of the model's output in up to eight training passes.
+    """Reads the gradient of the model's output in up to eight training passes: it shows the loss and the targets.
 
-    This gradient shows the kind of the loss, and the targets up to the scale of the loss: for a cross-entropy its rows
-    are a softmax minus a one-hot vector, for a squared error it is the distance from the targets.
-
-    In such a pass it copies a sample of output and inputs, at most max(1 MiB, 1 % of the output), for a hook on the
-    output. Neither output nor inputs live longer than without it. The backward pass reads the gradient in place.
-
-    Attributes:
-        facts: `loss_kind`, and what is known about the targets.
-        is_late: the run was resumed after the first of these passes, so the first losses are known already.
+    For a cross-entropy its rows are a softmax minus a one-hot vector, for a squared error the distance from the
+    targets. In such a pass it copies a sample of output and inputs, at most max(1 MiB, 1 % of the output), for a hook
+    on the output; neither lives longer than without it.
 
     Cost: a tensor hook, and 0.1 ms for an output of 640 elements, a few ms for one of millions, at eight passes of a
     run.
     """
 
     def __init__(self, failures: Failures) -> None:
-        self.facts: dict[str, Any] = {}
-        self.is_late = False
+        self.facts: dict[str, Any] = {}  # `loss_kind`, and what is known about the targets
+        self.is_late = False  # the run was resumed after the first passes, so the first losses are known already
         self._failures = failures
         self._left = NUM_LOOKED_AT
         self._kinds: Counter[str] = Counter()
@@ -163,11 +157,8 @@ def _entropy(classes: Counter[float]) -> float:
 def facts_of_loss(loss: Any, parameters: Collection[int] | None) -> dict[str, Any]:
     """The facts `loss_ops`, `is_smooth` and `num_foreign_parameters` of a loss; empty if it has no graph.
 
-    Args:
-        loss: the observed loss. After backward its graph still exists, without the saved tensors.
-        parameters: ids of the parameters of the model and of guarded optimizers; None without a model.
-
-    Cost: 1 us a node, of at most 4096. No sync.
+    `parameters` are ids of those of the model and of guarded optimizers; None without a model. After backward the graph
+    still exists. Cost: 1 us a node, of at most 4096. No sync.
     """
     if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
         return {}

@@ -50,26 +50,17 @@ class Rows(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What a gradient says about the loss.
+    """What a gradient says about the loss."""
 
-    Attributes:
-        kind: one of `CLASSIFYING`, "squared error" or "absolute error"; "zero" if the gradient is zero; "" if it fits
-            none of them or is not finite. A squared error is assumed to be the mean over all elements. A gradient that
-            fits nothing else counts as one until the losses rule it out.
-        targets: classes, or the numbers of a squared error; only of rows with a gradient.
-        places: of classes, the row of each, out of `num_rows`.
-        is_sampled: whether the targets are a sample of the rows.
-        mean_squared: what a mean squared error would be; NaN if the gradient has more than 2^24 elements.
-        numbers: least, largest, mean and standard deviation of a squared error's targets, and the share of 0 and 1.
-    """
-
+    # One of `CLASSIFYING`, "absolute error", "squared error" (a mean over all elements, which anything else counts as,
+    # too, until the losses rule it out), "zero" if the gradient is zero, or "" if it fits none or is not finite.
     kind: str
-    targets: array[float] | None = None
-    places: array[float] | None = None
+    targets: array[float] | None = None  # classes, or the numbers of a squared error; only of rows with a gradient
+    places: array[float] | None = None  # of classes, the row of each, out of `num_rows`
     num_rows: int = 0
-    is_sampled: bool = False
-    mean_squared: float = math.nan
-    numbers: tuple[float, ...] = ()
+    is_sampled: bool = False  # whether the targets are a sample of the rows
+    mean_squared: float = math.nan  # what a mean squared error would be; NaN above 2^24 elements
+    numbers: tuple[float, ...] = ()  # of a squared error's targets: least, largest, mean, std, share of 0 and 1
 
 
 class OutputSample:
@@ -77,22 +68,12 @@ class OutputSample:
 
     It copies an output of up to 65,536 elements whole. It takes as many elements of a larger one, up to eight rows if
     they are wide, and at most max(1 MiB, 1 % of the output). The classes of other rows come from the gradient alone.
-
-    Attributes:
-        shape: of the output.
-        num_bytes: size of the copies.
-
-    >>> y = torch.tensor([[2.0, 0.0, 1.0], [0.0, 1.0, 3.0]], requires_grad=True)
-    >>> torch.nn.functional.cross_entropy(y, torch.tensor([0, 1])).backward()
-    >>> loss = OutputSample(y.detach()).loss_of(y.grad)
-    >>> loss.kind, loss.targets.tolist()
-    ('cross-entropy', [0.0, 1.0])
     """
 
     def __init__(self, output: torch.Tensor) -> None:
         self.shape = output.shape
         self._samples = [(rows, rows.take(output), self._reach(rows)) for rows in _sampled(output)]
-        self.num_bytes = sum(values.nbytes for _, values, _ in self._samples)
+        self.num_bytes = sum(values.nbytes for _, values, _ in self._samples)  # of the copies
 
     def _reach(self, rows: Rows) -> Rows:
         """Rows of the gradient to read if the sample is not the whole output."""
@@ -104,10 +85,7 @@ class OutputSample:
         return reach if reach.num > 2 * min(rows.num, _MAX_ROWS) else none
 
     def loss_of(self, gradient: torch.Tensor) -> Loss:
-        """What the gradient, of the output's shape and any scale, says about the loss.
-
-        Cost: 20 us for 640 elements, a few ms at most.
-        """
+        """What the gradient, of the output's shape and any scale, says of the loss. Cost: 20 us to a few ms."""
         samples = [
             (values, -1 if rows.dim is None else rows.dim, *rows[1:3], *reach[1:])
             for rows, values, reach in self._samples

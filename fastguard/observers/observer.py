@@ -74,10 +74,7 @@ class Transient:
 
 
 class ModuleHook(Transient):
-    """A hook on a module that calls a method: first with `given`, then with what torch passes.
-
-    It does not keep the method's object alive, and calls nothing while torch compiles or traces the model.
-    """
+    """A hook on a module that calls a method, held weakly, with `given` and what torch passes; not while tracing."""
 
     def __init__(self, method: Callable[..., None], *given: Any) -> None:
         self._method, self._given = weakref.WeakMethod(method), given
@@ -101,13 +98,10 @@ class Observer:
 
     An observation may allocate max(1 MiB, 1 % of what it reads), and keeps neither the graph nor a batch alive. Errors
     are counted, and training continues.
-
-    Attributes:
-        what, so: the name under which its errors are counted, and what an error means for the run.
     """
 
-    what = "sampled evidence"
-    so = "What it saw of that step was left out."
+    what = "sampled evidence"  # the name under which its errors are counted
+    so = "What it saw of that step was left out."  # what an error means for the run
     _handles: tuple[Any, ...] = ()
 
     def next_after(self, step: int) -> float:
@@ -154,11 +148,7 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def leave_to_python(*kinds: type) -> None:
-    """Keeps dynamo from compiling hooks on their own, as it would for a model of which only `forward` is compiled.
-
-    Dynamo still traces the hooks that it meets inside a frame. Older torch versions lack the function for this and
-    compile the hooks: the records are the same, with more graphs.
-    """
+    """Keeps dynamo, where torch can tell it so, from compiling hooks on their own for a model that is not compiled."""
     frames: Any = torch._C._dynamo.eval_frame
     if not hasattr(frames, "set_code_exec_strategy"):
         return

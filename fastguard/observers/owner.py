@@ -33,14 +33,8 @@ def checked(state: Any) -> dict[str, list[int]]:
 class Observers:
     """Calls each observer around the steps that it asks for. An error in one is counted, and stops nothing else.
 
-    Args:
-        run: of the guard. `run.wakes_at` is the next step at which something is due before the step, `run.ends_at`
-            after it; earlier steps compare two integers. `run.has_more_to_do` asks for a call of `end_step`, too.
-        facts: counts backward passes in the first steps.
-        others: of the ranks, weights and activations.
-
-    Attributes:
-        batches: looks at forward passes; None without a model, and where it takes no hooks.
+    `run.wakes_at` is the next step at which something is due before the step, `run.ends_at` after it; earlier steps
+    compare two integers. `run.has_more_to_do` asks for a call of `end_step`, too.
     """
 
     def __init__(
@@ -58,7 +52,7 @@ class Observers:
         self._next: dict[Observer, float] = dict.fromkeys(
             (facts, self._left, self._sketches, CoverageWatch(run), *others), 0
         )
-        self.batches: BatchWatch | None = None
+        self.batches: BatchWatch | None = None  # stays so without a model, and where it takes no hooks
         if model is not None and not isinstance(model, torch.jit.ScriptModule):
             device = next((p.device.type for o in optimizers for g in o.param_groups for p in g["params"]), "cpu")
             with run.failures.kept("batch sampler", "No forward pass is looked at."):
@@ -135,7 +129,6 @@ class Observers:
         ring.attach(step, batches=known + self.batches.take())
 
     def facts(self) -> dict[str, Any]:
-        """The findings of all observers, as facts about the model."""
         found: dict[str, Any] = {}
         for observer in self._all():
             found.update(self._ask(observer, observer.facts) or {})
@@ -174,6 +167,5 @@ class Observers:
         return before
 
     def close(self) -> None:
-        """Removes all hooks."""
         for observer in self._all():
             observer.close()

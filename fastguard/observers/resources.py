@@ -17,14 +17,12 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 SETTLED_AFTER = 64  # steps: optimizer state, caches and the allocator's pools are in place
+_SWAP = "/proc/self/status", r"^VmSwap:\s+(\d+) kB"
 MIN_STEPS, MIN_SECONDS = 32, 2.0  # of a window, so that one slow step does not decide it
 
 
 class ResourceUse:
-    """Compares what the process had used at one look with what it has used at the next.
-
-    Cost: one system call and one small file of /proc, about 0.1 ms, each time the rules are checked; none in a step.
-    """
+    """Compares what the process had used at one look with the next. Cost: 0.1 ms each time the rules are checked."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
@@ -33,13 +31,9 @@ class ResourceUse:
     def facts(self, step: int) -> dict[str, float]:
         """Use per step since the look before; empty until two windows of `MIN_STEPS` steps and `MIN_SECONDS` each.
 
-        Each value is the smaller one of the newest two windows, so that a checkpoint or a validation pass in one of
-        them is not taken for what every step costs.
-
-        Returns:
-            `page_faults` and `major_faults` per step, `system_share` (of the process's CPU time, spent in the kernel),
-            `core_wait_share` (of the elapsed time, in which this thread could run but had no core; Linux),
-            `swapped_bytes` (of this process, now; Linux), and `is_glibc` (1.0 where glibc's allocator is at work).
+        Each value is the smaller one of the newest two windows, so that a checkpoint or a validation pass is left out.
+        `system_share` is of the process's CPU time, `core_wait_share` of the elapsed time, in which this thread could
+        run but had no core (Linux), and `is_glibc` is 1.0 where glibc's allocator is at work.
         """
         if resource is None or step < SETTLED_AFTER:
             return {}
@@ -57,7 +51,7 @@ class ResourceUse:
             "major_faults": major_faults,
             "system_share": used["system_s"] / max(used["cpu_s"], 1e-9),
             "core_wait_share": used["core_wait_s"] / max(used["seconds"], 1e-9),
-            "swapped_bytes": _swapped_bytes() if major_faults >= 1.0 else 0.0,
+            "swapped_bytes": 1024.0 * _number_in(*_SWAP) if major_faults >= 1.0 else 0.0,
             "is_glibc": float(uses_glibc_malloc()),
         }
         previous, self._previous = self._previous, window
@@ -74,36 +68,19 @@ def _usage(step: int) -> dict[str, float]:
         "system_s": used.ru_stime,
         "page_faults": used.ru_minflt,
         "major_faults": used.ru_majflt,
-        "core_wait_s": _core_wait_s(),
+        # since the thread began, the seconds that it was ready to run and had no core
+        "core_wait_s": 1e-9 * _number_in("/proc/thread-self/schedstat", r"^\d+ (\d+)"),
         "thread": threading.get_ident(),
     }
 
 
-def _core_wait_s() -> float:
-    """Seconds that the calling thread was ready to run and had no core, since it began; 0 where it is not known."""
+def _number_in(file: str, pattern: str) -> float:
+    """The number that `pattern` finds in a file of Linux's /proc; 0 without it, as elsewhere."""
     try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
-    except (OSError, ValueError, IndexError):  # not Linux, or a kernel without CONFIG_SCHED_INFO
+        found = re.search(pattern, Path(file).read_text(), re.MULTILINE)
+    except OSError:
         return 0.0
-
-
-def _swapped_bytes() -> float:
-    try:
-        found = re.search(r"^VmSwap:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    except OSError:  # not Linux
-        return 0.0
-    return 1024.0 * int(found[1]) if found else 0.0
-
-
-class _SymbolInfo(ctypes.Structure):
-    """`Dl_info` of dlfcn.h."""
-
-    _fields_ = [
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    ]
+    return float(found[1]) if found else 0.0
 
 
 @functools.cache
@@ -114,11 +91,11 @@ def malloc_library() -> str:
     try:
         process = ctypes.CDLL(None)
         dladdr: Callable[..., int] = process.dladdr
-        info = _SymbolInfo()
+        info = (ctypes.c_char_p * 4)()  # `Dl_info` of dlfcn.h, whose first field is the file
         found = dladdr(ctypes.cast(process.malloc, ctypes.c_void_p), ctypes.byref(info))
     except (OSError, AttributeError):  # a static program, or one without dladdr
         return ""
-    return Path(info.file.decode(errors="replace")).name if found and info.file else ""
+    return Path(info[0].decode(errors="replace")).name if found and info[0] else ""
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import heapq
 import itertools
@@ -33,10 +32,9 @@ _guarded: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 def looks(block: int) -> dict[int, int]:
     """The steps of a block of 1000 that are sampled, in order, and what to do: READ, COMPARE, KEEP.
 
-    These are the first twenty steps, then pairs of steps, one pair in each span of fifty: gradients are compared within
-    the pair, and parameters between its steps; from step 1000 on, parameters in every second pair. A pair lies at
-    another place in each span, so that nothing periodic can hide. A record with a cosine takes the slow path into the
-    log, so there are few.
+    These are the first twenty steps, then one pair of steps in each span of fifty, at another place in each, so that
+    nothing periodic can hide: gradients are compared within the pair, and parameters between its steps; from step 1000
+    on, parameters in every second pair.
 
     >>> [step for step, what in looks(1).items() if what & COMPARE][:5]
     [1043, 1051, 1108, 1165, 1222]
@@ -51,18 +49,9 @@ def looks(block: int) -> dict[int, int]:
     return found
 
 
-@functools.lru_cache(maxsize=4)
-def _steps(block: int) -> tuple[int, ...]:
-    return tuple(looks(block))
-
-
 def next_look(step: int) -> int:
     """The first step after `step` that is sampled."""
-    for block in itertools.count(step // _BLOCK):
-        due = _steps(block)
-        if step < due[-1]:
-            return due[bisect.bisect_right(due, step)]
-    raise AssertionError("no block is the last")
+    return next(due for block in itertools.count(step // _BLOCK) for due in looks(block) if due > step)
 
 
 def guarded_parameters(but: Collection[torch.optim.Optimizer] = ()) -> set[int]:
@@ -78,10 +67,7 @@ def is_plain(x: torch.Tensor) -> bool:
 
 
 def sample(tensors: Sequence[torch.Tensor], number: int) -> bytearray | None:
-    """Up to `number` elements of each tensor, evenly over its memory, as float64; None if one of them is not plain.
-
-    Cost: 1 us, and 2 ns an element.
-    """
+    """Up to `number` elements of each tensor, evenly spaced, as float64; None if one is not plain. Cost: 2 ns each."""
     found: bytearray | None = None if extension is None else extension.sketch(tensors, number)
     if found is not None or not all(map(is_plain, tensors)):
         return found
@@ -93,7 +79,6 @@ def sample(tensors: Sequence[torch.Tensor], number: int) -> bytearray | None:
 
 
 def _dot(a: bytearray, b: bytearray) -> float:
-    """The sum of the products of two samples."""
     if extension is not None:
         return float(extension.dot(a, b))
     return float(torch.dot(torch.frombuffer(a, dtype=torch.float64), torch.frombuffer(b, dtype=torch.float64)))
@@ -102,12 +87,8 @@ def _dot(a: bytearray, b: bytearray) -> float:
 class Snapshot:
     """Four elements each of up to sixteen parameters around `step`, to say later which of them have changed.
 
-    Args:
-        named: parameters and their names.
-        may_read: if False, the count of writes replaces the elements, as it does for parameters that cannot be read.
-        is_exact: whether a difference within rounding is one. If not, parameters that cannot be read are left out.
-
-    Cost: 20 us to take, 20 us to compare.
+    Parameters that cannot be read, or all without `may_read`, are compared by their count of writes; unless `is_exact`,
+    they are left out, and a difference within rounding is none. Cost: 20 us to take, 20 us to compare.
     """
 
     def __init__(
@@ -156,10 +137,7 @@ class Sketches(Observer):
     """How gradients turn from step to step, and whether parameters change between steps. Only on the CPU.
 
     Gradients: the cosine of up to 1024 elements of each of the four largest with those of the step before. Parameters:
-    a `Snapshot` after a step, compared when the next one begins.
-
-    Cost: 10 us for gradients, nearly all of it for 4096 cache misses, and that of `Snapshot`, at the steps that `looks`
-    gives.
+    a `Snapshot` after a step, compared when the next one begins. Cost: 10 us for gradients, and that of `Snapshot`.
     """
 
     def __init__(self, run: ObservedRun, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -205,10 +183,7 @@ class Sketches(Observer):
             self._kept = Snapshot(step, [(params[i], names[i]) for i in places], is_exact=False)
 
     def _cosine(self, step: int) -> float | None:
-        """The cosine of the gradients of `step` with those of the step before, if that was sampled too.
-
-        None otherwise, and if one of the two has no gradients, is zero or is not finite.
-        """
+        """The cosine with the gradients of the step before; None if unknown, or one is zero or not finite."""
         now = self._sample_chosen()
         if now is None:
             self._gradients = None
@@ -241,7 +216,6 @@ class Sketches(Observer):
         return [self._num_compared, self._num_changed]
 
     def load(self, state: Sequence[int], names: Sequence[str]) -> None:
-        """Resumes from `state`, and from the names in the facts."""
         self._num_compared, self._num_changed = state
         self._names = dict.fromkeys(names)
 

@@ -18,11 +18,7 @@ _MAX_DEPTH = 4
 
 
 def leaves(value: Any, path: str = "", depth: int = 0) -> list[tuple[str, torch.Tensor]]:
-    """Every tensor in `value` with its path, in order; objects of unknown kind hold none.
-
-    >>> [path for path, _ in leaves({"logits": torch.ones(1), "past": (torch.ones(1), 3)})]
-    ["['logits']", "['past'][0]"]
-    """
+    """Every tensor in `value` with its path, in order; objects of unknown kind hold none."""
     if isinstance(value, torch.Tensor):
         return [(path, value)]
     if depth >= _MAX_DEPTH:
@@ -41,32 +37,19 @@ def leaves(value: Any, path: str = "", depth: int = 0) -> list[tuple[str, torch.
 
 
 def labelled(output: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors in `output`, each with its path; the first with floating-point numbers has no path.
-
-    >>> [path for path, _ in labelled((torch.ones(1), torch.ones(1)))]
-    ['', '[1]']
-    """
-    if isinstance(output, torch.Tensor):
-        return [("", output)]
+    """The tensors in `output`, each with its path; the first with floating-point numbers has no path."""
     found = leaves(output)[:MAX_LEAVES]
     first = next((i for i, (_, x) in enumerate(found) if x.is_floating_point() or x.is_complex()), -1)
     return [("" if i == first else path, x) for i, (path, x) in enumerate(found)]
 
 
 class Extract(NamedTuple):
-    """Small tensors, made of what a module computed, that are read as its output is.
+    """Small tensors, made of what a module computed, that are read as its output is."""
 
-    Attributes:
-        values: what the record's statistics are of.
-        unit_dim: dimension of its units; None if it has none.
-        entropy: of each query or token, as a share of the largest; NaN where there is nothing to choose.
-        largest: the largest logit of each query.
-    """
-
-    values: torch.Tensor
-    unit_dim: int | None = None
-    entropy: torch.Tensor | None = None
-    largest: torch.Tensor | None = None
+    values: torch.Tensor  # what the record's statistics are of
+    unit_dim: int | None = None  # dimension of its units; None if it has none
+    entropy: torch.Tensor | None = None  # of each query or token, as a share of the largest; NaN without a choice
+    largest: torch.Tensor | None = None  # the largest logit of each query
 
 
 def inputs_of(args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -115,14 +98,7 @@ def unit_dim_of(tensor: torch.Tensor, preferred: int | None) -> int | None:
 
 
 def thinned(x: torch.Tensor, most: int, dims: Iterable[int] | None = None) -> torch.Tensor:
-    """A view of `x` that leaves out indices of `dims`, until it has at most some `most` elements.
-
-    Args:
-        dims: in the order in which they are thinned; default all, the last first. Each keeps an index at least.
-
-    >>> thinned(torch.arange(12).view(3, 4), 4).tolist()
-    [[0, 3], [8, 11]]
-    """
+    """A view of some `most` elements of `x` at most, with fewer indices of `dims`, in order; by default last first."""
     for dim in reversed(range(x.dim())) if dims is None else dims:
         step = min(-(-x.numel() // max(1, most)), x.shape[dim])
         if step > 1:

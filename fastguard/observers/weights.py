@@ -31,20 +31,13 @@ _MOMENTS: dict[type, str] = {
 
 
 class Sample(NamedTuple):
-    """The result of `WeightSampler.before`.
+    """The result of `WeightSampler.before`."""
 
-    Attributes:
-        parameters: those that can be read (not integers, float8 or meta tensors), each with its place among all
-            parameters of the optimizer, and its group.
-        rows: statistics of each.
-        shares: number of elements of each to copy.
-        copies: these elements; empty without updates.
-    """
-
+    # those that can be read, each with its place among all parameters of the optimizer, and its group
     parameters: list[tuple[Tensor, int, dict[str, Any]]]
-    rows: TensorStats
-    shares: list[int]
-    copies: list[Tensor]
+    rows: TensorStats  # statistics of each
+    shares: list[int]  # number of elements of each to copy
+    copies: list[Tensor]  # these elements; empty without updates
 
 
 class WeightSampler:
@@ -194,14 +187,7 @@ class WeightSampler:
 
 
 class WeightWatch(Observer):
-    """Samples the weights of a guard's optimizers around the steps that are due, for the records of these steps.
-
-    Args:
-        run, judge: of the guard. `judge` waits for records that are still on a device.
-        settings: arguments of `WeightSampler`.
-
-    Cost: as stated for `WeightSampler`, for each optimizer.
-    """
+    """Samples the weights of a guard's optimizers for the records of the due steps. Cost: that of `WeightSampler`."""
 
     what = "weight sampler"
 
@@ -238,15 +224,7 @@ class WeightWatch(Observer):
 
 
 def sampler_settings(weights: bool | int | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The meaning of `wrap(weights=...)`: arguments of `WeightSampler`, or None for no sampling.
-
-    Raises:
-        TypeError: it has another type, or is a dict with an unknown argument.
-        ValueError: a value that `WeightSampler` refuses.
-
-    >>> sampler_settings(True), sampler_settings(20), sampler_settings({"updates": False})
-    ({}, {'every': 20}, {'updates': False})
-    """
+    """The meaning of `wrap(weights=...)`: arguments of `WeightSampler`, or None for no sampling."""
     if weights is None or weights is False:
         return None
     if isinstance(weights, int):

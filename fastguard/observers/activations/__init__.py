@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ... import kernels
 from ..._text import shown
 from ...records.samples import ModuleActivity
 from ..buffers import forward_undone
@@ -19,7 +20,6 @@ from .arrivals import Origin as Origin
 from .arrivals import draw, origin_of
 from .budget import Cost as Cost
 from .monitor import ActivationMonitor as ActivationMonitor
-from .units import detect_dead_neurons as detect_dead_neurons
 
 
 def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor | None:
@@ -42,10 +42,7 @@ def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor 
 
 
 class ActivationWatch(Observer):
-    """Tells a monitor when the steps of a guard end, and hands its records to theirs.
-
-    Cost: as stated for `ActivationMonitor`; two calls for each sample.
-    """
+    """Tells a monitor when steps of a guard end, and hands its records to theirs. Cost: that of the monitor."""
 
     what = "activation sampler"
 
@@ -118,3 +115,32 @@ def replay(model: nn.Module, forward: Callable[[], Any]) -> Replay:
     if not records:
         raise ValueError("`forward` must call the model that is guarded, got a call in which none of its modules ran")
     return Replay(records, origin_of(records))
+
+
+def detect_dead_neurons(activations: Any, threshold: float = 0.01) -> tuple[int, float]:
+    """The number of neurons with a mean |activation| over the batch below `threshold`, and their share.
+
+    Equivalent to: `dead = activations.abs().mean(0) < threshold; return dead.sum(), dead.mean()`.
+
+    Args:
+        activations: [batch, ...] tensor or ndarray of floating-point numbers; each index of the other dimensions is a
+            neuron.
+        threshold: a neuron with NaN or Inf is not dead; nor is one of an empty batch.
+
+    Raises:
+        UnsupportedTensorError: integers, bools, complex numbers, tensors without data.
+        ValueError: no batch dimension.
+
+    Cost: one read of every element; one sync elsewhere than on a CPU.
+
+    >>> import torch
+    >>> detect_dead_neurons(torch.tensor([[0.0, 1.0], [0.01, -1.0]]))
+    (1, 0.5)
+    """
+    x = kernels.tensors.as_tensor(activations)
+    if x.ndim < 1:
+        raise ValueError("`activations` must have a batch dimension, got a scalar")
+    stats = kernels.channel_stats(x.reshape(x.shape[0], x[:1].numel() if len(x) else 0), 1)
+    num = stats.num_channels
+    dead = sum(mean < threshold and not bad for mean, bad in zip(stats.mean_abs, stats.num_nonfinite, strict=True))
+    return dead, dead / num if num else 0.0

@@ -8,33 +8,70 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from ..._text import NAME_WIDTH, in_columns, shown
-from ...records.samples import ActivationRow, ActivationStats, ModuleActivity, merge_activation_rows
+from ...records.samples import CHANNEL_COLUMNS, ActivationRow, ActivationStats, ModuleActivity, merge_activation_rows
 from .families import Judgement
 from .readers import Measurement
-from .units import SUM_ABS, UnitRuns, UnitVerdict, as_table
 
 _NUM_ORIGINS = 32
 _NUM_UNCLAIMED = 64  # sampled steps with records that were not taken
+_NUM_NAMED = 32  # indices that a record names
+_SUM_ABS = CHANNEL_COLUMNS.index("sum_abs")
 _HEAD = ("module", "family", "mean", "std", "|max|", "zero", "saturated", "dead units", "")
 
 
-class Sighting(NamedTuple):
-    """The reading of one tensor.
+def _as_table(units: bytes) -> torch.Tensor:
+    """The units of a reading, [C, CHANNEL_COLUMNS]."""
+    return torch.frombuffer(bytearray(units), dtype=torch.float64).view(-1, len(CHANNEL_COLUMNS))
 
-    Attributes:
-        inputs: whether each is the first one, and its reading; None if it was overwritten. None if the inputs are
-            unknown or do not matter.
-        entropy, largest: readings of further figures, as `Extract` has them.
-    """
+
+class UnitVerdict(NamedTuple):
+    """Of one module: units, dead and saturated ones, their first indices, and the number of batches in the window."""
+
+    num_units: int = 0
+    num_dead_units: int = 0
+    num_saturated_units: int = 0
+    dead_units: tuple[int, ...] = ()
+    saturated_units: tuple[int, ...] = ()
+    num_batches: int = 1
+
+
+class UnitRuns:
+    """Counts for each unit the batches in a row in which a `share` of its elements was dead, or saturated."""
+
+    def __init__(self, window: int, share: float) -> None:
+        self._window, self._share = window, share
+        self._runs: dict[str, tuple[torch.Tensor | None, int]] = {}  # int32 [C, 2], and the number of batches
+
+    def add(self, key: str, table: torch.Tensor, elements: float, share: float | None = None) -> UnitVerdict:
+        """Adds a sampled step of a module: sums of CHANNEL_COLUMNS, [C, 4], over so many `elements` of each unit."""
+        size, (runs, num) = table.shape[0], self._runs.get(key, (None, 0))
+        if runs is None or runs.shape[0] != size:  # other units than before
+            runs, num = torch.zeros(size, 2, dtype=torch.int32, device="cpu"), 0
+        runs, num = (runs + 1) * (table[:, :2] >= elements * (share or self._share)), min(num + 1, self._window)
+        self._runs[key] = runs, num
+        flags = runs >= num
+        dead, saturated = flags.sum(0).tolist()
+        return UnitVerdict(size, dead, saturated, _first(flags, 0, dead), _first(flags, 1, saturated), num)
+
+
+def _first(flags: torch.Tensor, column: int, count: int) -> tuple[int, ...]:
+    return tuple(flags[:, column].nonzero()[:_NUM_NAMED, 0].tolist()) if count else ()
+
+
+class Sighting(NamedTuple):
+    """The reading of one tensor."""
 
     key: str  # name of its record
     judgement: Judgement
     measured: Measurement  # the figures, now or later
     slice_size: int = 1  # elements in a slice that sums to one (softmax); else 1
+    # whether each is the first one, and its reading; None if it was overwritten. None if they do not matter
     inputs: Sequence[tuple[bool, Measurement | None]] | None = None
     is_quiet: bool = False  # it makes no record while it is finite
-    entropy: Measurement | None = None
+    entropy: Measurement | None = None  # this and `largest`: as `Extract` has them
     largest: Measurement | None = None
 
     def inputs_finite(self) -> bool | None:
@@ -107,10 +144,7 @@ class Arrivals:
             del self.unclaimed[next(iter(self.unclaimed))]
 
     def _records(self, sightings: Iterable[Sighting]) -> tuple[ModuleActivity, ...]:
-        """One record for each key, in the order of their first readings; readings of several passes are merged.
-
-        A key that was not finite once makes a record from then on, even if quiet, to show that it has recovered.
-        """
+        """One for each key, in the order of first readings. A quiet one makes records once it was not finite."""
         groups: dict[str, list[Sighting]] = {}
         for sighting in sightings:
             groups.setdefault(sighting.key, []).append(sighting)
@@ -130,23 +164,18 @@ class Arrivals:
         tables = [units for sighting in group if (units := sighting.measured().units)]
         verdict, load = UnitVerdict(), None
         if len(tables) == len(rows) and len(set(map(len, tables))) == 1:  # the same units in every reading
-            table = sum(map(as_table, tables[1:]), start=as_table(tables[0]))
+            table = sum(map(_as_table, tables[1:]), start=_as_table(tables[0]))
             elements = sum(row.numel for row in rows) // table.shape[0]
             if elements:
                 verdict = self._runs.add(key, table, elements, judgement.unit_share)
-                load = tuple((table[:, SUM_ABS] / elements).tolist()) if judgement.family == "router" else None
+                load = tuple((table[:, _SUM_ABS] / elements).tolist()) if judgement.family == "router" else None
         return ModuleActivity(
             name=key,
             family=judgement.family,
             stats=ActivationStats.from_row(rows[0] if len(rows) == 1 else merge_activation_rows(rows)),
             order=order,
             inputs_finite=inputs_finite,
-            num_units=verdict.num_units,
-            num_dead_units=verdict.num_dead,
-            num_saturated_units=verdict.num_saturated,
-            dead_units=verdict.dead,
-            saturated_units=verdict.saturated,
-            num_batches=verdict.num_batches,
+            **verdict._asdict(),
             entropy=_figure("mean", (sighting.entropy for sighting in group)),
             max_logit=_figure("max_val", (sighting.largest for sighting in group)),
             load=load,
@@ -158,10 +187,9 @@ class Arrivals:
 
 
 def _inputs_finite(bad: dict[str, Sighting], root: str) -> dict[str, bool | None]:
-    """Whether the inputs of each were finite; None if not known, or if it is no origin all the same.
+    """Whether the inputs of each were finite; None if not known, or if NaN or Inf may be from one of its children.
 
-    A module is none if NaN or Inf may have appeared in one of its children. `root` names the whole model. Nor is one
-    with Inf alone, which may be masked scores, where others have NaN.
+    Also None for one with Inf alone, which may be masked scores, where others have NaN. `root` is the whole model.
     """
     known = {key: sighting.inputs_finite() for key, sighting in bad.items()}
     suspects = [key for key, finite in known.items() if finite is not False]

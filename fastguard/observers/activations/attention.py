@@ -1,7 +1,4 @@
-"""Weights and logits of some queries in calls of `torch.nn.functional.scaled_dot_product_attention`.
-
-That function returns neither, so they are computed again for a few queries at a sampled step.
-"""
+"""Weights and logits of some queries in calls of `scaled_dot_product_attention`, computed again at sampled steps."""
 
 from __future__ import annotations
 
@@ -17,9 +14,8 @@ import torch
 from torch import nn
 
 from ..tensors import Extract, is_dense, unreadable
-from .collector import Collector
+from .collector import TOKEN, Collector, Hook, nothing
 from .families import ATTENTION_WEIGHTS
-from .hooks import TOKEN, Hook, nothing
 from .selection import Target, class_name, is_never_caller
 
 KIND = "[attention]"
@@ -52,19 +48,15 @@ class AttentionWatch:
         return [
             Hook(module, self._collector, nothing, functools.partial(move, id(module)), at_end=at_end)
             for module in modules
-            for at_end, move in ((False, self._enter), (True, self._leave))
+            for at_end, move in ((False, self._within.append), (True, self._leave))
             if not is_never_caller(module)
         ]
-
-    def _enter(self, entered: int) -> None:
-        self._within.append(entered)
 
     def _leave(self, left: int) -> None:
         while self._within and self._within.pop() != left:
             pass  # one that raised
 
     def begin(self) -> None:
-        """Starts to watch."""
         self._within.clear()
         with _lock:
             if self in _watches:
@@ -157,13 +149,11 @@ _attend.register_fake(lambda *args: None)
 
 
 def attention_extracts(*args: Any, turn: int = 0, **kwargs: Any) -> Iterator[Extract] | str:
-    """Weights, entropy and largest logit of some queries of a call of `scaled_dot_product_attention`, before dropout.
+    """Weights and logits of one call, in parts; a text says why there are none.
 
-    It takes up to 17 queries of up to 16 heads of up to 2 sequences, evenly spaced, with other heads at each `turn`, in
-    parts. Masked keys have weight 0 and do not count towards the largest entropy. It computes in float32, draws no
-    random numbers and does not sync.
-
-    Cost: 2 · queries · keys · width multiplications; on a CPU memory for the keys of a few heads.
+    Of up to 17 queries of up to 16 heads of up to 2 sequences, evenly spaced, with other heads at each `turn`. Masked
+    keys have weight 0 and do not count towards the largest entropy. It computes in float32, draws no random numbers and
+    does not sync. Cost: 2 · queries · keys · width multiplications; on a CPU memory for the keys of a few heads.
     """
     query, key, _, mask, _, is_causal, scale, _ = _Call(*args, **kwargs)
     for x in (query, key):

@@ -35,9 +35,8 @@ class Cost(NamedTuple):
 class Budget:
     """Stretches the interval between samples to a multiple of `every` that keeps their cost within `share`.
 
-    The cost of a sample is the least of the last three, without the very first, which loads and compiles. The time of a
-    step is the median of the last twenty calls, without the time of the monitor. The interval grows at most fourfold
-    from one sample to the next, so that a disturbed sample does not silence the monitor.
+    A sample costs the least of the last three, without the very first, which loads and compiles; a step takes the
+    median of the last twenty. The interval grows at most fourfold at once, so that one slow sample decides little.
     """
 
     def __init__(self, every: int, share: float | None) -> None:
@@ -48,8 +47,7 @@ class Budget:
         self._steps: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def step(self, seconds: float | None, cost_s: float, sampled: bool, num_steps: int = 1) -> None:
-        """Takes the steps since the last call: how long they took in all (None if not known), and what of that the
-        monitor took. Only the last of them can be `sampled`."""
+        """Takes the steps since the last call: their time if known, the monitor's part, if the last was sampled."""
         self.num_steps += num_steps
         self._spent_s += cost_s
         self._since_sample_s += cost_s  # figures may arrive, and be counted, some steps later
@@ -69,6 +67,5 @@ class Budget:
         self._since_sample_s = 0.0
 
     def cost(self) -> Cost:
-        """What watching has cost so far."""
         share = self._spent_of_elapsed_s / self._elapsed_s if self._elapsed_s else 0.0
         return Cost(self._spent_s, share, self.num_samples, self.num_steps, self.interval)

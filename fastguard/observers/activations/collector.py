@@ -1,7 +1,12 @@
-"""Collects the readings of the hooks of one monitor, for the passes of one step."""
+"""Hooks on modules, and what collects their readings for the passes of one step.
+
+In a compiled graph hooks are operators that mutate a token, so that the graph stays whole. There they stay, and each
+value of `Collector.is_on` has its own graph; elsewhere they are set at sampled steps only.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -9,16 +14,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ...errors import UnsupportedTensorError
 from ...records.failures import Failures, describe
-from ..tensors import Extract, is_dense, unit_dim_of, unreadable
+from ..observer import Transient, leave_to_python
+from ..tensors import Extract, inputs_of, is_dense, labelled, leaves, unit_dim_of, unreadable
 from .arrivals import Sighting
 from .families import PLAIN, Judgement
 from .readers import DeferredReader, ImmediateReader, Measurement, reader_for
 from .selection import Target
 
 Inputs: TypeAlias = Callable[[], Sequence[torch.Tensor]]  # of a module, asked for only if they matter
+TOKEN = torch.zeros(1, device="cpu")  # the operators claim to change it, so that none is dropped or moved
+_numbers = itertools.count()
+_hooks: weakref.WeakValueDictionary[int, Hook] = weakref.WeakValueDictionary()
 _MAX_CALLS = 8  # of one module within a pass, with a record each
 _MAX_SKIPPED = 1000
 
@@ -63,7 +73,6 @@ class Collector:
         self._known.clear()
 
     def end(self) -> None:
-        """Ends the pass."""
         self._done += self._pass
         self.begin()
         self._is_open = False
@@ -90,12 +99,10 @@ class Collector:
             self.seconds += time.perf_counter() - started
 
     def see(self, target: Target, seen: Iterable[tuple[str, torch.Tensor]], inputs: Inputs | None) -> None:
-        """Measures the tensors `seen` of one call of one module, which come with their paths.
+        """Measures the tensors `seen` of one call, which come with their paths; one with a path only for NaN and Inf.
 
-        A tensor with a path is only checked for NaN and Inf. If `inputs` is None, they are unknown.
-
-        Cost: one read of each tensor that this pass has not read before, and of the inputs; on the CPU of these only if
-        the output is not finite.
+        Cost: one read of each tensor that this pass has not read before, and of the inputs; on the CPU of these only
+        where the output is not finite.
         """
         for path, tensor in seen:
             key = self._numbered(target.name, path)
@@ -109,10 +116,7 @@ class Collector:
                 self._skip(key, problem)
 
     def see_extract(self, name: str, kind: str, judgement: Judgement, found: Iterable[Extract] | str) -> None:
-        """Measures these parts, under the name of the module and the kind; a text says why there are none.
-
-        Cost: one read of up to three small tensors a part.
-        """
+        """Measures these parts, under the name of the module and the kind; a text says why there are none."""
         key = self._numbered(name, kind)
         if isinstance(found, str):
             self._skip(key, found)
@@ -170,3 +174,99 @@ def _real(x: torch.Tensor) -> torch.Tensor:
 
 def _version(x: torch.Tensor) -> int | None:
     return None if x.is_inference() else x._version
+
+
+class Seen(NamedTuple):
+    """What a hook reads of a call: tensors with their paths, and what returns the module's inputs; None if unknown."""
+
+    tensors: Sequence[tuple[str, torch.Tensor]]
+    inputs: Callable[[], Sequence[torch.Tensor]] | None = None
+
+
+def outputs(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Seen:
+    """All tensors that a module returned."""
+    return Seen(labelled(output), lambda: inputs_of(args, kwargs))
+
+
+def first_input(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Seen:
+    """The first tensor that a module was given."""
+    return Seen([("", tensor) for _, tensor in leaves((args, kwargs))[:1]])
+
+
+def nothing(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Seen:
+    """For a hook that is only called."""
+    return Seen(())
+
+
+class Hook(Transient):
+    """One hook on one module: shows what `find` reads of a call, after its `forward` or, unless `at_end`, before."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        collector: Collector,
+        find: Callable[..., Seen],
+        show: Callable[..., None],
+        name: str = "",
+        *,
+        at_end: bool = True,
+        on_every_step: bool = False,
+    ) -> None:
+        self._module = weakref.ref(module)
+        self._handle: RemovableHandle | None = None
+        self.collector, self.find, self.show, self.name = collector, find, show, name
+        self.at_end, self.on_every_step = at_end, on_every_step  # also at steps that are not sampled
+        self.is_compiled = False  # whether it is in a compiled graph and must stay
+        self.number = next(_numbers)
+        _hooks[self.number] = self
+
+    def attach(self) -> None:
+        """Sets the hook, unless it is set."""
+        module = self._module()
+        if self._handle is None and module is not None:
+            register = module.register_forward_hook if self.at_end else module.register_forward_pre_hook
+            self._handle = register(self, with_kwargs=True)
+
+    def remove(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
+        if not (self.on_every_step or self.collector.is_on):
+            return
+        if torch.compiler.is_compiling():
+            if not torch.compiler.is_exporting():
+                seen, inputs = self.find(args, kwargs, output)
+                found = [x.detach() for _, x in seen]
+                given = [] if inputs is None else [x.detach() for x in inputs()]
+                torch.ops.fastguard.see(found, given, TOKEN, self.number, [path for path, _ in seen])
+        else:
+            self.look(lambda: self.find(args, kwargs, output))
+
+    def look(self, find: Callable[[], Seen]) -> None:
+        if self.collector.is_wanted():
+            if self.name:
+                self.collector.run(self.name, lambda: self.show(*find()))
+            else:  # it is only called
+                self.show()
+
+
+leave_to_python(Hook)
+
+
+@torch.library.custom_op(
+    "fastguard::see",
+    mutates_args={"token"},
+    schema="(Tensor[] seen, Tensor[] inputs, Tensor(a!) token, SymInt number, str[] paths) -> ()",
+)
+def _see(
+    seen: list[torch.Tensor], inputs: list[torch.Tensor], token: torch.Tensor, number: int, paths: list[str]
+) -> None:
+    hook = _hooks.get(number)
+    if hook is not None:  # None if the graph outlives its monitor
+        hook.is_compiled = True
+        hook.look(lambda: Seen(list(zip(paths, seen)), (lambda: inputs) if hook.at_end else None))
+
+
+_see.register_fake(lambda *args: None)

@@ -73,28 +73,7 @@ _BLOCK_NAME = re.compile(r"block|bottleneck|layer$", re.I)
 
 
 def judgement_of(module: nn.Module) -> Judgement:
-    """How to judge the output of `module`, by its type or else by the name of its class.
-
-    >>> judgement_of(nn.Hardtanh(-2.0, 2.0)).high
-    1.98
-    >>> judgement_of(nn.Linear(2, 2)).family
-    'linear'
-    """
-    found = _with_own_bounds(module)
-    if found is not None:
-        return found
-    for types, judgement in _FAMILIES:
-        if isinstance(module, types):
-            return judgement
-    name = type(module).__name__
-    if _NORM_NAME.search(name):
-        return NORM
-    if next(module.children(), None) is not None:
-        return ATTENTION if _ATTENTION_NAME.search(name) else BLOCK
-    return next(judgement for pattern, judgement in _LEAVES_BY_NAME if pattern.search(name))
-
-
-def _with_own_bounds(module: nn.Module) -> Judgement | None:
+    """How to judge the output of `module`, by its type or else by the name of its class."""
     if isinstance(module, nn.ReLU6):  # a Hardtanh to torch
         return RELU._replace(high=6.0 * THRESHOLD)
     if isinstance(module, nn.Hardtanh):
@@ -110,7 +89,15 @@ def _with_own_bounds(module: nn.Module) -> Judgement | None:
         # Each slice has at most one entry above the threshold: its largest probability.
         high = math.log(THRESHOLD) if isinstance(module, nn.LogSoftmax) else THRESHOLD
         return Judgement("softmax", high=high, row_dim=-1 if module.dim is None else module.dim)
-    return None
+    for types, judgement in _FAMILIES:
+        if isinstance(module, types):
+            return judgement
+    name = type(module).__name__
+    if _NORM_NAME.search(name):
+        return NORM
+    if next(module.children(), None) is not None:
+        return ATTENTION if _ATTENTION_NAME.search(name) else BLOCK
+    return next(judgement for pattern, judgement in _LEAVES_BY_NAME if pattern.search(name))
 
 
 def is_block(module: nn.Module, parent: nn.Module | None) -> bool:

@@ -19,14 +19,12 @@ from ...records import values
 from ...records.failures import Failures
 from ...records.samples import ActivationStats, ModuleActivity
 from ..observer import held_weakly, unwrapped
-from .arrivals import Arrivals, Origin, draw
+from .arrivals import Arrivals, Origin, UnitRuns, draw
 from .attention import AttentionWatch
 from .budget import Budget, Cost
-from .collector import Collector
-from .hooks import Hook, first_input, nothing, outputs
+from .collector import Collector, Hook, first_input, nothing, outputs
 from .routers import KIND, routers_of
 from .selection import Selector, Target, choose, chosen_by, class_name, names_of
-from .units import UnitRuns
 
 _log = logging.getLogger("fastguard")
 _MAX_NAMED = 6  # modules that could not be read, in the table

@@ -47,9 +47,7 @@ class ImmediateReader:
 
 
 class DeferredReader:
-    """Reads into small tensors on the device and never waits. A delivery copies all of them to pinned memory at once;
-    the figures are there when the event after the copy has fired.
-    """
+    """Reads into small tensors on the device, and never waits: a delivery copies all to pinned memory at once."""
 
     immediate = False
 
@@ -63,7 +61,6 @@ class DeferredReader:
         self._arrived: list[torch.Tensor] = []  # gets what the next delivery copies
 
     def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
-        """As `ImmediateReader.measure`."""
         x = plain(x.detach(), 0)
         num_units = 0 if dim is None else x.shape[dim]
         row = torch.empty(len(ACTIVATION_COLUMNS), dtype=self._dtype, device=self._device)
@@ -82,7 +79,6 @@ class DeferredReader:
         return reading
 
     def deliver(self) -> Any:
-        """As `ImmediateReader.deliver`."""
         parts, arrived = self._parts, self._arrived
         self._parts, self._num, self._arrived = [], 0, []
         with contextlib.nullcontext() if self._module is None else self._module.device(self._device):
@@ -98,5 +94,4 @@ class DeferredReader:
 
 
 def reader_for(device: torch.device, backend: str) -> ImmediateReader | DeferredReader:
-    """The reader for tensors on `device`."""
     return ImmediateReader(backend) if device.type == "cpu" else DeferredReader(device, backend)

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from ..tensors import Extract, is_dense, leaves, unreadable
-from .collector import Collector
+from .collector import Collector, Seen
 from .families import ROUTER
-from .hooks import Seen
 from .selection import Selector, Target, matcher
 
 KIND = "[router]"
@@ -43,13 +42,7 @@ class Router(NamedTuple):
         return Seen([*(("scores", x) for x in scores), *(("indices", x) for x in whole[:1])])
 
     def extracts(self, scores: torch.Tensor | None = None, indices: torch.Tensor | None = None) -> Iterator[Extract]:
-        """The expert of each token, [tokens, experts] of 1.0 and 0.0, and the entropy of its probabilities.
-
-        Probabilities are the softmax of the scores, unless the scores are probabilities. It takes up to 4096 tokens,
-        evenly spaced.
-
-        Cost: a dozen small operations on [tokens, experts]; no sync.
-        """
+        """The experts of up to 4096 tokens, [tokens, experts] of 1.0 and 0.0, and entropy of the probabilities."""
         first = scores if scores is not None else indices
         if first is None or not first.numel():
             return
@@ -67,7 +60,6 @@ class Router(NamedTuple):
         yield extract
 
     def show(self, collector: Collector, name: str, seen: Iterable[tuple[str, torch.Tensor]], _: Any = None) -> None:
-        """Has the collector read what `find` found."""
         found = dict(seen)
         scores = found.get("scores")
         problem = None if scores is None else unreadable(scores)
@@ -92,10 +84,6 @@ def routers_of(
 
     Experts are a list of modules of one class, or a module named so with a tensor of three dimensions. A router is
     called router, gate or the like, or is the only linear layer next to them, and has an output for each expert.
-
-    Raises:
-        ValueError: the selector matches nothing.
-        TypeError: it is not a selector.
     """
     if selector is None:
         return []

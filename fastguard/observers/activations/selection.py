@@ -44,11 +44,7 @@ def is_never_caller(module: nn.Module) -> bool:
 
 
 def names_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Every module of `model` by name, without wrappers (also PEFT's) and their names; "" is the model itself.
-
-    >>> [name for name in names_of(nn.DataParallel(nn.Sequential(nn.ReLU())))]
-    ['', '0']
-    """
+    """Every module of `model` by name, without wrappers (also PEFT's) and their names; "" is the model itself."""
     clean = {"": ""}
     parents: dict[str, nn.Module] = {"": model}
     found: dict[str, nn.Module] = {}
@@ -69,13 +65,9 @@ def names_of(model: nn.Module) -> dict[str, nn.Module]:
 def choose(
     named: dict[str, nn.Module], is_default: bool, fits: Callable[[Target], bool], unit_dim: int | None
 ) -> list[Target]:
-    """The targets in a model whose modules are `named`.
+    """The targets in a model whose modules are `named`; a ValueError if nothing matches.
 
-    With `is_default`, all but activation functions, attention, norms, blocks and the whole model are quiet: they make a
-    record only while their output is not finite.
-
-    Raises:
-        ValueError: nothing matches; names some modules.
+    With `is_default`, all but activation functions, attention, norms, blocks and the whole model are quiet.
     """
     found: list[Target] = []
     dim: int | None = None  # of the units, by the preceding layer in the order of registration
