@@ -219,6 +219,8 @@ LIMITS = {
         (uneven(share=0.9), None),
         (uneven(LEARNT, share=0.94), "info"),
         (uneven(LEARNT, share=0.95), "warning"),
+        (uneven(flat_losses(60, level=0.2), share=0.95, target_entropy=0.5), "info"),  # the rare ones, too
+        (uneven(flat_losses(60, level=0.3), share=0.95, target_entropy=0.5), "warning"),
         (uneven(share=1.0, num_target_classes=1), None),  # one-target
         (uneven(falling_losses(100), share=0.85, num_target_classes=9), "warning"),  # of many classes
         (uneven(falling_losses(100), share=0.79, num_target_classes=9), None),
@@ -284,6 +286,8 @@ LIMITS = {
     "output-against-loss": [
         (takes("NllLoss", "LogSoftmax", "Addmm"), None),
         (takes("NllLoss", "LogSoftmax", "Relu", "Addmm"), "warning"),
+        (takes("NllLoss", "LogSoftmax", "Elu", "Mm"), "info"),
+        (run(flat_losses(100), loss_ops=["NllLossBackward0", "LogSoftmaxBackward0", "EluBackward0"]), "warning"),
         (takes("NllLoss", "LogSoftmax", "Mean", "Relu"), None),  # pooled, as SqueezeNet ends
         (takes("Mul", "NllLoss", "LogSoftmax", "Relu", "Addmm"), "warning"),  # the loss is weighted
         (takes("NllLoss", "LogSoftmax", "Mul", "Tanh"), None),  # capped logits, times a temperature

@@ -8,7 +8,7 @@ from ...records import TrainingHistory
 from ..finding import Seen
 from ..needs import may_rise
 from ..registry import rule
-from ..signals import has_had_time, is_stuck, signals_of, training_batches
+from ..signals import has_had_time, is_stuck, median, signals_of, training_batches
 from .output import loss_and_activation
 from .output_targets import loss_kind
 
@@ -178,7 +178,8 @@ def uneven_targets(
     """One class has more than a share `share` of at least `num_targets` targets, and there is another.
 
     With five classes or more, a share `of_many` is enough, and a warning. Otherwise info, unless it has more than
-    `very`, or 50 losses gained less than 0.3 of the first. Info if a sample has several targets, which are rare labels.
+    `very`, or 50 losses gained less than 0.3 of the first. Info if a sample has several targets, which are rare labels,
+    and if the newest losses are below half of the targets' entropy: the others are learnt, too.
     """
     notes, top, num_classes = history.model, history.model.target_top_share, history.model.num_target_classes or 0
     if top is None or (notes.num_targets or 0) < num_targets or num_classes == 1:
@@ -187,7 +188,9 @@ def uneven_targets(
     if not is_of_many and top <= share:
         return None
     has_labels = "binary" in notes.loss_kind and any(x.output_width > 1 for x in training_batches(history))
-    warns = (is_of_many or top > very or is_stuck(history, 0.3, 50)) and not has_labels
+    entropy, losses = notes.target_entropy or 0.0, signals_of(history).losses[-64:]
+    is_learnt = len(losses) >= 50 and median(losses) < 0.5 * entropy
+    warns = (is_of_many or top > very or is_stuck(history, 0.3, 50)) and not (has_labels or is_learnt)
     return Seen(warn=warns, top_share=top, num_targets=notes.num_targets, threshold=share)
 
 

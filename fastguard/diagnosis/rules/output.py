@@ -9,7 +9,7 @@ from ...records import BatchSample, TrainingHistory
 from ..finding import Seen
 from ..needs import computing, is_squared_error
 from ..registry import rule
-from ..signals import has_had_time, signals_of, training_batches
+from ..signals import has_had_time, is_stuck, signals_of, training_batches
 
 TITLE = "Output"
 
@@ -75,7 +75,10 @@ def last_layer(history: TrainingHistory) -> tuple[str, ...]:
     "no sigmoid, no ReLU before them. Give nll_loss a log_softmax, and binary_cross_entropy a sigmoid.",
 )
 def output_against_loss(history: TrainingHistory) -> Seen | None:
-    """The loss applies its own softmax or sigmoid to an activated output, or lacks the activation that it needs."""
+    """The loss applies its own softmax or sigmoid to an activated output, or lacks the activation that it needs.
+
+    Info for an activation that only bends, such as ELU, unless 60 losses gained less than 0.3 of the first.
+    """
     kind, activation = loss_and_activation(history.model.loss_ops)
     bad = {
         "cross-entropy": activation in _BEFORE_LOGITS,
@@ -85,8 +88,10 @@ def output_against_loss(history: TrainingHistory) -> Seen | None:
     }
     if not bad.get(kind) or not history.num_clean:
         return None
+    bends = kind in ("cross-entropy", WITH_LOGITS) and activation in ("ELU", "LeakyReLU")
     what = "an output without [0, 1] for a range" if activation == "none" else f"the output of a {activation}"
-    return Seen(layers=last_layer(history), loss=kind, activation=activation, _what=what)
+    warns = not bends or is_stuck(history, 0.3, 60)
+    return Seen(layers=last_layer(history), warn=warns, loss=kind, activation=activation, _what=what)
 
 
 @rule(
