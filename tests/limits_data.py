@@ -355,7 +355,7 @@ LIMITS = {
                                         (250, 0.6, ("BinaryCrossEntropyWithLogits",), None),
                                         (199, 0.69, ("BinaryCrossEntropyWithLogits",), None),
                                         (250, 0.69, ("MseLoss",), None))),
-        *((regression(flat_losses(219, level, 0.0), first=level, std=2.0), said) for level, said in (
+        *((regression(flat_losses(519, level, 0.0), first=level, std=2.0), said) for level, said in (
             (4.0, "warning"), (3.65, "warning"), (3.5, None), (4.75, "warning"), (4.9, None))),
         (regression(flat_losses(119, 4.0, 0.0), first=4.0, std=2.0, squared_losses=[9.0]), None),
         (regression(flat_losses(119, 4.0, 0.0), first=4.0, std=2.0, loss_kind="absolute error"), None),

@@ -255,6 +255,9 @@ LIMITS = {
         (policy("Neg", "Mean", "Mul", "Gather", "LogSoftmax"), None),
         (policy("Mean", "Mul", "Gather", "LogSoftmax", losses=(*falling_losses(59), -1.0)), None),
         (policy("Mean", "Mul", "Gather", "LogSoftmax", losses=(-1.0,) * 9), None),
+        (policy("Add", "Sum", "Mul", "Gather", "Log", losses=FALLING), "warning"),  # beside the values' loss
+        (policy("Add", "Sum", "Mul", "Mul", "Gather", "Log", losses=FALLING), None),  # times -1, perhaps
+        (policy("Add", "Sum", "Neg", "Mul", "Gather", "Log", losses=FALLING), None),
         (policy("Mean", "Mul", "Gather", optimizer_settings=[{"kind": "SGD", "lr": 0.1, "maximize": True}]), None),
         (policy("Mean", "Mul", "Gather", objective="reward"), None),
         (policy("Mean", "Sub", "Add", "Minimum", "Mul", "Exp", losses=FALLING, num_samples=40), "warning"),

@@ -348,8 +348,8 @@ LIMITS = {
         (begun(0.01, 1.0, 1.0), "info"),
         *((begun(ratio, ratio, 1.0), said) for ratio, said in ((0.04, "info"), (0.01, "warning"))),
         (begun(0.04, 0.04, 1.0, losses=flat_losses(60)), "warning"),
-        (begun(1.0, 0.01, 1.0, losses=flat_losses(60)), "warning"),
-        (begun(1.0, 0.01, 1.0, losses=flat_losses(40)), "info"),
+        (begun(1.0, 0.01, 1.0, losses=flat_losses(200)), "warning"),
+        (begun(1.0, 0.01, 1.0, losses=flat_losses(199)), "info"),
         (
             run(flat_losses(60), initialization={"0.w": (0.1, 0.1), "w": (1e-3, 0.1)}, names=["0.w", "w"]),
             True,

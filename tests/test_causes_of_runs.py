@@ -23,7 +23,7 @@ from made_runs import (
     severity,
     with_bad_steps,
 )
-from records import make_bad_record, make_row, make_table
+from records import make_bad_record, make_record, make_row, make_table
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 LINEAR = ("NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0", "TBackward0")
@@ -106,6 +106,22 @@ def standing(lr, norm=1.0, **group):
     weights = {"w": (0.1, 0.1)}
     known = {"initialization": weights, "optimizer_settings": [{"kind": "SGD", "lr": lr, **group}]}
     return run(flat_losses(200), [norm * (1.0 + 1e-8 * (step % 2)) for step in range(200)], lrs=[lr] * 200, **known)
+
+
+def spoilt_batches(bad_step, bad_batch):
+    """A step with NaN that was taken, and batches that have NaN from `bad_batch` on."""
+    history = TrainingHistory()
+    for step in range(60):
+        one = batch(input_num_nonfinite=int(step >= bad_batch))(step)
+        make = make_bad_record if step == bad_step else make_record
+        given = {"skipped": False, "loss": 1.0} if step == bad_step else {}
+        history.add(make(step, ["a"] if step == bad_step else 1.0, batches=(one,), **given))
+    return history
+
+
+def test_batches_that_are_spoilt_by_nan_weights_are_not_the_cause():
+    assert severity("batch-not-finite", spoilt_batches(20, 30)) == "info"
+    assert severity("batch-not-finite", spoilt_batches(20, 20)) == "critical"
 
 
 BITS = bend(falling_losses(100), [20, 21, 22, 50, 70], lambda loss: math.nan)

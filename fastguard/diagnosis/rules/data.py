@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ...records import BatchSample, TrainingHistory
 from .. import needs
-from ..finding import Seen
+from ..finding import Seen, Severity
 from ..needs import descent
 from ..registry import rule
 from ..signals import has_had_time, has_run_away, is_stuck, median, signals_of
@@ -136,9 +136,13 @@ def input_scale(
     "a logarithm of 0, a missing value.",
 )
 def batch_not_finite(history: TrainingHistory) -> Seen | None:
-    """NaN or Inf in a sampled batch."""
+    """NaN or Inf in a sampled batch. Info if a step with NaN was taken before: the inputs may be another model's."""
     bad = [(step, x.input_num_nonfinite) for step, x in history.batches if x.input_num_nonfinite]
-    return Seen(at=[step for step, _ in bad], num_batches=len(bad), num_nonfinite=bad[0][1]) if bad else None
+    taken = min((event.step for event in history.first_events if not event.skipped), default=math.inf)
+    if not bad:
+        return None
+    severity: Severity = "info" if bad[0][0] > taken else "critical"
+    return Seen(at=[step for step, _ in bad], severity=severity, num_batches=len(bad), num_nonfinite=bad[0][1])
 
 
 @rule(

@@ -71,8 +71,8 @@ def loss_at_chance(
     Fires from 100 losses on (more of small batches), unless it still falls by three standard errors.
 
     Or, if the loss no longer falls, from 200 on, within `tolerance` of ln 2 for a loss of yes or no; within a share
-    `frequent` of the entropy of `num_targets` targets or more; or, for a squared error, at nine tenths of the targets'
-    variance or above.
+    `frequent` of the entropy of `num_targets` targets or more; or, for a squared error, from 500 on at nine tenths of
+    the targets' variance or above.
     """
     notes, s, samples = history.model, signals_of(history), training_batches(history)
     is_squared, is_binary = is_squared_error(history), _is_binary(notes.loss_ops)
@@ -81,7 +81,7 @@ def loss_at_chance(
         return None
     level, width = median(s.losses[-64:]), samples[-1].output_width if samples else 0
     levels: list[tuple[float, float, float, str]] = []  # a level, how far the loss may be below and above it
-    if is_squared and s.is_flat and notes.target_std:
+    if is_squared and s.is_flat and notes.target_std and has_had_time(history, 500):
         levels.append((notes.target_std**2, 0.1, 0.2, "always giving the mean of the targets gives about"))
     elif not is_squared and width >= 2 and notes.loss_kind in _OVER_CLASSES:
         levels.append((math.log(width), tolerance, tolerance, f"guessing among {width} classes gives"))

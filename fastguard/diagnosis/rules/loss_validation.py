@@ -114,7 +114,8 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Seen | Non
 )
 def negated_policy_loss(history: TrainingHistory, *, min_steps: int = 10) -> Seen | None:
     """A log-probability times a return is not negated, and none of `min_steps` losses is above zero, so that returns
-    are positive. Or the smaller one of two clipped ratios (PPO) is minimised.
+    are positive; or, beside a loss of values, whose sign hides that, nothing else is multiplied or subtracted. Or the
+    smaller one of two clipped ratios (PPO) is minimised.
     """
     outer = [*takewhile(lambda op: not op.startswith(_OF_POLICIES), policy_operations(history))]
     is_negated = any(op.startswith(("Neg", "Rsub")) for op in outer)
@@ -123,6 +124,9 @@ def negated_policy_loss(history: TrainingHistory, *, min_steps: int = 10) -> See
         return None
     if clips_ratios(history):
         return None if "MulBackward0" in outer else Seen(_what="less likely the better they are")
+    if "AddBackward0" in outer:  # beside a term of the values, whose sign says nothing of this one
+        is_plain = outer.count("MulBackward0") == 1 and not any(op.startswith("Sub") for op in outer)
+        return Seen(sure=0.6, _what="less likely the better they are") if is_plain else None
     return Seen(_what="less likely, whatever they bring") if history.losses.max <= 0.0 else None
 
 

@@ -128,11 +128,11 @@ def poor_initialisation(
     layers.
 
     A single layer is too small below `tiny`, unless it is the last. Weights that are too small are info unless 50
-    losses gained less than 0.3 of the first, or a share `share` of them is below `tiny`. Twice the spread is too large
-    in a share `share` of the layers. Recurrent weights (weight_hh) are too large above 1.1; up to twice the spread is
-    info unless 200 losses gained less than 0.3. Equal weights count in a share `share` of the layers if less than 0.8
-    of the first loss was gained. GPT-2's spreads are not too small. Silent if no layer is one of torch's, since nothing
-    says then which dimension is the fan-in.
+    losses (200 of a single layer) gained less than 0.3 of the first, or a share `share` of them is below `tiny`. Twice
+    the spread is too large in a share `share` of the layers. Recurrent weights (weight_hh) are too large above 1.1; up
+    to twice the spread is info unless 200 losses gained less than 0.3. Equal weights count in a share `share` of the
+    layers if less than 0.8 of the first loss was gained. GPT-2's spreads are not too small. Silent if no layer is one
+    of torch's, since nothing says then which dimension is the fan-in.
     """
     known, kinds = history.model.initialization, history.model.module_kinds
     if not history.num_steps or (kinds and not any(_OF_TORCH.search(kind) for kind in kinds)):
@@ -154,7 +154,7 @@ def poor_initialisation(
     names = too_large or too_small
     if not names:
         return None
-    patience = 200 if too_large else 50
+    patience = 50 if len(too_small) >= share * len(ratios) and not too_large else 200
     is_tiny = sum(ratios[name] < tiny for name in too_small) >= share * len(ratios)
     return Seen(
         at=(begin, begin),
