@@ -291,6 +291,8 @@ LIMITS = {
         (takes("NllLoss", "LogSoftmax", "Mean", "Relu"), None),  # pooled, as SqueezeNet ends
         (takes("Mul", "NllLoss", "LogSoftmax", "Relu", "Addmm"), "warning"),  # the loss is weighted
         (takes("NllLoss", "LogSoftmax", "Mul", "Tanh"), None),  # capped logits, times a temperature
+        (run(falling_losses(20), loss_ops=["NllLossBackward0"], softmax_over_batch=True), "warning"),
+        (run(falling_losses(20), loss_ops=["MulBackward0"], softmax_over_batch=True), None),  # no loss of classes
         (takes("BinaryCrossEntropyWithLogits", "Sigmoid"), "warning"),
         (takes("BinaryCrossEntropyWithLogits", "Addmm"), None),
         (takes("BinaryCrossEntropy", "Sigmoid", "Addmm"), None),

@@ -267,13 +267,14 @@ LIMITS = {
     "loss-without-floor": [
         (runaway(), "warning"),
         (runaway(rate=1.0), None),
+        *((run([5.0] * 10 + [low], noisy_norms(11)), said) for low, said in ((-6e5, "warning"), (-4e5, None))),
         (runaway(cosine=0.5), None),
         (runaway(tuple(3.0 - 0.1 * s for s in range(80))), None),  # no faster than before
         (runaway(tuple(900.0 - 0.02 * s**2 for s in range(80))), None),  # above zero
         (runaway(objective="reward"), None),
         (runaway(num_foreign_parameters=4), None),
         (run([-0.1 * s for s in range(50)], [2.0**s for s in range(50)]), None),  # too few
-        (run([-0.01 * 1.1**s for s in range(200)], noisy_norms(200)), None),
+        (run([-0.01 * 1.1**s for s in range(200)], noisy_norms(200)), "warning"),  # below -1e5
         (run([-(1.0 * s**3) for s in range(200)], [1.0 + s**2 for s in range(200)]), "warning"),  # in any direction
         (run([-(1.0 * s**3) for s in range(200)], [1.0 + s / 4.0 for s in range(200)]), None),
     ],

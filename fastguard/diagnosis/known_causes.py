@@ -140,8 +140,8 @@ cause(
     "Some layers began with weights far too large or too small for their number of inputs, or all equal.",
     "Initialise them by their fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh.",
     {"poor-initialisation": 0.98},
-    "saturated-units update-ratio-high update-ratio-low clip-rate-high growing-norm dead-units zero-gradients "
-    "vanishing-gradients loss-begins-high loss-divergence no-warm-up standstill",
+    "no-gradient saturated-units update-ratio-high update-ratio-low clip-rate-high growing-norm dead-units "
+    "zero-gradients vanishing-gradients loss-begins-high loss-divergence no-warm-up standstill",
 )
 cause(
     "dead-units",
@@ -262,7 +262,7 @@ cause(
     "Look for zero_grad() between backward() and step(), an optimizer made of a model's former parameters, detach() "
     "or no_grad() on the way, and for another that steps in its place.",
     {
-        "no-gradient": lambda *seen: 0.0 if reasons.lost_in_float16(*seen) else 0.97,
+        "no-gradient": reasons.cut_off,
         "parameters-not-in-optimizer": lambda finding, history, found: 0.97 if finding.severity == "critical" else 0.0,
     },
     "zero-gradients vanishing-gradients untrained-parameters standstill",

@@ -68,6 +68,13 @@ def lost_in_float16(finding: Finding, history: TrainingHistory, found: Found) ->
     return 0.9 if is_pulled and needs.float16(history) and not history.num_scaled else 0.0
 
 
+def cut_off(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Gradients of zero throughout, which neither float16 nor weights that are all equal explain."""
+    initial = found.get("poor-initialisation")
+    is_equal = initial is not None and initial.evidence["ratio"] == 0.0
+    return 0.0 if lost_in_float16(finding, history, found) else 0.3 if is_equal else 0.97
+
+
 def never_finite(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Gradients that were never finite, of finite inputs and weights, unless something nearer makes them so."""
     outputs = [x for _, x in history.batches if x.training and x.with_grad]

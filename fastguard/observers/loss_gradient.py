@@ -21,6 +21,7 @@ NUM_LOOKED_AT = 8
 _EACH = 4  # targets of a class, on average: with fewer, a sample says nothing about the frequency of classes
 MAX_NODES = 4096
 NUM_OPS = 16
+_NEAR = 4  # nodes, in which the softmax of a loss is
 # Operations whose derivative is finite wherever they are. So is a quotient's where the divisor has no graph (one of
 # zero would have made the loss infinite), and a power's from 1 on.
 _NAMES = """
@@ -155,20 +156,29 @@ def _entropy(classes: Counter[float]) -> float:
 
 
 def facts_of_loss(loss: Any, parameters: Collection[int] | None) -> dict[str, Any]:
-    """The facts `loss_ops`, `is_smooth` and `num_foreign_parameters` of a loss; empty if it has no graph.
+    """Facts about a loss by its graph, such as `loss_ops` and `num_foreign_parameters`; empty if it has none.
 
     `parameters` are ids of those of the model and of guarded optimizers; None without a model. After backward the graph
     still exists. Cost: 1 us a node, of at most 4096. No sync.
     """
     if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
         return {}
-    ops = _chain(loss.grad_fn)
+    chain = _chain(loss.grad_fn)
+    ops = tuple(node.name().rpartition("::")[2] for node in chain)
     if parameters is None:
         return {"loss_ops": ops}
     nodes = _nodes(loss)
     foreign = _parameters(nodes).keys() - parameters
     is_smooth = len(nodes) < MAX_NODES and all(map(_is_smooth, nodes))
-    return {"loss_ops": ops, "is_smooth": is_smooth, "num_foreign_parameters": len(foreign)}
+    facts = {"loss_ops": ops, "is_smooth": is_smooth, "num_foreign_parameters": len(foreign)}
+    return {**facts, "softmax_over_batch": any(map(_is_over_batch, chain[:_NEAR]))}
+
+
+def _is_over_batch(node: Any) -> bool:
+    """Whether a softmax is taken over the first of several dimensions."""
+    metadata = getattr(node, "_input_metadata", None) if "Softmax" in node.name() else None
+    num_dims = len(metadata[0].shape) if metadata else 0
+    return num_dims > 1 and node._saved_dim in (0, 2**64 - num_dims)  # as an unsigned number
 
 
 def parameters_of_loss(loss: Any) -> dict[int, weakref.ref[torch.Tensor]]:
@@ -204,11 +214,11 @@ def _nodes(loss: Any) -> Collection[Any]:
     return seen
 
 
-def _chain(node: Any) -> tuple[str, ...]:
-    """Names of the nodes from the loss down, along the first argument that has a graph."""
-    names: list[str] = []
-    while node is not None and len(names) < NUM_OPS:
-        names.append(node.name().rpartition("::")[2])
+def _chain(node: Any) -> list[Any]:
+    """The nodes from the loss down, along the first argument that has a graph."""
+    found: list[Any] = []
+    while node is not None and len(found) < NUM_OPS:
+        found.append(node)
         following = (function for function, _ in node.next_functions if function is not None)
         node = next((one for one in following if not one.name().endswith("AccumulateGrad")), None)
-    return tuple(names)
+    return found

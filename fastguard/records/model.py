@@ -81,6 +81,7 @@ class LossNotes:
     loss_ops: Names = ()
     # Whether every operation of that graph has a finite derivative everywhere; None if not known
     is_smooth: bool | None = None
+    softmax_over_batch: bool | None = None  # whether the softmax at the end is over the first of several dimensions
     # Parameters in that graph that are neither the model's nor guarded, such as those of another network in a game, or
     # the model's own in the loss of another guard; None if not known
     num_foreign_parameters: Count | None = None

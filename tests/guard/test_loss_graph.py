@@ -171,3 +171,23 @@ def test_the_loss_is_seen_through_a_choice_of_samples(chosen):
         history = run(falling_losses(20), loss_ops=facts_of_loss(F.nll_loss(chosen(y), CLASSES[:3]), None)["loss_ops"])
         finding = RULES["output-against-loss"](history)
         assert (finding and finding.evidence["activation"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_over_batch"),
+    [
+        (lambda x: F.nll_loss(x.log_softmax(0), CLASSES), True),
+        (lambda x: F.nll_loss(x.log_softmax(-2), CLASSES), True),
+        (lambda x: F.nll_loss(x.softmax(0).log(), CLASSES), True),
+        (lambda x: F.nll_loss(x.log_softmax(1), CLASSES), False),
+        (lambda x: F.cross_entropy(x, CLASSES), False),
+        (lambda x: F.cross_entropy(x[0], CLASSES[0]), False),
+        (lambda x: x.mean(), False),
+    ],
+)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_whether_the_softmax_is_over_the_batch(loss, is_over_batch, is_late):
+    found = loss(output())
+    if is_late:
+        found.backward()
+    assert facts_of_loss(found, set())["softmax_over_batch"] is is_over_batch

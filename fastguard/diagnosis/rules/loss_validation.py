@@ -142,16 +142,18 @@ def negated_policy_loss(history: TrainingHistory, *, min_steps: int = 10) -> See
     'objective="game" or "reward".',
 )
 def loss_without_floor(
-    history: TrainingHistory, *, norm_ratio: float = 100.0, min_steps: int = 60, cosine: float = 0.9
+    history: TrainingHistory, *, norm_ratio: float = 100.0, min_steps: int = 60, cosine: float = 0.9, far: float = 1e5
 ) -> Seen | None:
     """Each sixth of the window fell further than the one before, the last to below zero, and norms grew.
 
     Fires from `min_steps` losses on: norms 4-fold in one direction, by a median `cosine` of gradients, or
-    `norm_ratio`-fold in any. Critical if a loss was minus Inf, or anything else was not finite.
+    `norm_ratio`-fold in any. Or a loss was below minus `far` times the first, or minus `far`. Critical if a loss was
+    minus Inf, or anything else was not finite.
     """
     norms, trend = history.norm_trend, history.loss_trend
     has_ended = any(e.loss == -math.inf for e in history.recent) if history.num_bad_losses else False
     runs_away = history.losses.count >= min_steps and _runs_away(history, 4.0, norm_ratio, cosine)
+    runs_away = runs_away or history.losses.min < -far * max(abs(trend.first), 1.0)
     if _may_fall_for_ever(history) or not (has_ended or runs_away):
         return None
     grown = exp(math.log(history.norm_max) - norms.first) if history.norm_max > 0.0 and norms.count else 0.0

@@ -124,7 +124,8 @@ def scheduler_not_stepping(history: TrainingHistory, *, steps: int = 50, steps_a
 
 
 # Optimizers whose first steps move an element by about the learning rate, whatever the gradient.
-_NORMALISING = frozenset(["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Lion", "SignSGD"])
+_NORMALISING = frozenset(["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "SparseAdam", "Adagrad", "Lion",
+                          "SignSGD"])  # fmt: skip
 _LEAST_STD = 1e-3
 
 
@@ -223,7 +224,7 @@ _USUAL = {  # from the least to the largest learning rate that people use
     "Adadelta": (0.03, 30.0),
     "Adagrad": (1e-4, 1.0),
     "Lion": (1e-7, 3e-3),
-    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"), (1e-6, 0.05)),
+    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "SparseAdam"), (1e-6, 0.05)),
 }
 
 

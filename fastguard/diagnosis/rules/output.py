@@ -75,7 +75,8 @@ def last_layer(history: TrainingHistory) -> tuple[str, ...]:
     "no sigmoid, no ReLU before them. Give nll_loss a log_softmax, and binary_cross_entropy a sigmoid.",
 )
 def output_against_loss(history: TrainingHistory) -> Seen | None:
-    """The loss applies its own softmax or sigmoid to an activated output, or lacks the activation that it needs.
+    """The loss applies its own softmax or sigmoid to an activated output, or lacks the activation that it needs; or a
+    softmax before it is over the batch.
 
     Info for an activation that only bends, such as ELU, unless 60 losses gained less than 0.3 of the first.
     """
@@ -86,6 +87,9 @@ def output_against_loss(history: TrainingHistory) -> Seen | None:
         _LOG_LIKELIHOOD: activation not in ("log", ""),
         _OF_PROBABILITIES: activation in ("none", *_BENDING),
     }
+    if history.model.softmax_over_batch and kind and history.num_clean:
+        see = "The softmax before the loss is over dimension 0, the samples of the batch, and not over the classes."
+        return Seen(layers=last_layer(history), see=see, loss=kind, activation="softmax over the batch")
     if not bad.get(kind) or not history.num_clean:
         return None
     bends = kind in ("cross-entropy", WITH_LOGITS) and activation in ("ELU", "LeakyReLU")
