@@ -42,11 +42,11 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 44_348,
-    "core": 14_092,
-    "files": 235,
-    "tests": 36_127,
-    "benchmarks": 17_901,
+    "package": 41_725,
+    "core": 12_809,
+    "files": 225,
+    "tests": 33_964,
+    "benchmarks": 17_900,
     "README": 158,
     "rules": 66,
 }
