@@ -360,7 +360,8 @@ LIMITS = {
         (gpt2("LayerNorm", 0.02 / 8**0.5), None),
         (gpt2("ReLU", 0.02 / 8**0.5), True),
         (gpt2("RMSNorm", 0.0005), True),
-        (run(falling_losses(20), initialization={"rnn.weight_hh_l0": (0.16, 0.1), "head.weight": (0.04, 0.1)}), True),
+        (run(FLAT[:20], initialization={"r.weight_hh_l0": (0.16, 0.1)}, module_kinds={"RNN": 1}), "warning"),
+        (run(FLAT[:20], initialization={"r.weight_hh_l0": (0.16, 0.1)}, module_kinds={"LSTM": 1}), "info"),
         (run(falling_losses(20), initialization={"rnn.weight_ih_l0": (0.16, 0.1), "head.weight": (0.04, 0.1)}), None),
     ],
     "large-weight-decay": [

@@ -102,7 +102,6 @@ def without_floor(loss, num, **notes):
 
 
 def standing(lr, norm=1.0, **group):
-    """A loss that does not move at this learning rate, with gradients of one norm."""
     weights = {"w": (0.1, 0.1)}
     known = {"initialization": weights, "optimizer_settings": [{"kind": "SGD", "lr": lr, **group}]}
     return run(flat_losses(200), [norm * (1.0 + 1e-8 * (step % 2)) for step in range(200)], lrs=[lr] * 200, **known)

@@ -70,8 +70,7 @@ def lost_in_float16(finding: Finding, history: TrainingHistory, found: Found) ->
 
 def cut_off(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Gradients of zero throughout, which neither float16 nor weights that are all equal explain."""
-    initial = found.get("poor-initialisation")
-    is_equal = initial is not None and initial.evidence["ratio"] == 0.0
+    is_equal = "poor-initialisation" in found and found["poor-initialisation"].evidence["ratio"] == 0.0
     return 0.0 if lost_in_float16(finding, history, found) else 0.3 if is_equal else 0.97
 
 

@@ -130,9 +130,9 @@ def poor_initialisation(
     A single layer is too small below `tiny`, unless it is the last. Weights that are too small are info unless 50
     losses (200 of a single layer) gained less than 0.3 of the first, or a share `share` of them is below `tiny`. Twice
     the spread is too large in a share `share` of the layers. Recurrent weights (weight_hh) are too large above 1.1; up
-    to twice the spread is info unless 200 losses gained less than 0.3. Equal weights count in a share `share` of the
-    layers if less than 0.8 of the first loss was gained. GPT-2's spreads are not too small. Silent if no layer is one
-    of torch's, since nothing says then which dimension is the fan-in.
+    to twice the spread is info in gated units unless 200 losses gained less than 0.3. Equal weights count in a share
+    `share` of the layers if less than 0.8 of the first loss was gained. GPT-2's spreads are not too small. Silent
+    without a layer of torch's: then the fan-in is unknown.
     """
     known, kinds = history.model.initialization, history.model.module_kinds
     if not history.num_steps or (kinds and not any(_OF_TORCH.search(kind) for kind in kinds)):
@@ -155,12 +155,13 @@ def poor_initialisation(
     if not names:
         return None
     patience = 50 if len(too_small) >= share * len(ratios) and not too_large else 200
+    is_large = bool(too_large) and (ratios[names[0]] > 2.0 or any(kind.startswith("RNN") for kind in kinds))
     is_tiny = sum(ratios[name] < tiny for name in too_small) >= share * len(ratios)
     return Seen(
         at=(begin, begin),
         layers=names,
-        warn=ratios[names[0]] > 2.0 or is_tiny or not history.losses.count or is_stuck(history, 0.3, patience),
-        sure=0.85 if ratios[names[0]] > 2.0 or too_small else 0.5,
+        warn=is_large or is_tiny or not history.losses.count or is_stuck(history, 0.3, patience),
+        sure=0.85 if is_large or too_small else 0.5,
         ratio=ratios[names[0]],
         num_layers=len(names),
         share=len(names) / len(ratios),
