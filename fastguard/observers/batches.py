@@ -117,7 +117,7 @@ class BatchWatch(Transient, Observer):
         self.first.found, self.loss = {}, LossGradient(self._failures)
 
     def meet(self, output: torch.Tensor) -> None:
-        """A loss function takes `output`, which stands for the model's: that was not seen, or was another.
+        """Takes what a loss function is given for the model's output, which was not seen or was another tensor.
 
         Of the pass before, the inputs are those of the first module that it called. When a sample is due, hooks are set
         on the modules first, and the sample is taken in the pass after that.
