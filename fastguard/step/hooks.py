@@ -346,7 +346,7 @@ class Hooks(HooksState):
                 self._closure_backup.look()
             loss = self._loss = closure()
             started = _perf_counter()
-            if self._undo is not None:  # the closure has made gradients anew
+            if self._undo is not None:  # the closure has computed new gradients
                 self._undo.forget()
                 self._undo = None
             undo = self._judge_gradients(optimizer, handed, loss)
@@ -387,8 +387,7 @@ class Hooks(HooksState):
         return on_error is not None and isinstance(error, Exception) and not self._scaler.holds and on_error(error)
 
     def _is_of_skip(self, error: Exception) -> bool:
-        """Whether an error comes of what a step was given instead of its gradients: it is undone anyway, and the error
-        is nobody's."""
+        """Whether an error comes from what a step got in place of its gradients. The step is undone anyway."""
         if self._is_evaluating or not isinstance(self._undo, DryRunStep) or self._undo.backup is None:
             return False
         said = "a skipped step raised without its gradients, and was undone: %r"

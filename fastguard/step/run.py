@@ -75,7 +75,7 @@ class Run(RunState):
         self.wakes_at = self.ends_at = 0  # the next steps that observers look at before and after they are taken
         self.has_more_to_do = True  # something else is due after the next step
         self.marks_ends = False  # note what autograd had recorded when a step ended: losses come before their steps
-        self.marked, self.mark = -1, 0  # the newest step of which that was noted, and how much it was
+        self.marked, self.mark = -1, 0  # the newest step whose end was noted, and what was recorded then
         self.is_short = False  # a step may go the short way, which asks nothing that was the same at the step before
         self.is_vetoed = False  # recovery skips the step under way
         self.ranks: Ranks | None = None  # that hold the gradients; None if this process holds all of them

@@ -22,7 +22,7 @@ _FLAG = "_step_supports_amp_scaling"
 
 
 class Handed(NamedTuple):
-    """What a scaler handed over, as it is: nobody has waited for it."""
+    """What a scaler handed over, as it is. The host has not waited for it."""
 
     grad_scale: Any = None  # what the gradients have to be divided by: tensor or number; None if they are not scaled
     found_inf: Any = None  # not 0 if the scaler saw a non-finite gradient; a sum over devices, so it may be 2

@@ -1,5 +1,5 @@
 """Attention that is scaled_dot_product_attention: what is computed of it, for whom, and what is left behind; and sound
-models with attention and experts, of which no rule may speak."""
+models with attention and experts, on which every rule must be silent."""
 
 import math
 

@@ -147,7 +147,7 @@ def test_every_scheduler_of_torch_is_here():
     assert families - {"LRScheduler"} <= SCHEDULERS.keys()
 
 
-# SequentialLR of torch 2.6 calls `step(epoch)`, and is told by torch not to.
+# SequentialLR of torch 2.6 calls `step(epoch)`, which torch deprecates.
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
 @pytest.mark.thinned(n=3)
 @pytest.mark.parametrize("bad_step", [None, 0])
