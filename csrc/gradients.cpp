@@ -12,6 +12,7 @@
 #include "parallel.h"
 #include "passes.h"
 #include "shards.h"
+#include "state.h"
 
 namespace fastguard {
 
@@ -75,12 +76,15 @@ class Walk {
     return true;
   }
 
-  // Measures what was put aside.
+  // Measures what was put aside. Asks torch for the number of threads where none is given and more than one may pay.
   void finish(int num_threads) {
     if (aside_.empty()) return;
+    int64_t elements = 0;
+    for (const View& view : aside_views_) elements += view.numel;
+    if (num_threads == 0) num_threads = elements >= kParallelMin ? torch_num_threads() : 1;
     std::vector<Row> rows(aside_.size());
     std::vector<uint64_t> bits(bits_ ? aside_.size() : 0);
-    without_lock(aside_views_, [&] { tensor_rows(aside_views_, num_threads, rows.data(), bits_ ? bits.data() : nullptr); });
+    without_lock(elements, [&] { tensor_rows(aside_views_, num_threads, rows.data(), bits_ ? bits.data() : nullptr); });
     for (size_t i = 0; i < aside_.size(); ++i) {
       if (views_) (*views_)[aside_[i]] = std::move(aside_views_[i]);
       rows_[aside_[i]] = rows[i];

@@ -211,6 +211,10 @@ void set_step_calls(py::handle get_num_threads, py::handle is_grad_enabled, py::
   step_calls = {held(get_num_threads), held(is_grad_enabled), held(num_operations)};
 }
 
+int torch_num_threads() {
+  return int(py::integer(py::steal(PyObject_CallNoArgs(step_calls.get_num_threads))));
+}
+
 void add_type(PyObject* module, PyTypeObject& type) {
   const char* name = std::strrchr(type.tp_name, '.') + 1;
   if (PyType_Ready(&type) < 0 || PyObject_SetAttrString(module, name, reinterpret_cast<PyObject*>(&type)) != 0)

@@ -143,6 +143,8 @@ inline PyTypeObject empty_type() {
 
 void set_step_calls(py::handle get_num_threads, py::handle is_grad_enabled, py::handle num_operations);
 
+int torch_num_threads();  // asks torch; throws
+
 double seconds();  // the clock of time.monotonic
 
 // Adds the types to the module; `type` under the last part of its name.

@@ -106,11 +106,12 @@ int take(const Question& q) {
     if (!gradients.read_views()) return kOdd;
     const std::vector<View>& views = gradients.views;
     if (any_overlap(views)) return kOdd;  // is refused, in words, where there is time for it
+    const int num_threads = q.num_threads ? q.num_threads : torch_num_threads();
     without_lock(views, [&] {
       if (is_each)
-        scale_each(views, ruling.factors.data(), q.num_threads);
+        scale_each(views, ruling.factors.data(), num_threads);
       else
-        scale(views, coefficient, q.num_threads);
+        scale(views, coefficient, num_threads);
     });
     outcome |= kScaled;
     const py::object written = py::steal(PyList_New(0));

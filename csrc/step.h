@@ -15,7 +15,7 @@ struct Question {
   PyObject *groups, *headers, *found, *limits;
   Py_ssize_t index;
   double step;
-  int num_threads;
+  int num_threads;  // 0: torch is asked where it matters
   bool skip_nonfinite, scales;
 };
 int take(const Question& question);

@@ -84,10 +84,6 @@ bool may_take(const Parts& parts, PyObject* optimizer, PyObject* args, PyObject*
   return step_calls.get_num_threads && !has_scaler_attributes(optimizer);
 }
 
-int num_threads() {
-  return int(py::integer(py::steal(PyObject_CallNoArgs(step_calls.get_num_threads))));
-}
-
 // What is left to do where a step is no clean one.
 PyObject* finish(const Parts& parts, PyObject* const* args, int outcome, double started) {
   static PyObject* name = name_of("_finish");
@@ -126,7 +122,7 @@ PyObject* take_here(const Parts& parts, PyObject* const* args, bool& left) {
   question.limits = limit.ptr();
   question.index = ring.num_open;
   question.step = double(parts.clock->step);
-  question.num_threads = num_threads();
+  question.num_threads = 0;
   question.skip_nonfinite = PyObject_IsTrue(parts.run->skip_nonfinite) == 1;
   question.scales = PyObject_IsTrue(parts.hooks->scales) == 1;
   forget_record(ring);  // before the step is taken: its table is written over unless somebody else holds the record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -36,13 +37,15 @@ class GlobalNorm(ClipPolicy):
     """
 
     is_sound = True
-    limit = property(operator.attrgetter("_max_norm"))
+    limit: float | None = math.inf  # None in a subclass with a formula of its own
 
     def __init__(self, max_norm: float) -> None:
         self.max_norm = max_norm
 
     def _set_max_norm(self, max_norm: float) -> None:
         self._max_norm = values.positive("max_norm", max_norm, "Leave it out for no clipping.")
+        if self.limit is not None:
+            self.limit = self._max_norm  # each step reads it: a property would take 2 us there
 
     max_norm = property(operator.attrgetter("_max_norm"), _set_max_norm, doc="Largest norm let through.")
 

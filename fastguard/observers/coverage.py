@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .observer import ObservedRun, Observer, parameter_hook
+from .observer import ObservedRun, Observer, ParameterHook
 from .sketches import Snapshot, guarded_parameters, next_look
 
 _REST = 64  # steps without a look while no gradient is missing
@@ -69,7 +69,7 @@ class CoverageWatch(Observer):
             super().close()
         elif not self._handles:
             for p in {id(p): p for p in (params[0], params[-1])}.values():
-                self.hold(p.register_post_accumulate_grad_hook(parameter_hook(self._reached)))
+                self.hold(ParameterHook(p, self._reached))
 
     def _take(self, step: int) -> Snapshot:
         """The present state of some of the parameters without a gradient."""

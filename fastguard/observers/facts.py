@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from .. import kernels
 from ..names import Namer, strip_wrappers
 from ..records import values
-from .observer import Observer, parameter_hook
+from .observer import Observer, ParameterHook
 
 _is_lazy = torch.nn.parameter.is_lazy
 _NUM_COUNTED = 4  # steps whose backward passes are counted
@@ -50,7 +50,7 @@ class ModelFacts(Observer):
         self._devices = {p.device for p in params}  # others may be out of the backend's reach
         counted = next((p for p in params if p.requires_grad and p.is_leaf and p.layout is torch.strided), None)
         if counted is not None:
-            self.hold(counted.register_post_accumulate_grad_hook(parameter_hook(self._count_pass)))
+            self.hold(ParameterHook(counted, self._count_pass))
 
     def at_first(self) -> dict[str, Any]:
         """The facts when the guard is made. Cost: one read of the model's weights; on a GPU one sync."""

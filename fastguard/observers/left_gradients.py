@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .observer import ObservedRun, Observer, parameter_hook
+from .observer import ObservedRun, Observer, ParameterHook
 from .sketches import sample
 from .tensors import can_be_read, strided
 
@@ -29,8 +29,8 @@ class _Watched(Observer):
         self.is_left = False  # whether the gradient of that time has stayed in it
         self.was_cleared = False  # whether the passes' gradient was gone or zero when the step was taken
         self.hold(
-            parameter.register_hook(parameter_hook(self._is_to_be_added)),
-            parameter.register_post_accumulate_grad_hook(parameter_hook(self._was_added)),
+            ParameterHook(parameter, self._is_to_be_added, before=True),
+            ParameterHook(parameter, self._was_added),
         )
 
     def _is_to_be_added(self, gradient: torch.Tensor) -> None:

@@ -87,10 +87,26 @@ class ModuleHook(Transient):
             method(*self._given, *args)
 
 
-def parameter_hook(method: Callable[[torch.Tensor], None]) -> Callable[..., None]:
-    """A hook on a parameter that calls a method. It does not keep the method's object alive."""
-    hook: Callable[..., None] = unserializable_hook(while_alive(method))
-    return hook
+class ParameterHook:
+    """Calls `method` with the gradient of `parameter` before it is added, or with the parameter afterwards.
+
+    It does not keep the method's object alive. Once removed, it leaves the parameter without a trace: torch would enter
+    Python at every backward pass for a dictionary of hooks that is empty.
+    """
+
+    def __init__(
+        self, parameter: torch.Tensor, method: Callable[[torch.Tensor], None], *, before: bool = False
+    ) -> None:
+        self._parameter = weakref.ref(parameter)
+        self._name = "_backward_hooks" if before else "_post_accumulate_grad_hooks"
+        register: Any = parameter.register_hook if before else parameter.register_post_accumulate_grad_hook
+        self._handle = register(unserializable_hook(while_alive(method)))
+
+    def remove(self) -> None:
+        self._handle.remove()
+        parameter = self._parameter()
+        if parameter is not None and getattr(parameter, self._name) == {}:
+            setattr(parameter, self._name, None)
 
 
 class Observer:
