@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
-from . import strict_json, values
+from . import values
 from .codec import Count, Part, reader_of, row_reader
 from .running import quantiles
 from .samples import BatchSample, ModuleActivity, WeightStats
@@ -32,25 +32,18 @@ class Point(NamedTuple):
     value: Any
 
 
-class Window(Generic[_Item]):
+@dataclass(slots=True, repr=False)
+class Window(Part, Generic[_Item]):
     """The first sample of one name, the newest sixteen, and their number in all."""
 
-    __slots__ = ("count", "first", "recent")
-
-    def __init__(self, count: int, first: Point, recent: Iterable[Point]) -> None:
-        self.count, self.first, self.recent = count, first, deque(recent, maxlen=WINDOW)
+    count: Count
+    first: Annotated[Point, values.row]
+    recent: Annotated[deque[Point], values.row]
 
     @property
     def last(self) -> Point:
         """The newest sample."""
         return self.recent[-1]
-
-    def __copy__(self) -> Window[_Item]:
-        return Window(self.count, self.first, self.recent)
-
-    def state(self) -> list[Any]:
-        """As plain types."""
-        return [self.count, strict_json.encode(self.first), strict_json.encode(self.recent)]
 
 
 class Sampled(Part, Generic[_Item]):
@@ -76,7 +69,7 @@ class Sampled(Part, Generic[_Item]):
             if window is None:
                 if len(self._windows) >= MAX_NAMES:
                     continue
-                window = self._windows[item.name] = Window(0, sample, ())
+                window = self._windows[item.name] = Window(0, sample, deque(maxlen=WINDOW))
             window.recent.append(sample)
             window.count += 1
             if self._is_bad(item):
@@ -102,8 +95,11 @@ class Sampled(Part, Generic[_Item]):
     def load(self, state: Any) -> None:
         """Restores what `state` returned; raises MisfitError for anything else."""
         super().load(state)
+        newest = partial(deque[Point], maxlen=WINDOW)
         point = row_reader((0, 1), (values.whole, self._decode), Point._make)
-        window = row_reader((0, 1, 2), (values.count, point, partial(values.each, point)), lambda row: Window(*row))
+        recent = partial(values.each, point)
+        recent = partial(values.each, point)
+        window = row_reader(range(3), (values.count, point, recent), lambda row: Window(row[0], row[1], newest(row[2])))
         self._windows = values.at("_windows", partial(values.by_name, window), self._windows)
         for name, found in self._windows.items():
             if not found.recent or any(sample.value.name != name for sample in found.recent):
