@@ -64,15 +64,10 @@ def safe_norm(magnitudes: torch.Tensor) -> torch.Tensor:
     return torch.where(in_range, squares.sqrt(), rescued)
 
 
-def _smallest(parts: torch.Tensor) -> torch.Tensor:
-    least = parts.min()
-    return torch.where(least < torch.inf, least, torch.zeros_like(least))
-
-
 _FOLDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "add": torch.sum,
     "max": torch.max,
-    "least_nonzero": _smallest,
+    "least_nonzero": lambda parts: parts.min().nan_to_num(posinf=0.0),
     "deviations": torch.sum,
     "norm": safe_norm,
 }

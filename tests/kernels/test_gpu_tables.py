@@ -52,7 +52,7 @@ def find(tables, tensors):
 
 
 def addresses(plan):
-    return plan._table.tolist()
+    return plan.table.tolist()
 
 
 def test_a_hit_uploads_nothing_and_other_addresses_keep_the_layout():

@@ -123,10 +123,10 @@ class ActivationWorkspace(Workspace):
             partials = self._room(num_words + 2 * made.spread * made.channels * made.repeat)
             entries, bits = partials + 8 * num_words, _limit_bits(*limits, x.dtype is torch.float64)
             made.launcher(made.num_programs, x.data_ptr(), *made.sizes, partials, made.num_programs, entries, *bits)
-            fold = fold_launcher(made.channels, self.device)
+            columns = 1 if made.channels == 1 else 4 if 1 < made.channels <= 8 else 32
             to = (entries, made.spread, made.channels, made.repeat, 0 if table is None else table.data_ptr())
-            programs = 1 + -(-made.channels // fold.constants["COLS"])
-            fold(programs, partials, made.num_programs, x.numel(), row.data_ptr(), *to)
+            fold = fold_launcher(columns, self.device)
+            fold(1 + -(-made.channels // columns), partials, made.num_programs, x.numel(), row.data_ptr(), *to)
 
 
 @functools.cache

@@ -91,15 +91,9 @@ def _launcher(
     """
     module, _, function = kernel.partition(".")
     found = getattr(importlib.import_module(f"{__package__}.lang.{module}"), function)
-    return Launcher(found, constants, num_warps=_warps(threads, device), fp_fusion=fp_fusion)
-
-
-def _warps(threads: int, device: torch.device) -> int:
-    """A warp has 32 threads, or 64 on some AMD GPUs."""
-    size = 32
-    if device.type == "cuda":
-        size = getattr(torch.cuda.get_device_properties(device), "warp_size", size)
-    return max(1, threads // size)
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    num_warps = max(1, threads // getattr(properties, "warp_size", 32))  # 64 on some AMD GPUs
+    return Launcher(found, constants, num_warps=num_warps, fp_fusion=fp_fusion)
 
 
 def _dtype(dtype: torch.dtype) -> Any:
@@ -143,14 +137,8 @@ def activation_launcher(
     return _launcher("activations.activation_kernel", constants, device, fp_fusion=True)
 
 
-def fold_launcher(num_channels: int, device: torch.device) -> Launcher:
-    """Tiles for few channels or for many."""
-    columns = 32 if num_channels == 0 or num_channels > 8 else 4 if num_channels > 1 else 1
-    return _fold_launcher(columns, device)
-
-
 @functools.cache
-def _fold_launcher(columns: int, device: torch.device) -> Launcher:
+def fold_launcher(columns: int, device: torch.device) -> Launcher:
     constants = {"BLOCK": FOLD_TILE, "ROWS": FOLD_TILE // columns, "COLS": columns}
     return _launcher("activations.fold_kernel", constants, device, threads=2 * FOLD_THREADS)
 
@@ -189,7 +177,7 @@ class Workspace:
             self._follow_stream()
             addresses, sizes, keep, write_back = locate(tensors, self.device, writable=writable)
             plan = self.tables.find(addresses, sizes)
-        return plan if write_back is None else plan.of_copies(keep, write_back)
+        return plan if write_back is None else Plan(plan.layout, plan.table, keep, write_back)
 
     def measure(self, plan: Plan, slot: Slot, options: StepOptions = DEFAULT_OPTIONS, *, unscale: float = 1.0) -> None:
         """Statistics of the tensors of `plan`, times `unscale` or as `options` have it, and a decision, into `slot`.
@@ -205,21 +193,11 @@ class Workspace:
                 stats_launcher(dtype, self.device)(
                     end - first, layout.chunks, plan.addresses, layout.numels, partials, first, layout.num_chunks
                 )
-            finalise_launcher(self.device)(
-                1 + layout.num_rows,
-                partials,
-                layout.num_chunks,
-                layout.row_chunks,
-                layout.numels,
-                slot.address,
-                step,
-                0 if scale is None else scale.data_ptr(),
-                0 if found_inf is None else found_inf.data_ptr(),
-                bits_of(unscale),
-                bits_of(max_norm),
-                bits_of(trigger),
-                skip_nonfinite | unscales_itself << 1,
-            )
+            tables = (partials, layout.num_chunks, layout.row_chunks, layout.numels, slot.address, step)
+            scale_at = 0 if scale is None else scale.data_ptr()
+            found_inf_at = 0 if found_inf is None else found_inf.data_ptr()
+            bits = (bits_of(unscale), bits_of(max_norm), bits_of(trigger), skip_nonfinite | unscales_itself << 1)
+            finalise_launcher(self.device)(1 + layout.num_rows, *tables, scale_at, found_inf_at, *bits)
 
     def scale(self, plan: Plan, slot: Slot) -> None:
         """`scale_by` the factor in `slot`."""

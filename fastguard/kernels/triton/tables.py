@@ -40,23 +40,18 @@ class Staging:
         """A new int64 tensor on the device with `data`, a multiple of 8 bytes. Does not wait for anything."""
         num_words = len(data) // 8
         out = torch.empty(num_words, dtype=torch.int64, device=self._device.device)
-        piece = self._take(num_words)
-        if piece is None:
-            # Room for a few more tensors next time; a page is the least that gets pinned anyway.
-            piece = self._device.pinned(max(512, num_words + num_words // 4)), self._device.event()
-        memory, event = piece
+        for i, (memory, event) in enumerate(self._pieces):
+            if memory.numel() >= num_words and (event is None or event.query()):
+                del self._pieces[i]
+                break
+        else:  # room for a few more tensors next time; a page is the least that gets pinned anyway
+            memory, event = self._device.pinned(max(512, num_words + num_words // 4)), self._device.event()
         ctypes.memmove(memory.data_ptr(), data, len(data))
         out.copy_(memory[:num_words], non_blocking=True)
         if event is not None:
             event.record()
-        self._pieces.append(piece)
+        self._pieces.append((memory, event))
         return out
-
-    def _take(self, num_words: int) -> tuple[torch.Tensor, Any] | None:
-        for i, (memory, event) in enumerate(self._pieces):
-            if memory.numel() >= num_words and (event is None or event.query()):
-                return self._pieces.pop(i)
-        return None
 
 
 class Layout:
@@ -97,24 +92,16 @@ class Layout:
 class Plan:
     """Tables for one list of tensors: what `Workspace.measure` and `Workspace.scale` work from."""
 
-    __slots__ = ("_keep", "_table", "addresses", "is_plain", "layout", "needs_copies", "write_back")
+    __slots__ = ("_keep", "addresses", "is_plain", "layout", "needs_copies", "table", "write_back")
 
     def __init__(
         self, layout: Layout, table: torch.Tensor, keep: Sequence[torch.Tensor] = (), write_back: _Copies | None = None
     ) -> None:
-        self.layout, self._table, self._keep = layout, table, keep
+        self.layout, self.table, self._keep = layout, table, keep
         self.addresses = table.data_ptr()
         # Plain: every tensor is read where it is; the same plan then serves for scaling.
         self.is_plain, self.write_back = write_back is None, write_back or []
         self.needs_copies: bool | None = None  # whether a fused optimizer needs copies of the gradients
-
-    def of_copies(self, keep: Sequence[torch.Tensor], write_back: _Copies) -> Plan:
-        """The same for one call in which some tensors are read from copies, which go back where they are from."""
-        return Plan(self.layout, self._table, keep, write_back)
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Device memory behind this plan."""
-        return [self._table, self.layout.table]
 
 
 class Tables:
@@ -148,8 +135,12 @@ class Tables:
 
     def live(self) -> list[torch.Tensor]:
         """All device memory in use."""
-        tables = [t for plan in self._plans.values() for t in plan.tensors()]
-        return [*tables, *(layout.table for layout in self._layouts.values())]
+        owners: tuple[Any, ...] = (
+            *self._plans.values(),
+            *(plan.layout for plan in self._plans.values()),
+            *self._layouts.values(),
+        )
+        return [owner.table for owner in owners]
 
     def _make(self, key: tuple[bytes, bytes]) -> Plan:
         self.num_misses += 1

@@ -1,15 +1,5 @@
-"""The kernels that fold what `stats_kernel` wrote, and decide. See stats.py for the tables and the arguments.
-
-A slot is HEADER float64 numbers and a row of COLUMNS for each tensor:
-
-    0  sum of squares of all unscaled elements; NaN if one is NaN, else Inf if one is Inf
-    1  norm: its root
-    2  clip coefficient; 1 when skipping
-    3  factor: what `scale_kernel` multiplies by; 1 when skipping
-    4  loss scale that the gradients carried; 1 without one
-    5  two float32: the skip flag, exactly 0 or 1; loss scale / coefficient, for an optimizer that divides by it
-    6  number of the step, as the host gave it
-"""
+"""The kernels that fold what `stats_kernel` wrote, and decide. See stats.py for the tables and the arguments, and
+`fastguard.records.slot` for the words of a slot."""
 
 # No `from __future__ import annotations` here: Triton reads the annotations of the arguments.
 import triton
