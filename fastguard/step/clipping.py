@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -164,15 +165,22 @@ def _shrink_on_device(
     slot.words[CLIP_COEF].copy_(torch.where(is_unclipped, 1.0, left))
 
 
-def scale_each_on_device(start: int, optimizer: Optimizer, decision: DeviceDecision) -> None:
-    """Enqueues the scaling of each gradient by its own factor; `start` is the index of the first parameter."""
-    assert decision.factors is not None
+def gradients_with_factors(
+    start: int, optimizer: Optimizer, decision: HostDecision | DeviceDecision
+) -> list[tuple[torch.Tensor, Any]]:
+    """The gradients of one optimizer, whose first parameter has the index `start`, each with its factor; None if it
+    came after the decision."""
+    factors: Any = decision.factors
+    known = dict(zip(range(len(factors)) if decision.positions is None else decision.positions, factors))
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    factors = decision.factors.unbind()
-    positions = range(len(factors)) if decision.positions is None else decision.positions
-    known = dict(zip(positions, factors, strict=True))
-    pairs = [(p.grad, known[i]) for i, p in enumerate(params, start) if p.grad is not None and i in known]
+    return [(p.grad, known.get(i)) for i, p in enumerate(params, start) if p.grad is not None]
+
+
+@torch.no_grad()
+def scale_each_on_device(start: int, optimizer: Optimizer, decision: DeviceDecision) -> None:
+    """Enqueues the scaling of each gradient by its own factor."""
+    found = gradients_with_factors(start, optimizer, decision)
+    pairs = [(gradient, factor) for gradient, factor in found if factor is not None]
     if pairs:
-        with torch.no_grad():
-            torch._foreach_mul_([gradient.detach() for gradient, _ in pairs], [factor for _, factor in pairs])
+        torch._foreach_mul_([gradient.detach() for gradient, _ in pairs], [factor for _, factor in pairs])
         kernels.tell_autograd([gradient for gradient, _ in pairs])

@@ -18,17 +18,15 @@ from ..kernels.slots import StepOptions, make_slots
 from ..kernels.triton import Plan
 from ..observers.observer import held_weakly
 from ..records.slot import HEADER_WORDS, NORM
-from . import engines
+from . import device as devices
 from .clipping import clip_on_device, limit_on_device, scale_each_on_device
-from .device import NUM_PENDING, DeviceDecision, PendingStep, PendingSteps, brought
-from .engines import Engine, NoEngineError
-from .fused import ContiguousGrads, FusedFlags, Momentum, takes_flags
+from .device import NUM_PENDING, DeviceDecision, Engine, NoEngineError, PendingStep, PendingSteps, brought
 from .ledger import Ledger
 from .ring import OVER, TABLE
 from .run import Member, Run
 from .scalars import is_loss, rate_of
 from .scaler import Handed
-from .skip import Skip, Undo, UndoPair
+from .skip import ContiguousGrads, FusedFlags, Momentum, Skip, Undo, UndoPair, takes_flags
 
 
 def gradients_of(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -83,7 +81,7 @@ class DeviceJudge:
             self._ledger.raise_due()
         engine = self.engine
         if engine is None or device != self._device:
-            kind = engines.engine_for(device, run.backend)
+            kind = devices.engine_for(device, run.backend)
             if kind is None:
                 raise NoEngineError(f"no engine for {device}")
             self.engine = engine = kind(device)
@@ -181,24 +179,20 @@ class DeviceJudge:
             if fused and (not self._clips_through_scale or (decision.scale and handed.fused)):
                 attributes["grad_scale"] = slot.divisor
             else:
-                self._scale(optimizer, decision)
+                engine: Any = self.engine
+                plan, gradients = decision.plan, decision.gradients
+                if gradients is None or not plan.is_plain:
+                    gradients = gradients_of(optimizer) if gradients is None else gradients
+                    plan = engine.plan(gradients, writable=True)
+                if gradients:
+                    engine.scale(plan, slot)
+                    kernels.tell_autograd(gradients)
         if decision.factors is not None:
             scale_each_on_device(self._run.start_of(member), optimizer, decision)
         if not attributes:
             return repairs
         flags = FusedFlags(optimizer, attributes)
         return flags if repairs is None else UndoPair(repairs, flags)
-
-    def _scale(self, optimizer: Optimizer, decision: DeviceDecision) -> None:
-        """Enqueues the scaling of the gradients of one optimizer by the factor in the slot."""
-        engine: Any = self.engine
-        plan, gradients = decision.plan, decision.gradients
-        if gradients is None or not plan.is_plain:
-            gradients = gradients_of(optimizer) if gradients is None else gradients
-            plan = engine.plan(gradients, writable=True)
-        if gradients:
-            engine.scale(plan, decision.slot)
-            kernels.tell_autograd(gradients)
 
     def _complete(self, pending: PendingStep) -> None:
         """Puts a step that has arrived into the ring."""
@@ -208,8 +202,15 @@ class DeviceJudge:
         else:
             ledger.deliver()
         finite, skipped = ring.arrive_as_left(pending)
-        if pending.limits is not None:
-            self._inform_policy(pending, finite)
+        limits, clip = pending.limits, self._run.clip
+        if limits is not None and isinstance(clip, CheckedPolicy):
+            norm, over = ring.words[HEADER_WORDS * ring.newest + NORM], None
+            if finite and limits.norms is not None and limits.norms is clip.norms:
+                over = limits.apply(norm, row_norms(ring.found[TABLE]), pending.positions).over or None
+                ring.found[OVER] = over
+            clip.observe_step(norm, ring.loss, limits)
+            if finite and ledger.sinks and (over or clip.scope == "group"):
+                ledger.want_record()  # a line of a log does not have the groups
         pending.keep = ()
         self._newest_complete = pending.step
         ring.is_over = pending.is_over
@@ -221,16 +222,3 @@ class DeviceJudge:
             ledger.enter(is_bad=not finite, from_scaler=pending.from_scaler)
         if pending.is_over and ring.num_open >= ring.limit:
             ledger.open()
-
-    def _inform_policy(self, pending: PendingStep, finite: bool) -> None:
-        """Has the clip policy observe a step, and keeps which groups were above their triggers."""
-        ring, limits, clip = self._run.ring, pending.limits, self._run.clip
-        if not isinstance(clip, CheckedPolicy):
-            return
-        norm, over = ring.words[HEADER_WORDS * ring.newest + NORM], None
-        if finite and limits is not None and limits.norms is not None and limits.norms is clip.norms:
-            over = limits.apply(norm, row_norms(ring.found[TABLE]), pending.positions).over or None
-            ring.found[OVER] = over
-        clip.observe_step(norm, ring.loss, limits)
-        if finite and self._ledger.sinks and (over or clip.scope == "group"):
-            self._ledger.want_record()  # a line of a log does not have the groups

@@ -181,26 +181,21 @@ class InBackward:
             judged.clip_coef = current.coefficient(places, table, judged.norm)
             judged.skipped, judged.over = bool(current.skipped), tuple(sorted(current.over))
             judged.trigger = trigger_of(run.clip, current.limits)
-            self._observe(current, judged)
+            limits, clip = current.limits, run.clip
+            if math.isfinite(judged.norm):
+                self._last[None] = judged.norm
+                if limits is not None:
+                    limits.apply(judged.norm, row_norms(table), positions)  # writes the norms of groups
+                    if limits.groups is not None and limits.norms is not None:
+                        pairs = zip(cast(ClipPolicy, clip).names, limits.norms, strict=True)
+                        self._last.update((name, size) for name, size in pairs if size >= 0.0)
+            if isinstance(clip, CheckedPolicy):
+                clip.observe_step(judged.norm, current.loss)
             self._judge.enter(judged)
             if run.has_more_to_do or run.marks_ends or run.step > run.ends_at:
                 run.has_more_to_do = self._observed.end_step()
             ring.add_overhead(current.seconds + time.perf_counter() - started)
             self._ledger.raise_due()
-
-    def _observe(self, current: _Pass, judged: JudgedStep) -> None:
-        """Keeps the norms of the step for the next one, and has the policy observe it."""
-        limits, clip = current.limits, self._run.clip
-        if math.isfinite(judged.norm):
-            self._last[None] = judged.norm
-            if limits is not None:
-                limits.apply(judged.norm, row_norms(judged.table), judged.positions)  # writes the norms of groups
-                if limits.groups is not None and limits.norms is not None:
-                    for name, size in zip(cast(ClipPolicy, clip).names, limits.norms, strict=True):
-                        if size >= 0.0:
-                            self._last[name] = size
-        if isinstance(clip, CheckedPolicy):
-            clip.observe_step(judged.norm, current.loss)
 
     def go_on(self, history: TrainingHistory) -> None:
         """Resumes from the norm of the newest step; those of groups are not known."""

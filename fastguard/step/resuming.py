@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from ..clip import CheckedPolicy, ClipPolicy
+from ..clip import CheckedPolicy
 from ..observers.owner import checked
 from ..records import values
 from ..records.codec import read_fields
@@ -57,18 +57,13 @@ def _read(guard: Any, state: Any) -> ResumedState:
     restored = values.entry(state, "history", guard.history.restored)
     given = ResumedState(**read_fields(ResumedState, state, history=restored, checkup=checkup))
     if clip is not None and given.clip is not None:
-        _load_policy(clip, given.clip)
+        before = copy.deepcopy(clip.state_dict())
+        try:
+            clip.load_state_dict(given.clip)
+        except Exception as error:  # a user's policy may raise anything
+            clip.load_state_dict(before)
+            raise ValueError(f"`state` does not suit the clip policy {clip!r}: {error} - at `state['clip']`") from error
     return given
-
-
-def _load_policy(policy: ClipPolicy, state: Any) -> None:
-    """Loads the state of a policy; if that raises, restores the policy and raises ValueError."""
-    before = copy.deepcopy(policy.state_dict())
-    try:
-        policy.load_state_dict(state)
-    except Exception as error:  # a user's policy may raise anything
-        policy.load_state_dict(before)
-        raise ValueError(f"`state` does not suit the clip policy {policy!r}: {error} - at `state['clip']`") from error
 
 
 def dump(guard: Any) -> dict[str, Any]:

@@ -102,7 +102,11 @@ class ScalerContract:
         grad_scale, found_inf = given.get("grad_scale"), given.get("found_inf")
         is_leaked = grad_scale is None and found_inf is None and bool(self._proxies)
         if is_leaked:
-            grad_scale, found_inf = self._from_proxies()
+            # What it set on a wrapper of the optimizer, which shows the optimizer's flag as its own. The guard then
+            # unscales, and the scaler finds its attributes where it left them.
+            for held in (getattr(proxy(), "__dict__", {}) for proxy in reversed(self._proxies)):
+                if held.get("grad_scale") is not None or held.get("found_inf") is not None:
+                    grad_scale, found_inf = held.get("grad_scale"), held.get("found_inf")
         if grad_scale is None and found_inf is None:
             return _NOTHING if kwargs.get("grad_scaler") is None else None
         # An optimizer from elsewhere that has the flag, and no such option, always reads the attributes.
@@ -112,15 +116,6 @@ class ScalerContract:
             given.pop("found_inf", None)
             self.holds = True
         return Handed(grad_scale, found_inf, fused, True)
-
-    def _from_proxies(self) -> tuple[Any, Any]:
-        """What a scaler set on a wrapper of the optimizer, which shows the optimizer's flag as its own. The guard then
-        unscales, and the scaler finds its attributes where it left them."""
-        for proxy in self._proxies:
-            held = getattr(proxy(), "__dict__", {})
-            if held.get("grad_scale") is not None or held.get("found_inf") is not None:
-                return held.get("grad_scale"), held.get("found_inf")
-        return None, None
 
 
 def _tell_accelerate(optimizer: Optimizer) -> None:

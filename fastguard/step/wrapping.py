@@ -54,18 +54,6 @@ def sinks_of_rank(sinks: Any, ranks: str) -> tuple[list[Any], bool]:
     return [], True
 
 
-def _check_disjoint(optimizers: Sequence[Optimizer]) -> None:
-    """Raises ValueError if optimizers share a parameter."""
-    if len(optimizers) < 2:
-        return  # saves 0.1 KB a parameter
-    held = [{id(p) for group in o.param_groups for p in group["params"]} for o in optimizers]
-    if len(set().union(*held)) < sum(map(len, held)):
-        raise ValueError(
-            "`optimizer` must be a list of optimizers that share no parameters, whose gradients would count twice in "
-            "the norm and be clipped twice. Wrap each by itself."
-        )
-
-
 def has_equal_guard(
     given: Sequence[Any],
     inner: Sequence[Optimizer],
@@ -120,8 +108,9 @@ def build(
     return guard
 
 
-def _warn_of_shared(guard: Guard) -> None:
-    """Logs a warning if another guard watches some of the same parameters."""
+def show(guard: Guard, proxies: Iterable[Any] = ()) -> None:
+    """Makes the guard the `guard` attribute of its optimizers and of their wrappers. Logs a warning if another guard
+    watches some of the same parameters."""
     for other in list(_guards):
         theirs = set(map(id, other._run.params()))
         shared = sum(id(p) in theirs for p in parameters_of(guard.optimizers))
@@ -133,11 +122,6 @@ def _warn_of_shared(guard: Guard) -> None:
                 *(shared, type(guard.optimizers[0]).__name__, type(other._run.living_optimizers()[0]).__name__),
             )
     _guards.add(guard)
-
-
-def show(guard: Guard, proxies: Iterable[Any] = ()) -> None:
-    """Makes the guard the `guard` attribute of its optimizers and of their wrappers."""
-    _warn_of_shared(guard)
     if "guard" not in Optimizer.__dict__:
         shown = _GuardAttribute() if guard_attribute is None else guard_attribute(Guard.of)
         Optimizer.guard = shown  # type: ignore[attr-defined]
@@ -264,7 +248,12 @@ def wrap(
     if has_equal_guard(given, inner, model, settings, sinks):
         return optimizer
     groups = [group["params"] for o in inner for group in o.param_groups]
-    _check_disjoint(inner)
+    held = [{id(p) for group in o.param_groups for p in group["params"]} for o in inner if len(inner) > 1]
+    if len(set().union(*held)) < sum(map(len, held)):
+        raise ValueError(
+            "`optimizer` must be a list of optimizers that share no parameters, whose gradients would count twice in "
+            "the norm and be clipped twice. Wrap each by itself."
+        )
     over = ranks_over(groups, model, settings)
     kernels.require_devices(backend, groups)
     compares = compares_ranks("parity", parity)

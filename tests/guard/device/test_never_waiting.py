@@ -12,9 +12,8 @@ import fastguard
 from fastguard.kernels import registry
 from fastguard.kernels.triton import Workspace
 from fastguard.kernels.triton.launch import Launcher
-from fastguard.step import engines
-from fastguard.step.device import NUM_PENDING
-from fastguard.step.engines import TorchEngine
+from fastguard.step import device as engines
+from fastguard.step.device import NUM_PENDING, TorchEngine
 
 FUSED = {
     "SGD": lambda params, **kw: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True),
