@@ -96,15 +96,12 @@ class Limits(NamedTuple):
 
 
 class CheckedPolicy(ClipPolicy):
-    """Wraps a policy: checks its limits, and counts what it raises instead of stopping the training.
-
-    The policy need not derive from `ClipPolicy`; the defaults are the same.
-    """
+    """Wraps a policy: checks its limits, and counts what it raises instead of stopping the training."""
 
     def __init__(self, given: Any) -> None:
         self.given = given
         self.failures = Failures()  # counts what it raises
-        self.scope: str = getattr(given, "scope", "model")
+        self.scope: str = given.scope
         self.norms: array[float] | None = None  # of groups or tensors, written when limits are applied
         self.loss: float | None = None  # the newest finite one
         self.has_limits = self.scope not in SHRINKS  # others write to the gradients themselves
@@ -121,7 +118,7 @@ class CheckedPolicy(ClipPolicy):
 
     def _limit(self) -> float | None:
         try:
-            limit = self.given.limit if isinstance(self.given, ClipPolicy) else None
+            limit = self.given.limit
             return None if limit is None else values.positive("limit", limit, "")
         except Exception as error:
             self._note(error)
@@ -142,8 +139,7 @@ class CheckedPolicy(ClipPolicy):
             return
         self._places, self._apart, self._newest, self._groups, self.norms = places, apart, None, None, None
         if self.scope == "group":
-            group_of = getattr(self.given, "group_of", super().group_of)
-            self._group([group_of(place) for place in places])
+            self._group([self.given.group_of(place) for place in places])
         elif self.scope == "tensor":
             self.names = tuple(place.name for place in places)
         elif apart:
@@ -151,7 +147,7 @@ class CheckedPolicy(ClipPolicy):
         else:
             return
         self.norms = array("d", [-1.0]) * len(self.names)
-        if self.scope != "model" and hasattr(self.given, "begin"):
+        if self.scope != "model":
             self.given.begin(self.names)
             self.count_in(self.failures)
 
@@ -194,7 +190,12 @@ class CheckedPolicy(ClipPolicy):
         elif self._is_sound:
             triggers, targets = trigger, target
         else:
-            triggers, targets = self._checked_arrays(trigger, target)
+            triggers, targets = array("d", trigger), array("d", target)
+            if not len(triggers) == len(targets) == len(self.names):
+                given = f"{len(triggers)} and {len(targets)}"
+                raise ValueError(f"`limits` must give {len(self.names)} triggers and targets, gave {given}")
+            for pair in zip(triggers, targets):
+                _checked(*pair)
         return Limits(math.inf, math.inf, self._groups, triggers, targets, self.norms)
 
     def observe_step(self, norm: float, loss: float | None, limits: Limits | None = None) -> None:
@@ -206,7 +207,7 @@ class CheckedPolicy(ClipPolicy):
         self._newest = self._newest if limits is None else limits
         if loss is not None and math.isfinite(loss):
             self.loss = loss
-        if not self.has_limits or not hasattr(self.given, "observe"):
+        if not self.has_limits:
             return
         norms: Any = norm if self.norms is None else self.norms
         if self.norms is not None and self.scope == "model":
@@ -237,25 +238,15 @@ class CheckedPolicy(ClipPolicy):
                 groups.append(ClippedGroup(name, norm, left, trigger))
         return {**fields, "groups": tuple(groups)}
 
-    def _checked_arrays(self, triggers: Any, targets: Any) -> tuple[array[float], array[float]]:
-        triggers, targets = array("d", triggers), array("d", targets)
-        if not len(triggers) == len(targets) == len(self.names):
-            given = f"{len(triggers)} and {len(targets)}"
-            raise ValueError(f"`limits` must give {len(self.names)} triggers and targets, gave {given}")
-        for pair in zip(triggers, targets):
-            _checked(*pair)
-        return triggers, targets
-
     def _note(self, error: Exception) -> None:
         self.failures.note(f"clip policy {type(self.given).__name__}", error, "The step was taken without clipping.")
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.given.state_dict() if hasattr(self.given, "state_dict") else {}
+        state: dict[str, Any] = self.given.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if hasattr(self.given, "load_state_dict"):
-            self.given.load_state_dict(state)
+        self.given.load_state_dict(state)
 
     def __repr__(self) -> str:
         return repr(self.given)
@@ -291,14 +282,15 @@ def trigger_of(clip: ClipPolicy | None, limits: Limits | None) -> float | None:
 
 
 def as_policy(clip: Any) -> ClipPolicy:
-    """`clip` as a `ClipPolicy` that cannot fail; raises TypeError if it has no `limits`."""
-    is_sound = isinstance(clip, ClipPolicy) and "is_sound" in type(clip).__dict__
-    if isinstance(clip, CheckedPolicy) or (is_sound and clip.limit is not None):
+    """`clip` as a `ClipPolicy` that cannot fail; raises TypeError if it is none, or has no `limits`."""
+    says = isinstance(clip, ClipPolicy) and (
+        type(clip).limits is not ClipPolicy.limits
+        or clip.scope in SHRINKS
+        or inspect.getattr_static(clip, "limit") is not None
+    )
+    if isinstance(clip, CheckedPolicy) or (says and "is_sound" in type(clip).__dict__ and clip.limit is not None):
         return clip
-    says = callable(getattr(clip, "limits", None)) and getattr(type(clip), "limits", None) is not ClipPolicy.limits
-    if isinstance(clip, ClipPolicy) and not says:
-        says = clip.scope in SHRINKS or inspect.getattr_static(clip, "limit") is not None
-    if isinstance(clip, type) or not says:
+    if not says:
         problem = values.refused("a clip policy such as GlobalNorm(1.0)", clip).problem
         raise TypeError(f"`clip` {problem}. {write_limit(clip)}".strip())
     return CheckedPolicy(clip)
