@@ -19,7 +19,7 @@ import torch
 from gpu import allocations, alternate, copy_bandwidth, launches, machine, never_syncs
 
 from fastguard.kernels import reference, triton
-from fastguard.kernels.triton.activations import ActivationWorkspace
+from fastguard.kernels.triton.launch import ActivationWorkspace
 
 LIMITS = (-0.99, 0.99, 5e-324)
 

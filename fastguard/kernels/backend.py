@@ -20,11 +20,6 @@ class Backend:
     out is done by another one where "auto" chooses, and raises where this one was asked for by name.
 
     A constructor must not fail where the backend cannot run: `unavailable` says why.
-
-    >>> class Doubtful(Backend):
-    ...     name = "doubtful"
-    >>> Doubtful().has("tensor_stats"), Doubtful().unavailable()
-    (False, None)
     """
 
     name: str

@@ -109,49 +109,26 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.to(wide_dtype(x.device))
 
 
-def _judged(x: torch.Tensor, low: float, high: float, near_zero: float) -> tuple[torch.Tensor, ...]:
-    """`x` widened, which elements are finite, magnitudes, which are near zero, which elements are saturated."""
-    values, magnitude = _wide(x), _wide(x).abs()
+def _chunk_figures(x: torch.Tensor, limits: Limits, by_channel: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of a chunk [channels, elements] that is not empty: (finite elements, mean, m2, min, max, zeros, near-zero,
+    saturated, NaNs, Infs), and CHANNEL_COLUMNS as [channels, 4]."""
+    low, high, near_zero = limits
+    values, magnitude, finite = _wide(x), _wide(x).abs(), torch.isfinite(x)
     near = (magnitude < near_zero) | (magnitude == 0)
-    return values, torch.isfinite(x), magnitude, near, (values < low) | (values > high) | torch.isinf(x)
-
-
-def _activation_columns(x: torch.Tensor, low: float, high: float, near_zero: float) -> torch.Tensor:
-    """(finite elements, mean, m2, min, max, zeros, near-zero, saturated, NaNs, Infs) of a chunk that is not empty."""
-    values, finite, magnitude, near, saturated = _judged(x, low, high, near_zero)
+    saturated = (values < low) | (values > high) | torch.isinf(x)
     num_finite = finite.sum()
     mean = torch.where(finite, values, 0.0).sum() / num_finite.clamp(min=1)
     deviations = torch.where(finite, values - mean, 0.0)
     least = torch.where(finite, values, torch.inf).min()
     most = torch.where(finite, values, -torch.inf).max()
     same = least == most  # of numbers whose sum was rounded or overflowed, perhaps
-    columns = [
-        num_finite,
-        torch.where(same, least, mean),
-        torch.where(same, 0.0, (deviations * deviations).sum()),
-        least,
-        most,
-        *(mask.sum() for mask in (magnitude == 0, near, saturated, torch.isnan(x), torch.isinf(x))),
-    ]
-    return torch.stack([column.to(values.dtype) for column in columns])
-
-
-def _merge(parts: torch.Tensor, numel: int) -> torch.Tensor:
-    """The row of all chunks together; `parts` is [chunks, columns]."""
-    counts = parts[:, 0]
-    weights = counts / counts.sum().clamp(min=1)
-    mean = (weights * parts[:, 1]).sum()
-    away = parts[:, 1] - mean
-    m2 = (parts[:, 2] + counts * away * away).sum()
-    extremes = (parts[:, 3].min() + 0.0, parts[:, 4].max() + 0.0)  # no negative zeros
-    return torch.cat([torch.stack([torch.full_like(mean, numel), mean, m2, *extremes]), parts[:, 5:].sum(0)])
-
-
-def _chunk_table(x: torch.Tensor, low: float, high: float, near_zero: float) -> torch.Tensor:
-    """CHANNEL_COLUMNS of [channels, elements] as [channels, 4]."""
-    values, finite, magnitude, near, saturated = _judged(x, low, high, near_zero)
-    columns = [near.sum(1), saturated.sum(1), (~finite).sum(1), torch.where(finite, magnitude, 0.0).sum(1)]
-    return torch.stack([column.to(values.dtype) for column in columns], dim=1)
+    moments = torch.where(same, least, mean), torch.where(same, 0.0, (deviations * deviations).sum())
+    counts = [mask.sum() for mask in (magnitude == 0, near, saturated, torch.isnan(x), torch.isinf(x))]
+    row = torch.stack([column.to(values.dtype) for column in (num_finite, *moments, least, most, *counts)])
+    if not by_channel:
+        return row, None
+    columns = near.sum(1), saturated.sum(1), (~finite).sum(1), torch.where(finite, magnitude, 0.0).sum(1)
+    return row, torch.stack([column.to(values.dtype) for column in columns], dim=1)
 
 
 def figures(x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -162,12 +139,20 @@ def figures(x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[torch.Ten
     table = None if dim is None else _wide(torch.zeros(count, len(CHANNEL_COLUMNS), device=x.device))
     if x.numel() == 0:
         return _wide(torch.tensor(EMPTY_ACTIVATION_ROW, device=x.device)), table
-    parts = []
+    found = []
     for chunk in channels.reshape(count, -1).split(max(1, CHUNK // count), dim=1):
-        parts.append(_activation_columns(chunk, *limits))
-        if table is not None:
-            table += _chunk_table(chunk, *limits)
-    return _merge(torch.stack(parts), x.numel()), table
+        part, entries = _chunk_figures(chunk, limits, table is not None)
+        found.append(part)
+        if table is not None and entries is not None:
+            table += entries
+    parts = torch.stack(found)
+    counts = parts[:, 0]
+    mean = (counts / counts.sum().clamp(min=1) * parts[:, 1]).sum()
+    away = parts[:, 1] - mean
+    m2 = (parts[:, 2] + counts * away * away).sum()
+    extremes = (parts[:, 3].min() + 0.0, parts[:, 4].max() + 0.0)  # no negative zeros
+    row = torch.stack([torch.full_like(mean, x.numel()), mean, m2, *extremes])
+    return torch.cat([row, parts[:, 5:].sum(0)]), table
 
 
 def activation_into(

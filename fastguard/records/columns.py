@@ -117,11 +117,7 @@ def in_range(sum_sq: float) -> bool:
 
 
 def picker(*names: str) -> Callable[[Sequence[float]], tuple[float, ...]]:
-    """A function that returns these columns, two or more, of a row.
-
-    >>> picker("sum_sq", "num_infs")(range(8))
-    (1, 7)
-    """
+    """A function that returns these columns, two or more, of a row."""
     return operator.itemgetter(*(INDEX[name] for name in names))
 
 

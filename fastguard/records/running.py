@@ -28,11 +28,7 @@ _isfinite = math.isfinite
 
 
 def within(value: float) -> float:
-    """`value` limited to ±1e150, so that squares, sums and differences of such values stay finite.
-
-    >>> within(2.0), within(-1e200)
-    (2.0, -1e+150)
-    """
+    """`value` limited to ±1e150, so that squares, sums and differences of such values stay finite."""
     return value if -HUGE < value < HUGE else math.copysign(HUGE, value)
 
 
@@ -263,15 +259,12 @@ class Overview(Part):
         for series, value in zip(self._open, (loss, norm, lr)):
             series.add(value)
         if self._num >= self.steps_per_bucket:
-            self._close_bucket()
-
-    def _close_bucket(self) -> None:
-        closed, steps_per_bucket = [*self._closed, self._open_bucket()], self.steps_per_bucket
-        if len(closed) >= NUM_BUCKETS:
-            closed, steps_per_bucket = _halved(closed), 2 * steps_per_bucket
-        fresh = _three()
-        # No calls from here on, so no interrupt comes in between.
-        self._closed, self.steps_per_bucket, self._open, self._num = closed, steps_per_bucket, fresh, 0
+            closed, steps_per_bucket = [*self._closed, self._open_bucket()], self.steps_per_bucket
+            if len(closed) >= NUM_BUCKETS:
+                closed, steps_per_bucket = _halved(closed), 2 * steps_per_bucket
+            fresh = _three()
+            # No calls from here on, so no interrupt comes in between.
+            self._closed, self.steps_per_bucket, self._open, self._num = closed, steps_per_bucket, fresh, 0
 
     def _open_bucket(self) -> Bucket:
         return Bucket(self._first, self._last, self._num, *(series.summary() for series in self._open))

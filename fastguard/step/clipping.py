@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from .. import kernels
-from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
+from ..clip import CheckedPolicy, ClipPolicy, Limits
 from ..clip.limits import SHRINKS, Ruling, factors_of, row_norms
 from ..records.columns import COLUMNS, INDEX
 from ..records.slot import CLIP_COEF
@@ -84,15 +84,6 @@ def _with_gradients(
     return [params[i] for i in places], places
 
 
-def limit_on_device(clip: ClipPolicy | None, decision: DeviceDecision) -> None:
-    """Has the limits of a step travel to the device, ahead of measuring."""
-    limits = limits_of(clip)
-    decision.pending.limits, decision.pending.trigger = limits, trigger_of(clip, limits)
-    if limits is not None and limits.trigger < math.inf:
-        decision.trigger, decision.max_norm = limits.trigger, limits.target
-        decision.may_skip = decision.may_skip or decision.max_norm == 0.0
-
-
 def clip_on_device(
     clip: ClipPolicy | None, decision: DeviceDecision, groups: list[list[torch.Tensor]], handed: Handed
 ) -> None:
@@ -103,13 +94,12 @@ def clip_on_device(
     """
     limits = decision.pending.limits
     if isinstance(clip, CheckedPolicy) and clip.scope in SHRINKS:
-        with torch.no_grad():
-            _shrink_on_device(clip, decision, groups, handed)
+        _shrink_on_device(clip, decision, groups, handed)
     elif limits is not None and limits.triggers is not None:
-        with torch.no_grad():
-            _apply_on_device(limits, decision)
+        _apply_on_device(limits, decision)
 
 
+@torch.no_grad()
 def _apply_on_device(limits: Limits, decision: DeviceDecision) -> None:
     """`Limits.apply` on the device."""
     slot, triggers, targets = decision.slot, limits.triggers, limits.targets
@@ -142,6 +132,7 @@ def _apply_on_device(limits: Limits, decision: DeviceDecision) -> None:
     decision.may_skip = decision.may_skip or 0.0 in targets
 
 
+@torch.no_grad()
 def _shrink_on_device(
     clip: CheckedPolicy, decision: DeviceDecision, groups: list[list[torch.Tensor]], handed: Handed
 ) -> None:

@@ -82,7 +82,7 @@ class PendingSteps:
     def __init__(self, complete: Callable[[PendingStep], None]) -> None:
         self._complete = complete
         self._free: list[PendingStep] = []
-        self._submitted: deque[PendingStep] = deque()
+        self.submitted: deque[PendingStep] = deque()
         self.current: PendingStep | None = None  # the step just taken, which may still be added to
 
     def rebuild(self, slots: Sequence[Slot], courier: Courier) -> None:
@@ -90,21 +90,16 @@ class PendingSteps:
         self.complete_all()
         self._free = [PendingStep(slot, courier) for slot in slots]
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether every step is complete."""
-        return self.current is None and not self._submitted
-
     def begin_step(self) -> bool:
         """Submits the current step as another begins, and completes those that have arrived; whether all have."""
         pending, self.current = self.current, None
         if pending is not None:
             pending.is_over = True
             pending.courier.send(pending.parcel)
-            self._submitted.append(pending)
-        while self._submitted and self._submitted[0].courier.has_arrived(self._submitted[0].parcel):
+            self.submitted.append(pending)
+        while self.submitted and self.submitted[0].courier.has_arrived(self.submitted[0].parcel):
             self._pop()
-        return not self._submitted
+        return not self.submitted
 
     def take(self) -> PendingStep:
         """A pending step to fill. Waits for the oldest one if all are in use."""
@@ -121,16 +116,16 @@ class PendingSteps:
         pending, self.current = self.current, None
         if pending is not None:
             pending.courier.send(pending.parcel)
-            self._submitted.append(pending)
-        while self._submitted:
+            self.submitted.append(pending)
+        while self.submitted:
             self._wait_for_oldest()
 
     def _wait_for_oldest(self) -> None:
-        self._submitted[0].courier.wait(self._submitted[0].parcel)
+        self.submitted[0].courier.wait(self.submitted[0].parcel)
         self._pop()
 
     def _pop(self) -> None:
-        pending = self._submitted.popleft()
+        pending = self.submitted.popleft()
         self._complete(pending)
         self._free.append(pending)
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from .. import kernels
 from .._device import Courier, is_capturing
-from ..clip import CheckedPolicy
+from ..clip import CheckedPolicy, limits_of, trigger_of
 from ..clip.limits import row_norms
 from ..errors import UnsupportedTensorError
 from ..kernels.slots import StepOptions, make_slots
@@ -19,14 +19,14 @@ from ..kernels.triton import Plan
 from ..observers.observer import held_weakly
 from ..records.slot import HEADER_WORDS, NORM
 from . import device as devices
-from .clipping import clip_on_device, limit_on_device, scale_each_on_device
+from .clipping import clip_on_device, scale_each_on_device
 from .device import NUM_PENDING, DeviceDecision, Engine, NoEngineError, PendingStep, PendingSteps, brought
 from .ledger import Ledger
 from .ring import OVER, TABLE
 from .run import Member, Run
 from .scalars import is_loss, rate_of
 from .scaler import Handed
-from .skip import ContiguousGrads, FusedFlags, Momentum, Skip, Undo, UndoPair, takes_flags
+from .skip import ContiguousGrads, FusedFlags, Momentum, Skip, Undo, UndoPair, takes_flags, with_other_strides
 
 
 def gradients_of(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -51,12 +51,7 @@ class DeviceJudge:
         self._num_rows = -1  # of the slots
         self._key: Any = None  # of the newest gradients: another where these belong to other parameters
         self._momentum = Momentum()
-        self._newest = self._newest_complete = -1
-
-    @property
-    def lag(self) -> int:
-        """Steps taken since the newest complete one."""
-        return self._newest - self._newest_complete
+        self.newest = self.newest_complete = -1
 
     def decide(self, optimizer: Optimizer, handed: Handed, loss: Any) -> DeviceDecision:
         """Enqueues measuring and deciding. Waits for the oldest pending step if all slots are in use."""
@@ -76,7 +71,7 @@ class DeviceJudge:
             run.ring.is_over = True
             self._ledger.open()
         if self.pending.begin_step():
-            self._newest_complete = run.step - 1
+            self.newest_complete = run.step - 1
         if self._ledger.skips.due is not None:
             self._ledger.raise_due()
         engine = self.engine
@@ -89,19 +84,26 @@ class DeviceJudge:
         decision = self._enqueue(engine, optimizers, groups, handed)
         pending = decision.pending
         try:
-            limit_on_device(run.clip, decision)
-            self._measure(engine, decision, handed)
+            limits = pending.limits = limits_of(run.clip)
+            pending.trigger = trigger_of(run.clip, limits)
+            if limits is not None and limits.trigger < math.inf:
+                decision.trigger, decision.max_norm = limits.trigger, limits.target
+                decision.may_skip = decision.may_skip or decision.max_norm == 0.0
+            slot, pending.keep = decision.slot, (handed.grad_scale, handed.found_inf)
+            scale, found_inf = brought(handed.grad_scale, slot.scale), brought(handed.found_inf, slot.found_inf)
+            decided = decision.max_norm, run.skip_nonfinite, handed.fused, decision.trigger
+            engine.measure(decision.plan, slot, StepOptions(pending.step, scale, found_inf, *decided))
             clip_on_device(run.clip, decision, groups, handed)
             pending.note("lr", rate_of(optimizers[0]))
             if loss is not None and is_loss(loss):
                 pending.note("loss", loss)
             if run.buffers is not None:
-                run.follow_buffers(pending.step, decision.slot.skip_flag if decision.may_skip else False)
+                run.follow_buffers(pending.step, slot.skip_flag if decision.may_skip else False)
         except BaseException:
             self.pending.give_back(pending)
             raise
         self.pending.current = pending
-        run.step, self._newest = pending.step + 1, pending.step
+        run.step, self.newest = pending.step + 1, pending.step
         return decision
 
     def _enqueue(
@@ -120,7 +122,7 @@ class DeviceJudge:
         fused = list(map(takes_flags, optimizers))
         needs_copies = plan.needs_copies if isinstance(plan, Plan) else None
         if True in fused and needs_copies is None:
-            needs_copies = any(ContiguousGrads.is_needed(o) for o, takes in zip(optimizers, fused) if takes)
+            needs_copies = any(takes and next(with_other_strides(o), None) for o, takes in zip(optimizers, fused))
             if isinstance(plan, Plan):
                 plan.needs_copies = needs_copies  # the same plan comes back with the same gradients
         if True in fused and needs_copies:
@@ -140,21 +142,6 @@ class DeviceJudge:
         own = gradients if len(run.members) == 1 else None
         may_skip = run.skip_nonfinite or handed.found_inf is not None
         return DeviceDecision(pending, pending.slot, positions, plan, own, is_scaled, may_skip, fused, contiguous)
-
-    def _measure(self, engine: Engine, decision: DeviceDecision, handed: Handed) -> None:
-        """Enqueues what fills the slot."""
-        slot = decision.slot
-        options = StepOptions(
-            decision.pending.step,
-            brought(handed.grad_scale, slot.scale),
-            brought(handed.found_inf, slot.found_inf),
-            decision.max_norm,
-            self._run.skip_nonfinite,
-            handed.fused,
-            decision.trigger,
-        )
-        engine.measure(decision.plan, slot, options)
-        decision.pending.keep = (handed.grad_scale, handed.found_inf)
 
     def act(
         self, member: Member, optimizer: Optimizer, handed: Handed, decision: DeviceDecision, follows: bool
@@ -212,7 +199,7 @@ class DeviceJudge:
             if finite and ledger.sinks and (over or clip.scope == "group"):
                 ledger.want_record()  # a line of a log does not have the groups
         pending.keep = ()
-        self._newest_complete = pending.step
+        self.newest_complete = pending.step
         ring.is_over = pending.is_over
         if ledger.fetch is not None:
             ledger.fetch()

@@ -20,7 +20,6 @@ from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
 from ..clip.limits import SHRINKS, factor_of, row_norms
 from ..observers.activations import ActivationMonitor
 from ..ranks import refuse_sharding_model, refuse_shards
-from ..records import TrainingHistory
 from ..records.columns import ROW_BYTES, norm_of, norm_parts
 from .clipping import shrink_each
 from .guard import Guard
@@ -75,7 +74,7 @@ class InBackward:
         self._lock = threading.RLock()  # devices have threads of their own in a backward pass
         self._task = -1
         self._pass: _Pass | None = None
-        self._last: defaultdict[str | None, float] = defaultdict(float)  # norms of the step before
+        self.newest: defaultdict[str | None, float] = defaultdict(float)  # norms of the step before
 
     def has_come(self, p: torch.Tensor) -> bool:
         """Whether a gradient of `p` has been judged in this step."""
@@ -163,7 +162,7 @@ class InBackward:
         """The norm of gradients of which some are still to come: that of those that have come, or that of the step
         before if it is larger."""
         current.norms[group] = so_far = math.hypot(current.norms[group], norm)
-        return max(self._last[group], so_far)
+        return max(self.newest[group], so_far)
 
     def end(self) -> None:
         """Ends the step and records it. Raises NonFiniteGradientsError after too many steps with skips in a row."""
@@ -183,12 +182,12 @@ class InBackward:
             judged.trigger = trigger_of(run.clip, current.limits)
             limits, clip = current.limits, run.clip
             if math.isfinite(judged.norm):
-                self._last[None] = judged.norm
+                self.newest[None] = judged.norm
                 if limits is not None:
                     limits.apply(judged.norm, row_norms(table), positions)  # writes the norms of groups
                     if limits.groups is not None and limits.norms is not None:
                         pairs = zip(cast(ClipPolicy, clip).names, limits.norms, strict=True)
-                        self._last.update((name, size) for name, size in pairs if size >= 0.0)
+                        self.newest.update((name, size) for name, size in pairs if size >= 0.0)
             if isinstance(clip, CheckedPolicy):
                 clip.observe_step(judged.norm, current.loss)
             self._judge.enter(judged)
@@ -196,12 +195,6 @@ class InBackward:
                 run.has_more_to_do = self._observed.end_step()
             ring.add_overhead(current.seconds + time.perf_counter() - started)
             self._ledger.raise_due()
-
-    def go_on(self, history: TrainingHistory) -> None:
-        """Resumes from the norm of the newest step; those of groups are not known."""
-        finite = (entry.norm for entry in reversed(history.recent) if math.isfinite(entry.norm))
-        self._last.clear()
-        self._last[None] = next(finite, 0.0)
 
 
 class StepHooks:
@@ -271,9 +264,11 @@ class BackwardGuard(Guard):
         super().observe(loss, val_loss, **metrics)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `Guard.load_state_dict`."""
+        """As `Guard.load_state_dict`. Goes on from the norm of the newest step; those of groups are not known."""
         super().load_state_dict(state)
-        self._together.go_on(self.history)
+        finite = (entry.norm for entry in reversed(self.history.recent) if math.isfinite(entry.norm))
+        self._together.newest.clear()
+        self._together.newest[None] = next(finite, 0.0)
 
 
 def wrap_backward(

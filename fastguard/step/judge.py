@@ -19,7 +19,7 @@ from .._device import is_capturing
 from ..clip import CheckedPolicy, limits_of, trigger_of
 from ..clip.limits import Ruling
 from ..errors import UnsupportedTensorError
-from ..ranks import Ranks, Shared, locals_of
+from ..ranks import locals_of
 from ..records.columns import norm_of, norm_parts
 from . import device
 from .clipping import HostDecision, gradients_with_factors, ruling_of, shrink
@@ -54,12 +54,13 @@ class Judge:
     @property
     def lag(self) -> int:
         """Steps taken since the newest that has arrived."""
-        return 0 if self._run.waits else self.on_device.lag
+        return 0 if self._run.waits else self.on_device.newest - self.on_device.newest_complete
 
     @property
     def has_step(self) -> bool:
         """Whether a step was taken, by this process."""
-        return self._run.ring.newest >= 0 or not self.on_device.pending.is_idle
+        pending = self.on_device.pending
+        return self._run.ring.newest >= 0 or pending.current is not None or bool(pending.submitted)
 
     @property
     def is_held(self) -> bool:
@@ -246,10 +247,17 @@ class Judge:
 
     def _measure(self, groups: list[list[torch.Tensor]], scaling: Handed, first: bool) -> tuple[JudgedStep, Handed]:
         """Measures the gradients, over all ranks if there are several."""
-        run, ranks, total, present = self._run, self._run.ranks, None, None
+        run, ring, ranks, total, present = self._run, self._run.ring, self._run.ranks, None, None
         step = run.step if first else run.step - 1
         if ranks is not None:
-            shared = self._measure_over_ranks(ranks, groups, scaling, step, first)
+            ranks.wants_tables = isinstance(run.clip, CheckedPolicy) and run.clip.norms is not None
+            loss = (math.nan if ring.loss is None else ring.loss) if first and ring.has_loss else None
+            shared = ranks.measure(groups, run.backend, scaling.inverse, step, loss=loss, found_inf=scaling.found_inf)
+            if shared.loss is not None and ring.newest >= 0:
+                ring.note("loss", shared.loss)  # the mean of those that the ranks observed for the step before
+            bad = shared.bad_loss if first else None
+            if bad is not None and ranks.note_bad_loss(step - 1, bad, self._ledger.history):
+                _log.log(self._ledger.level, "step %d: rank %d alone had a loss that is not finite", step - 1, bad)
             scaling = scaling._replace(found_inf=shared.found_inf)
         if first:
             self._ledger.open()  # before there is a new table, so that no more than two are in memory
@@ -265,21 +273,6 @@ class Judge:
         judged = JudgedStep(step, table, positions, names, norm, total=total, present=present)
         judged.loss_scale, judged.from_scaler = scaling.grad_scale, scaling.from_scaler
         return judged, scaling
-
-    def _measure_over_ranks(
-        self, ranks: Ranks, groups: list[list[torch.Tensor]], scaling: Handed, step: int, first: bool
-    ) -> Shared:
-        """Measures over all ranks; the step before takes the mean of the losses that they observed."""
-        run, ring = self._run, self._run.ring
-        ranks.wants_tables = isinstance(run.clip, CheckedPolicy) and run.clip.norms is not None
-        loss = (math.nan if ring.loss is None else ring.loss) if first and ring.has_loss else None
-        shared = ranks.measure(groups, run.backend, scaling.inverse, step, loss=loss, found_inf=scaling.found_inf)
-        if shared.loss is not None and ring.newest >= 0:
-            ring.note("loss", shared.loss)
-        bad = shared.bad_loss if first else None
-        if bad is not None and ranks.note_bad_loss(step - 1, bad, self._ledger.history):
-            _log.log(self._ledger.level, "step %d: rank %d alone had a loss that is not finite", step - 1, bad)
-        return shared
 
     def _must_not_follow(self, member: Member, optimizer: Optimizer, decision: HostDecision | DeviceDecision) -> bool:
         """Whether gradients of `member` that came after the decision are not finite. Warns about any that came late."""
@@ -301,8 +294,8 @@ class Judge:
         if not (run.skip_nonfinite and member.can_skip) or math.isfinite(norm_of(*norm_parts(kernels.fold_rows(rows)))):
             return False
         self.arrive_all()
-        names = run.names_of(member)
-        _log.warning("step %d: late gradients are not finite (first %r); skipped", ring.step, names[late[0]])
+        first = run.names_of(member)[late[0]]
+        _log.warning("step %d: late gradients are not finite (first %r); skipped", ring.step, first)
         ring.mark_skipped(True)
         run.follow_buffers(ring.step, True)
         self._ledger.enter(is_bad=False, from_scaler=False)

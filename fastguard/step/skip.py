@@ -289,8 +289,8 @@ class FusedFlags(Undo):
         self.give_back()
 
 
-def _with_other_strides(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Parameters and their gradients, where the strides differ."""
+def with_other_strides(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Parameters and their gradients, where the strides differ. Cost: 0.3 us a tensor."""
     for p in (p for group in optimizer.param_groups for p in group["params"]):
         gradient = p.grad
         if gradient is None or gradient.layout is not torch.strided or gradient.stride() == p.stride():
@@ -308,14 +308,9 @@ class ContiguousGrads(Undo):
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._gradients: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        for p, gradient in _with_other_strides(optimizer):
+        for p, gradient in with_other_strides(optimizer):
             p.grad = torch.empty_like(p).copy_(gradient.detach())
             self._gradients.append((p, gradient, p.grad))
-
-    @staticmethod
-    def is_needed(optimizer: Optimizer) -> bool:
-        """Whether any gradient has other strides than its parameter. Cost: 0.3 us a tensor."""
-        return next(_with_other_strides(optimizer), None) is not None
 
     def give_back(self) -> None:
         """Puts the original gradients back, with the values that the step left."""

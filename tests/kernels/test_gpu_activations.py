@@ -12,8 +12,8 @@ from fastguard import ActivationStats
 from fastguard.kernels import reference, registry
 from fastguard.kernels.registry import BACKENDS, choose_or_fall_back
 from fastguard.kernels.slots import DEFAULT_OPTIONS
-from fastguard.kernels.triton import Workspace, activations, trial
-from fastguard.kernels.triton.activations import ActivationWorkspace
+from fastguard.kernels.triton import Workspace, launch, trial
+from fastguard.kernels.triton.launch import ActivationWorkspace
 from fastguard.records.columns import INDEX
 from fastguard.records.samples import EMPTY_ACTIVATION_ROW
 
@@ -32,7 +32,7 @@ def test_a_program_s_counts_have_room():
         for shape in ((100, 7, 33), (3, 1000, 65), (9, 5, 400), (1, 2, 10**6), (7, 12345), (10**6, 3)):
             strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
             for dim in (None, 0, 1):
-                made = activations.divide(shape, tuple(strides), dtype, dim, cpu)
+                made = launch.divide(shape, tuple(strides), dtype, dim, cpu)
                 _, width, rows, columns = made.sizes
                 constants = made.launcher.constants
                 columns = min(width, columns)
@@ -45,16 +45,16 @@ def test_figures_land_in_their_place_and_nowhere_else(device):
     rows = torch.full((3, 10), math.nan, dtype=torch.float64)
     table = torch.full((7, 4), math.nan, dtype=torch.float64)
     tensor = torch.randn(40, 5)
-    activations.activation_into(tensor, None, LIMITS, rows[1], None)
+    launch.activation_into(tensor, None, LIMITS, rows[1], None)
     assert_stats(ActivationStats.from_row(rows[1].tolist()), expected(tensor))
     assert rows[0].isnan().all() and rows[2].isnan().all()
-    activations.activation_into(tensor, 1, LIMITS, rows[0], table[1:6])
+    launch.activation_into(tensor, 1, LIMITS, rows[0], table[1:6])
     assert rows[0].tolist() == pytest.approx(rows[1].tolist(), rel=1e-6)
     np.testing.assert_allclose(table[1:6].cpu().numpy(), expected_table(tensor, 1), rtol=1e-6)
     assert table[0].isnan().all() and table[6].isnan().all()
-    activations.activation_into(torch.zeros(0), None, LIMITS, rows[2], None)
+    launch.activation_into(torch.zeros(0), None, LIMITS, rows[2], None)
     assert tuple(rows[2].tolist()) == EMPTY_ACTIVATION_ROW
-    activations.activation_into(torch.zeros(0, 5), 1, LIMITS, rows[2], table[2:])
+    launch.activation_into(torch.zeros(0, 5), 1, LIMITS, rows[2], table[2:])
     assert tuple(rows[2].tolist()) == EMPTY_ACTIVATION_ROW and not table[2:].any()
 
 
@@ -81,11 +81,11 @@ def test_in_a_steady_state_nothing_is_allocated_and_nothing_waits(device, monkey
 def test_the_same_bits_each_time_and_for_the_same_memory():
     tensor = torch.randn(6, 5, 9, 8)
     tensor[1, 2, 3, 4] = math.nan
-    found = activations.activation(tensor, 1, LIMITS)
-    assert activations.activation(tensor, 1, LIMITS) == found
-    assert activations.activation(tensor.permute(3, 1, 0, 2), 1, LIMITS) == found
-    turned = activations.activation(tensor.permute(3, 1, 0, 2), None, LIMITS)
-    assert turned == activations.activation(tensor, None, LIMITS)
+    found = launch.activation(tensor, 1, LIMITS)
+    assert launch.activation(tensor, 1, LIMITS) == found
+    assert launch.activation(tensor.permute(3, 1, 0, 2), 1, LIMITS) == found
+    turned = launch.activation(tensor.permute(3, 1, 0, 2), None, LIMITS)
+    assert turned == launch.activation(tensor, None, LIMITS)
 
 
 @pytest.mark.parametrize("backend", ["triton", "reference", "cpu"])
@@ -175,7 +175,7 @@ def test_a_full_device_is_tried_again(monkeypatch):
     ],
 )
 def test_wrong_activations_leave_statistics_to_triton(monkeypatch, caplog, result, message):
-    monkeypatch.setattr(activations, "activation", result)
+    monkeypatch.setattr(launch, "activation", result)
     monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
     registry.say_once.cache_clear()
     with caplog.at_level("WARNING", "fastguard"):

@@ -209,10 +209,8 @@ def driver(compiles):
     NotedLaunch.notes = []
     real = drivers.__dict__.get("_active"), drivers.__dict__.get("_default")
     drivers.set_active(fake)
-    from fastguard.kernels.triton import activations
 
-    caching = [*vars(launch).values(), *vars(activations).values()]
-    makers = [maker for maker in caching if hasattr(maker, "cache_clear")]
+    makers = [maker for maker in vars(launch).values() if hasattr(maker, "cache_clear")]
     for maker in makers:
         maker.cache_clear()
     yield fake

@@ -166,11 +166,8 @@ class TestReadAsFarAsItCanBe:
         ]
         code, out, err = told(healthy_log() + "\n".join(newer))
         assert code == 0 and out.startswith("HEALTHY after 203 steps")
-        assert err == (
-            "fastguard diagnose: written by a newer version? 7 unknown keys ignored: of_later, "
-            f"tensors/columns from the {len(COLUMNS) + 1}th on, activations/skew, weights/rank, "
-            "batches/output_rank, event, model/sharded\n"
-        )
+        said = "written by a newer version? 3 unknown keys ignored: of_later, event, model/sharded"
+        assert err == f"fastguard diagnose: {said}\n"
 
     def test_unknown_keys_without_end(self, told):
         lines = "".join(line(step=i, **{f"\x1b{i}": 1, "n" * 5000: 2}) + "\n" for i in range(300))

@@ -69,7 +69,7 @@ class TestSpikes:
         for policy in (one, other):
             act(policy, lognormal(4, 7, 0.25))
         assert one.limits() == other.limits() and one.limits()[0] > 0.9 * usual
-        with pytest.raises(ValueError, match="must have 2 numbers"):
+        with pytest.raises(ValueError, match="must have 2 entries"):
             other.load_state_dict({**one.state_dict(), "wary": [1.0]})
 
     @pytest.mark.parametrize("factor", [3, 30])

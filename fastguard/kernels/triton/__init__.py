@@ -17,8 +17,8 @@ from ..._device import is_capturing
 from ..backend import Backend
 from ..slots import make_slots
 from ..tensors import float64_bytes
-from . import activations, trial
-from .launch import Workspace
+from . import launch, trial
+from .launch import Workspace, lock, workspace_of
 from .tables import Plan, accepts, device_for
 
 __all__ = ["Plan", "TritonBackend", "Workspace", "unavailable"]
@@ -69,8 +69,8 @@ class TritonBackend(Backend):
         is the one sync."""
         if not tensors:
             return bytearray(), None
-        with activations.lock:
-            workspace = activations.workspace_of(device_for(tensors))
+        with lock:
+            workspace = workspace_of(device_for(tensors))
             plan = workspace.plan(tensors)
             slot = make_slots(workspace.device, len(tensors))[0]
             workspace.measure(plan, slot, unscale=unscale)
@@ -80,13 +80,13 @@ class TritonBackend(Backend):
         """Cost: one read and one write of each; no sync."""
         if not tensors:
             return
-        with activations.lock:
-            workspace = activations.workspace_of(device_for(tensors))
+        with lock:
+            workspace = workspace_of(device_for(tensors))
             if is_capturing(workspace.device):
                 raise RuntimeError("`scale_` cannot be captured in a CUDA graph. Call it after the replay")
             plan = workspace.plan(tensors, writable=True)
             held = torch.full((), factor, dtype=torch.float64, device=workspace.device)
             workspace.scale_by(plan, held.data_ptr())
 
-    activation = staticmethod(activations.activation)
-    activation_into = staticmethod(activations.activation_into)
+    activation = staticmethod(launch.activation)
+    activation_into = staticmethod(launch.activation_into)

@@ -19,7 +19,7 @@ from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from .. import reference
 from ..slots import StepOptions, make_slots
 from ..tensors import float64_bytes
-from . import activations
+from . import launch
 from .launch import Workspace
 
 _log = logging.getLogger("fastguard")
@@ -40,26 +40,23 @@ def problem_on(device: torch.device, operation: str = "tensor_stats") -> str | N
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
-    problem = _problem_on(_try_statistics, device)
-    if problem is None and operation not in ("tensor_stats", "scale_"):
-        problem = _problem_on(_try_activations, device)
-    return problem and f"a trial on {device} {problem}"
+    attempts = (_try_statistics,) if operation in ("tensor_stats", "scale_") else (_try_statistics, _try_activations)
+    for attempt in attempts:
+        if (attempt, device) not in _verdicts:
+            _log.info("compiling GPU kernels on %s: a few seconds the first time, then from Triton's cache", device)
+            try:
+                _verdicts[attempt, device] = attempt(device)
+            except Exception as error:  # whatever a compiler, a driver or a launch may raise: the reason is passed on
+                problem = f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                if isinstance(error, torch.OutOfMemoryError):  # the device was full just now; the kernels may be right
+                    return f"a trial on {device} {problem}"
+                _verdicts[attempt, device] = problem
+        if _verdicts[attempt, device] is not None:
+            return f"a trial on {device} {_verdicts[attempt, device]}"
+    return None
 
 
 _verdicts: dict[tuple[Callable[[torch.device], str | None], torch.device], str | None] = {}
-
-
-def _problem_on(attempt: Callable[[torch.device], str | None], device: torch.device) -> str | None:
-    if (attempt, device) not in _verdicts:
-        _log.info("compiling GPU kernels on %s: a few seconds the first time, then from Triton's cache", device)
-        try:
-            _verdicts[attempt, device] = attempt(device)
-        except Exception as error:  # whatever a compiler, a driver or a launch may raise: the reason is passed on
-            problem = f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            if isinstance(error, torch.OutOfMemoryError):
-                return problem  # the device was full just now; the kernels may be right
-            _verdicts[attempt, device] = problem
-    return _verdicts[attempt, device]
 
 
 def _try_statistics(device: torch.device) -> str | None:
@@ -138,7 +135,7 @@ def _try_activations(device: torch.device) -> str | None:
 
 
 def _activation_difference(x: torch.Tensor, dim: int | None) -> str | None:
-    row, table = activations.activation(x, dim, _LIMITS)
+    row, table = launch.activation(x, dim, _LIMITS)
     true_row, true_table = reference.activation(x, dim, _LIMITS)
     numel, _, m2 = true_row[:3]
 

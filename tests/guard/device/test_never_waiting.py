@@ -245,7 +245,7 @@ def test_a_step_that_could_not_be_measured_takes_no_slot(engine, monkeypatch):
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     with monkeypatch.context() as patched:
-        patched.setattr(on_device, "_measure", lambda *args: 1 / 0)
+        patched.setattr(on_device.engine, "measure", lambda *args: 1 / 0)
         for _ in range(2 * NUM_PENDING):
             with pytest.raises(ZeroDivisionError):
                 optimizer.step()

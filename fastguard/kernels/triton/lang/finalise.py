@@ -32,15 +32,6 @@ UNSCALES_ITSELF = tl.constexpr(2)
 
 
 @triton.jit
-def _unscale(scale_address, unscale_bits):
-    """What rows are multiplied by: 1/scale rounded as GradScaler.unscale_ rounds it, or a number that was given."""
-    has_scale = scale_address != 0
-    scale = tl.load(pointer(scale_address, tl.float32), mask=has_scale, other=1.0)
-    inverse = (1.0 / scale.to(tl.float64)).to(tl.float32).to(tl.float64)
-    return tl.where(has_scale, inverse, double(unscale_bits))
-
-
-@triton.jit
 def _decide(norm, header, scale_address, found_inf_address, unscale, max_norm_bits, trigger_bits, choices):
     """Norm of unscaled elements, clip coefficient, skip flag and factor, into a header."""
     finite = is_finite(norm)
@@ -194,7 +185,10 @@ def finalise_kernel(
     """
     columns = pointer(partials, tl.float64)
     header = pointer(slot, tl.float64)
-    unscale = _unscale(scale_address, unscale_bits)
+    # What rows are multiplied by: 1/scale rounded as GradScaler.unscale_ rounds it, or a number that was given.
+    scale = tl.load(pointer(scale_address, tl.float32), mask=scale_address != 0, other=1.0)
+    inverse = (1.0 / scale.to(tl.float64)).to(tl.float32).to(tl.float64)
+    unscale = tl.where(scale_address != 0, inverse, double(unscale_bits))
     if tl.program_id(0) == 0:
         found = _total(columns, num_chunks, BLOCK)
         norm_sq = found * unscale * unscale
