@@ -11,7 +11,7 @@ import torch
 
 from .. import _env
 from ..errors import BackendUnavailableError, UnsupportedTensorError
-from .backend import Backend, Limits, Row
+from .reference import Limits, ReferenceBackend, Row
 from .tensors import DTYPES, MOST_ELEMENTS, OVERLAP, lacks_memory, plain
 
 _problem: str | None = None
@@ -100,7 +100,7 @@ def _prepared(x: torch.Tensor, call: Callable[[torch.Tensor], Any]) -> Any:
     return found
 
 
-class CpuBackend(Backend):
+class CpuBackend(ReferenceBackend):
     """The C++ kernels, for tensors on the CPU."""
 
     name = "cpu"
@@ -113,6 +113,9 @@ class CpuBackend(Backend):
         threads = f"threads: {torch.get_num_threads()} (OpenMP)" if _C.openmp else "threads: 1 (built without OpenMP)"
         access = "DLPack exchange API" if _exchange_api() is not None else "Python calls"
         return f"{_C.isa()} of [{sets}], {threads}, tensors through {access}, {_C.compiler}"
+
+    def accepts(self, device: torch.device) -> bool:
+        return device.type == "cpu"
 
     def tensor_stats(self, tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, Row]:
         """Cost: one read of every element, with `torch.get_num_threads()` threads; a row a tensor in the result. The

@@ -19,9 +19,9 @@ from ..clip import Limits
 from ..clip.limits import factors_of
 from ..errors import UnsupportedTensorError
 from ..kernels import triton
-from ..kernels.reference import tensor_columns, wide_dtype
+from ..kernels.reference import scale_by_, tensor_columns, wide_dtype
 from ..kernels.slots import Slot, StepOptions
-from ..kernels.tensors import OVERLAP, may_overlap, plain
+from ..kernels.tensors import plain
 from ..records.columns import INDEX, POWERS
 from ..records.slot import NARROW, NORM
 from .skip import ContiguousGrads
@@ -213,21 +213,9 @@ class TorchEngine:
         slot.total.copy_(norm_sq)
         self._decide(norm_sq, slot, options)
 
-    @torch.no_grad()
     def scale(self, plan: TorchPlan, slot: Slot) -> None:
         """x *= factor, with one rounding; reads and writes the tensors also where the factor is 1."""
-        views = [plain(t, i, writable=True) for i, t in enumerate(plan.tensors)]
-        for i, view in enumerate(views):
-            if may_overlap(view):
-                raise UnsupportedTensorError(i, OVERLAP)
-        for view in views:
-            real = torch.view_as_real(view) if view.is_complex() else view
-            compute = real.dtype if real.dtype in (torch.float32, torch.float64) else torch.float32
-            factor = slot.factor.to(compute)
-            if real.dtype is compute:
-                real.mul_(factor)
-            else:  # the product is rounded to half precision, the factor is not
-                real.copy_(real.to(compute) * factor)
+        scale_by_(plan.tensors, slot.factor)
 
     def _inverse(self, options: StepOptions) -> torch.Tensor:
         """What rows are multiplied by, rounded as `GradScaler.unscale_` rounds it."""

@@ -205,10 +205,8 @@ class StepHooks:
         self._member, self._together = member, together
         self._undo: Undo | None = None
         self._skip_strategy = SkipStrategy(optimizer, can_skip=True)
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before),
-            optimizer.register_step_post_hook(self._give_back),
-        ]
+        before, after = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
+        self._handles = [before(self._before), after(self._give_back)]
 
     def remove(self) -> None:
         """Leaves the optimizer as it was."""
@@ -216,20 +214,15 @@ class StepHooks:
             handle.remove()
         self._give_back()
 
-    def _before(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._give_back()  # of a step that raised
         if self._member.is_paused:
             return None
         only = kwargs.get("param")  # optimi's gradient release
         every = [p for group in optimizer.param_groups for p in group["params"]] if only is None else [only]
         params = [p for p in every if p.grad is not None]
-        if params:
-            is_left_out = self._together.judge(params)
-        else:
-            is_left_out = any(map(self._together.has_come, every))  # two hooks step it, and one was first
-        if not is_left_out:
+        # Without gradients two hooks step it, perhaps, and one was first.
+        if not (self._together.judge(params) if params else any(map(self._together.has_come, every))):
             return None
         interceptor = self._skip_strategy.interceptor(optimizer)
         if interceptor is not None:

@@ -9,10 +9,10 @@ import torch
 from activation_truth import assert_stats, expected, expected_table
 
 from fastguard import ActivationStats
-from fastguard.kernels import reference, registry
-from fastguard.kernels.registry import BACKENDS, choose_or_fall_back
+from fastguard.kernels import registry
+from fastguard.kernels.registry import BACKENDS, choose
 from fastguard.kernels.slots import DEFAULT_OPTIONS
-from fastguard.kernels.triton import Workspace, launch, trial
+from fastguard.kernels.triton import TritonBackend, Workspace, launch, trial
 from fastguard.kernels.triton.launch import ActivationWorkspace
 from fastguard.records.columns import INDEX
 from fastguard.records.samples import EMPTY_ACTIVATION_ROW
@@ -21,6 +21,7 @@ import tolerances
 from cases import DTYPES
 
 LIMITS = (-0.99, 0.99, 1e-6)
+REFERENCE = BACKENDS["reference"]
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -81,11 +82,11 @@ def test_in_a_steady_state_nothing_is_allocated_and_nothing_waits(device, monkey
 def test_the_same_bits_each_time_and_for_the_same_memory():
     tensor = torch.randn(6, 5, 9, 8)
     tensor[1, 2, 3, 4] = math.nan
-    found = launch.activation(tensor, 1, LIMITS)
-    assert launch.activation(tensor, 1, LIMITS) == found
-    assert launch.activation(tensor.permute(3, 1, 0, 2), 1, LIMITS) == found
-    turned = launch.activation(tensor.permute(3, 1, 0, 2), None, LIMITS)
-    assert turned == launch.activation(tensor, None, LIMITS)
+    found = TritonBackend().activation(tensor, 1, LIMITS)
+    assert TritonBackend().activation(tensor, 1, LIMITS) == found
+    assert TritonBackend().activation(tensor.permute(3, 1, 0, 2), 1, LIMITS) == found
+    turned = TritonBackend().activation(tensor.permute(3, 1, 0, 2), None, LIMITS)
+    assert turned == TritonBackend().activation(tensor, None, LIMITS)
 
 
 @pytest.mark.parametrize("backend", ["triton", "reference", "cpu"])
@@ -94,7 +95,7 @@ def test_figures_stay_on_the_device_whatever_the_backend(backend, device):
         pytest.skip("the C++ kernels read CPU tensors only")
     x = torch.randn(12, 5, 4)
     row, table = torch.full((10,), math.nan, dtype=torch.float64), torch.full((5, 4), math.nan, dtype=torch.float64)
-    chosen = choose_or_fall_back(x.device, backend, "activation_into")
+    chosen = choose(x.device, backend, "activation_into")
     chosen.activation_into(x, None, LIMITS, row, None)
     assert_stats(ActivationStats.from_row(row.tolist()), expected(x))
     row.fill_(math.nan)
@@ -169,13 +170,13 @@ def test_a_full_device_is_tried_again(monkeypatch):
     [
         (lambda x, dim, limits: ((0.0,) * 10, None), "float32 .*: numel is 0.0 where torch says 9001.0"),
         (
-            lambda x, dim, limits: reference.activation(x, dim, limits) if dim is None else ((0.0,) * 10, bytes(4480)),
+            lambda x, dim, limits: REFERENCE.activation(x, dim, limits) if dim is None else ((0.0,) * 10, bytes(4480)),
             "num_near_zero of channel 0 is 0.0 where torch says",
         ),
     ],
 )
 def test_wrong_activations_leave_statistics_to_triton(monkeypatch, caplog, result, message):
-    monkeypatch.setattr(launch, "activation", result)
+    monkeypatch.setattr(TritonBackend, "activation", lambda self, *arguments: result(*arguments))
     monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
     registry.say_once.cache_clear()
     with caplog.at_level("WARNING", "fastguard"):

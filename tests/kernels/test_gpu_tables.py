@@ -10,7 +10,7 @@ from fastguard._device import Device
 from fastguard.kernels.triton import Workspace, launch
 from fastguard.kernels.triton import tables as locating
 from fastguard.kernels.triton.launch import Launcher
-from fastguard.kernels.triton.tables import Staging, Tables, locate
+from fastguard.kernels.triton.tables import Tables, locate
 
 from cases import image
 
@@ -82,7 +82,7 @@ def test_the_oldest_plan_makes_room():
 
 def test_a_staging_piece_is_not_written_before_its_copy_is_done():
     device = FakeDevice()
-    staging = Staging(device)
+    staging = Tables(device)
     data = [i.to_bytes(8, "little") * 4 for i in range(6)]
     staging.upload(data[0])
     staging.upload(data[1])

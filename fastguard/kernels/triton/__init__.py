@@ -14,7 +14,7 @@ import torch
 
 from ... import _env
 from ..._device import is_capturing
-from ..backend import Backend
+from ..reference import ReferenceBackend
 from ..slots import make_slots
 from ..tensors import float64_bytes
 from . import launch, trial
@@ -42,7 +42,7 @@ def unavailable() -> str | None:
     return "no GPU that torch can use; TRITON_INTERPRET=1 runs the kernels on the CPU, slowly, for tests"
 
 
-class TritonBackend(Backend):
+class TritonBackend(ReferenceBackend):
     """The Triton kernels, for GPUs; interpreted, for tensors on the CPU."""
 
     name = "triton"
@@ -88,5 +88,4 @@ class TritonBackend(Backend):
             held = torch.full((), factor, dtype=torch.float64, device=workspace.device)
             workspace.scale_by(plan, held.data_ptr())
 
-    activation = staticmethod(launch.activation)
     activation_into = staticmethod(launch.activation_into)

@@ -21,9 +21,8 @@ from ..._device import Device
 from ...errors import UnsupportedTensorError
 from ...records import COLUMNS
 from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
-from ..backend import Limits, Row
+from ..reference import Limits
 from ..slots import DEFAULT_OPTIONS, Slot, StepOptions
-from ..tensors import float64_bytes, plain
 from .tables import CHUNK, Plan, Tables, accepts, is_dense, locate
 
 _log = logging.getLogger("fastguard")
@@ -69,7 +68,17 @@ class Launcher:
 
     def _first(self, grid: int, arguments: tuple[int, ...]) -> None:
         try:
-            direct = self._direct(arguments)
+            compiled = self.function.warmup(*arguments, grid=(1,), **self.constants, **self.options)
+            run, handle, packed = compiled.run, compiled.function, compiled.packed_metadata
+            import triton
+
+            driver = triton.runtime.driver.active
+            index, stream = driver.get_current_device(), driver.get_current_stream
+            constants = tuple(self.constants.values())
+
+            def direct(grid: int, *arguments: int) -> None:
+                run(grid, 1, 1, stream(index), handle, packed, None, None, None, *arguments, *constants)
+
             direct(grid, *arguments)
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # another Triton inside; not a CUDA error
             _log.debug("%s: no direct launch (%s: %s)", self.function, type(error).__name__, error)
@@ -77,20 +86,6 @@ class Launcher:
             self.launch = self.ordinary
         else:
             self.launch = direct
-
-    def _direct(self, arguments: tuple[int, ...]) -> Callable[..., Any]:
-        compiled = self.function.warmup(*arguments, grid=(1,), **self.constants, **self.options)
-        run, handle, packed = compiled.run, compiled.function, compiled.packed_metadata
-        import triton
-
-        driver = triton.runtime.driver.active
-        index, stream = driver.get_current_device(), driver.get_current_stream
-        constants = tuple(self.constants.values())
-
-        def launch(grid: int, *arguments: int) -> None:
-            run(grid, 1, 1, stream(index), handle, packed, None, None, None, *arguments, *constants)
-
-        return launch
 
 
 def _launcher(
@@ -321,7 +316,7 @@ class ActivationWorkspace(Workspace):
     def measure_activation(
         self, x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None = None
     ) -> None:
-        """As `Backend.activation_into`; `row` and `table`, which may be flat, are contiguous.
+        """As `ReferenceBackend.activation_into`; `row` and `table`, which may be flat, are contiguous.
 
         Cost: two reads of every element, the second one from a cache; two launches; no sync. Memory is allocated for a
         larger tensor than before, and for a copy of a tensor whose elements do not fill a stretch of memory.
@@ -363,15 +358,3 @@ def activation_into(
         raise UnsupportedTensorError(0, f'must be on a GPU for backend "triton", got {x.device}')
     with lock:
         workspace_of(x.device).measure_activation(x, dim, limits, row, table)
-
-
-def activation(x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, bytes | None]:
-    """Cost: two reads of every element; two launches and a copy of 80 bytes, and 32 a channel, to the host: one sync. A
-    tensor whose elements do not fill a stretch of memory is copied first. Channels are fastest where they are
-    adjacent (`dim` -1, channels_last) or in runs of at least 128 bytes (`dim` 1 of [N, C, H, W])."""
-    x = plain(x, 0)
-    num_channels = 0 if dim is None else x.shape[dim] if x.dim() else 1
-    figures = torch.empty(_ROW + _CHANNEL * num_channels, dtype=torch.float64, device=x.device)
-    activation_into(x, dim, limits, figures[:_ROW], figures[_ROW:])
-    host = figures.cpu()
-    return tuple(host[:_ROW].tolist()), None if dim is None else float64_bytes(host[_ROW:])

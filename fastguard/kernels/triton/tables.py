@@ -11,7 +11,7 @@ import ctypes
 import operator
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,31 +29,6 @@ _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _Copies = list[tuple[torch.Tensor, torch.Tensor]]  # where to, and the copy
 
 
-class Staging:
-    """Uploads from pinned memory, asynchronously. A piece is written again only once its copy has been done."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._pieces: list[tuple[torch.Tensor, Any]] = []
-
-    def upload(self, data: bytes) -> torch.Tensor:
-        """A new int64 tensor on the device with `data`, a multiple of 8 bytes. Does not wait for anything."""
-        num_words = len(data) // 8
-        out = torch.empty(num_words, dtype=torch.int64, device=self._device.device)
-        for i, (memory, event) in enumerate(self._pieces):
-            if memory.numel() >= num_words and (event is None or event.query()):
-                del self._pieces[i]
-                break
-        else:  # room for a few more tensors next time; a page is the least that gets pinned anyway
-            memory, event = self._device.pinned(max(512, num_words + num_words // 4)), self._device.event()
-        ctypes.memmove(memory.data_ptr(), data, len(data))
-        out.copy_(memory[:num_words], non_blocking=True)
-        if event is not None:
-            event.record()
-        self._pieces.append((memory, event))
-        return out
-
-
 class Layout:
     """How a list of sizes is cut into chunks; see lang/stats.py for the tables.
 
@@ -61,7 +36,7 @@ class Layout:
     rows, so a row comes out the same whatever else is in the list.
     """
 
-    def __init__(self, sizes: bytes, staging: Staging) -> None:
+    def __init__(self, sizes: bytes, upload: Callable[[bytes], torch.Tensor]) -> None:
         packed = torch.zeros(0, dtype=torch.int64, device="cpu")
         if sizes:
             packed = torch.frombuffer(bytearray(sizes), dtype=torch.int64)
@@ -83,7 +58,7 @@ class Layout:
         self.groups = tuple(groups)  # dtype, first chunk, end
         words = torch.cat([rows | within << 32, begins | counts << 32, numels])
         data = ctypes.string_at(words.data_ptr(), 8 * len(words)) if len(words) else b""
-        self.table = staging.upload(data)
+        self.table = upload(data)
         self.chunks = self.table.data_ptr()
         self.row_chunks = self.chunks + 8 * self.num_chunks
         self.numels = self.row_chunks + 8 * self.num_rows
@@ -114,7 +89,7 @@ class Tables:
     def __init__(self, device: Device, size: int = 16) -> None:
         self._device = device
         self._size = size
-        self._staging = Staging(device)
+        self._pieces: list[tuple[torch.Tensor, Any]] = []
         self._plans: OrderedDict[tuple[bytes, bytes], Plan] = OrderedDict()
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
         self._last: tuple[bytes, bytes] | None = None
@@ -133,6 +108,24 @@ class Tables:
             self._last, self._last_plan = key, plan
         return plan
 
+    def upload(self, data: bytes) -> torch.Tensor:
+        """A new int64 tensor on the device with `data`, a multiple of 8 bytes. Does not wait for anything: a piece of
+        pinned memory is written again only once its copy has been done."""
+        num_words = len(data) // 8
+        out = torch.empty(num_words, dtype=torch.int64, device=self._device.device)
+        for i, (memory, event) in enumerate(self._pieces):
+            if memory.numel() >= num_words and (event is None or event.query()):
+                del self._pieces[i]
+                break
+        else:  # room for a few more tensors next time; a page is the least that gets pinned anyway
+            memory, event = self._device.pinned(max(512, num_words + num_words // 4)), self._device.event()
+        ctypes.memmove(memory.data_ptr(), data, len(data))
+        out.copy_(memory[:num_words], non_blocking=True)
+        if event is not None:
+            event.record()
+        self._pieces.append((memory, event))
+        return out
+
     def live(self) -> list[torch.Tensor]:
         """All device memory in use."""
         owners: tuple[Any, ...] = (
@@ -147,9 +140,9 @@ class Tables:
         addresses, sizes = key
         layout = self._layouts.get(sizes)
         if layout is None:
-            layout = self._layouts[sizes] = Layout(sizes, self._staging)
+            layout = self._layouts[sizes] = Layout(sizes, self.upload)
         self._layouts.move_to_end(sizes)
-        plan = self._plans[key] = Plan(layout, self._staging.upload(addresses))
+        plan = self._plans[key] = Plan(layout, self.upload(addresses))
         for cache in (self._plans, self._layouts):
             while len(cache) > self._size:
                 cache.popitem(last=False)

@@ -19,7 +19,6 @@ from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from .. import reference
 from ..slots import StepOptions, make_slots
 from ..tensors import float64_bytes
-from . import launch
 from .launch import Workspace
 
 _log = logging.getLogger("fastguard")
@@ -60,7 +59,10 @@ _verdicts: dict[tuple[Callable[[torch.device], str | None], torch.device], str |
 
 
 def _try_statistics(device: torch.device) -> str | None:
-    tensors = _samples(device)
+    # Whole chunks, tails, an address that no wide load can take, and every kind of value; made without chance.
+    shapes = [(dtype, *shape) for dtype in _DTYPES for shape in ((70_001, 0), (1_000, 3), (5, 0))]
+    tensors = [_sample(num_elements + offset, dtype, device)[offset:] for dtype, num_elements, offset in shapes]
+    tensors[0][1234], tensors[0][69_999], tensors[4][17] = math.nan, math.inf, -math.inf
     workspace = Workspace(device)
     slot = make_slots(workspace.device, len(tensors))[0]
     found_inf = torch.zeros((), dtype=torch.float32, device=device)
@@ -82,16 +84,6 @@ def _try_statistics(device: torch.device) -> str | None:
         if not torch.allclose(got.double(), wanted.double(), rtol=2.0**-7, atol=0.0):
             return f"scaled {got.dtype} wrongly"
     return None
-
-
-def _samples(device: torch.device) -> list[torch.Tensor]:
-    """Whole chunks, tails, an address that no wide load can take, and every kind of value; made without chance."""
-    samples = []
-    for dtype in _DTYPES:
-        for num_elements, offset in ((70_001, 0), (1_000, 3), (5, 0)):
-            samples.append(_sample(num_elements + offset, dtype, device)[offset:])
-    samples[0][1234], samples[0][69_999], samples[4][17] = math.nan, math.inf, -math.inf
-    return samples
 
 
 def _sample(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -135,8 +127,10 @@ def _try_activations(device: torch.device) -> str | None:
 
 
 def _activation_difference(x: torch.Tensor, dim: int | None) -> str | None:
-    row, table = launch.activation(x, dim, _LIMITS)
-    true_row, true_table = reference.activation(x, dim, _LIMITS)
+    from . import TritonBackend
+
+    row, table = TritonBackend().activation(x, dim, _LIMITS)
+    true_row, true_table = reference.ReferenceBackend().activation(x, dim, _LIMITS)
     numel, _, m2 = true_row[:3]
 
     def tolerance(column: str, found: Sequence[float]) -> float:

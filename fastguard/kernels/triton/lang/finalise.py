@@ -80,20 +80,6 @@ def _joined(norms, count, largest, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _rescued_norm(columns, num_chunks, BLOCK: tl.constexpr):
-    """The norm of all chunks where their squares have left the range of float64, NaN aside; Inf if an element is."""
-    lanes = tl.arange(0, BLOCK)
-    largest = tl.zeros([BLOCK], tl.float64)
-    infs = tl.zeros([BLOCK], tl.float64)
-    for j in range(0, num_chunks, BLOCK):
-        i = j + lanes
-        largest = tl.maximum(largest, tl.load(columns + FINITE_NORM * num_chunks + i, mask=i < num_chunks, other=0.0))
-        infs += tl.load(columns + NUM_INFS * num_chunks + i, mask=i < num_chunks, other=0.0)
-    norm = _joined(columns + FINITE_NORM * num_chunks, num_chunks, tl.max(largest), BLOCK)
-    return tl.where(tl.sum(infs) > 0.0, float("inf"), norm)
-
-
-@triton.jit
 def _or_1(x):
     return tl.where(x == 0.0, 1.0, x)
 
@@ -194,7 +180,17 @@ def finalise_kernel(
         norm_sq = found * unscale * unscale
         norm = tl.sqrt(norm_sq)
         if (found == found) & (in_range(found) == 0):
-            norm = _rescued_norm(columns, num_chunks, ROW_BLOCK) * unscale
+            # Squares have left the range of float64; NaN aside, Inf if an element is.
+            lanes = tl.arange(0, ROW_BLOCK)
+            largest = tl.zeros([ROW_BLOCK], tl.float64)
+            infs = tl.zeros([ROW_BLOCK], tl.float64)
+            for j in range(0, num_chunks, ROW_BLOCK):
+                p = columns + FINITE_NORM * num_chunks + j + lanes
+                largest = tl.maximum(largest, tl.load(p, mask=j + lanes < num_chunks, other=0.0))
+                p = columns + NUM_INFS * num_chunks + j + lanes
+                infs += tl.load(p, mask=j + lanes < num_chunks, other=0.0)
+            rescued = _joined(columns + FINITE_NORM * num_chunks, num_chunks, tl.max(largest), ROW_BLOCK)
+            norm = tl.where(tl.sum(infs) > 0.0, float("inf"), rescued) * unscale
         tl.store(header, norm_sq)
         tl.store(header + 6, step.to(tl.float64))
         _decide(norm, slot, scale_address, found_inf_address, unscale, max_norm_bits, trigger_bits, choices)
