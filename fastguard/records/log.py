@@ -23,12 +23,6 @@ MAX_LINE_BYTES = 64 << 20  # a table of half a million tensors
 _raw_decode = json.JSONDecoder().raw_decode
 MAX_LISTED = 1000  # lines that could not be read, by number
 _NESTED = 100  # lists and dicts
-_OTHER_FILES = {
-    b"\x1f\x8b": "a gzip file. Decompress it first",
-    b"\x28\xb5\x2f\xfd": "a zstd file. Decompress it first",
-    b"\xff\xfe": "text in UTF-16. Save it as UTF-8",
-    b"\xfe\xff": "text in UTF-16. Save it as UTF-8",
-}
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
@@ -89,10 +83,8 @@ class LogReader:
         if not text:
             return None
         if text[:1] not in (b"{", b"\0"):  # some file systems leave zeros after a crash
-            known = (what for start, what in _OTHER_FILES.items() if number == 1 and text.startswith(start))
-            what = next(known, f"'{shown(text[:40].decode(errors='backslashreplace'))}'")
-            where = f"{shown(self.path)}, line {number}"
-            raise ValueError(f"a log must have one JSON object per line, got {what} - at {where}")
+            what, where = shown(text[:40].decode(errors="backslashreplace")), f"{shown(self.path)}, line {number}"
+            raise ValueError(f"a log must have one JSON object per line, got '{what}' - at {where}")
         while not is_whole and line and not line.endswith(b"\n"):
             line = readline(MAX_LINE_BYTES)
         record = self._parse(text) if is_whole else None

@@ -39,9 +39,7 @@ class TestOtherFiles:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (gzip.compress(b"{}", mtime=0), "got a gzip file. Decompress it first"),
-            (b"\x28\xb5\x2f\xfd\x04\x00", "got a zstd file"),
-            ("{}".encode("utf-16"), "got text in UTF-16. Save it as UTF-8"),
+            (gzip.compress(b"{}", mtime=0), r"got '\x1f\x8b"),
             (b"[1, 2]\n", "got '[1, 2]'"),
             (b"null\n", "got 'null'"),
             (b"\x7fELF\x02\x01\x01\0", r"got '\x7fELF"),
