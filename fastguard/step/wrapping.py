@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from .. import kernels
 from .._text import listed
 from ..clip import ClipPolicy
 from ..errors import AlreadyGuardedError, explained
-from ..names import check_models, parameters_of
+from ..names import check_models
 from ..observers.activations import ActivationMonitor, monitor_for
 from ..observers.observer import unwrapped
 from ..ranks import Parity, alike_settings, compares_ranks, has_other_ranks, local_gradients, num_averaged, ranks_over
@@ -29,7 +28,6 @@ from .wrappers import innermost, inwards
 AnyOptimizer = TypeVar("AnyOptimizer")
 _Guard = TypeVar("_Guard", bound=Guard)
 _log = logging.getLogger("fastguard")
-_guards: weakref.WeakSet[Guard] = weakref.WeakSet()  # those that live
 
 
 class _GuardAttribute:
@@ -109,19 +107,7 @@ def build(
 
 
 def show(guard: Guard, proxies: Iterable[Any] = ()) -> None:
-    """Makes the guard the `guard` attribute of its optimizers and of their wrappers. Logs a warning if another guard
-    watches some of the same parameters."""
-    for other in list(_guards):
-        theirs = set(map(id, other._run.params()))
-        shared = sum(id(p) in theirs for p in parameters_of(guard.optimizers))
-        if shared and any(GUARD in o.__dict__ for o in other._run.living_optimizers()):
-            _log.log(
-                guard._ledger.level,
-                "%d parameters of this %s are guarded with another optimizer (%s) as well: each guard clips and counts "
-                "their gradients. If the other optimizer is out of use, delete it or call its guard.detach().",
-                *(shared, type(guard.optimizers[0]).__name__, type(other._run.living_optimizers()[0]).__name__),
-            )
-    _guards.add(guard)
+    """Makes the guard the `guard` attribute of its optimizers and of their wrappers."""
     if "guard" not in Optimizer.__dict__:
         shown = _GuardAttribute() if guard_attribute is None else guard_attribute(Guard.of)
         Optimizer.guard = shown  # type: ignore[attr-defined]
