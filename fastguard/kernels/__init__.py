@@ -13,7 +13,7 @@ import torch
 
 from ..errors import UnsupportedTensorError
 from ..records import ActivationStats, ChannelStats, TensorStats, columns
-from . import cpu, reference
+from . import cpu
 from .reference import Limits, Row
 from .registry import BACKENDS, CPU_NAMES, choose, renumbering, split_by_device
 from .registry import BackendStatus as BackendStatus
@@ -194,7 +194,19 @@ def tell_autograd(tensors: Sequence[Any]) -> None:
         torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
-collect_gradients = cpu.collect_gradients if "cpu" in CPU_NAMES else reference.collect_gradients
+def collect_gradients(groups: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[int] | None, int]:
+    """Gradients that are not None, flat over `groups`; their flat positions, or None if none is missing; and a
+    fingerprint of the parameters."""
+    if "cpu" in CPU_NAMES:
+        try:
+            return cpu.extension.collect_gradients(groups)
+        except TypeError:  # a group may be a tuple, which optimizers take too
+            return cpu.extension.collect_gradients([*map(list, groups)])
+    every = [p.grad for params in groups for p in params]
+    positions = [i for i, g in enumerate(every) if g is not None]
+    gradients = [g for g in every if g is not None]
+    fingerprint = hash(tuple(tuple(map(id, params)) for params in groups))
+    return gradients, None if len(gradients) == len(every) else positions, fingerprint
 
 
 def gradient_stats(
@@ -260,9 +272,8 @@ def run_activation(x: torch.Tensor, limits: Limits, dim: int | None, backend: st
 
 
 def _run(x: torch.Tensor, limits: Limits, dim: int | None, backend: str, where: str) -> tuple[Row, bytes | None]:
-    chosen = choose(x.device, resolve_backend(backend), "activation")
     try:
-        return chosen.activation(x, dim, limits)
+        return run_activation(x, limits, dim, resolve_backend(backend))
     except UnsupportedTensorError as error:
         raise UnsupportedTensorError(0, error.problem, "x", where) from None
 

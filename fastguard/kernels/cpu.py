@@ -83,15 +83,6 @@ def dtypes(bits: int) -> frozenset[torch.dtype]:
     return frozenset(dtype for i, dtype in enumerate(DTYPES) if bits >> i & 1)
 
 
-def collect_gradients(groups: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[int] | None, int]:
-    """Gradients that are not None, flat over `groups`; their flat positions, or None if none is missing; and a
-    fingerprint of the parameters."""
-    try:
-        return _C.collect_gradients(groups)
-    except TypeError:  # a group may be a tuple, which optimizers take too
-        return _C.collect_gradients(list(map(list, groups)))
-
-
 def _prepared(x: torch.Tensor, call: Callable[[torch.Tensor], Any]) -> Any:
     values = _prepare(x, 0)
     found = call(values)

@@ -114,16 +114,6 @@ def scale_by_(tensors: Sequence[Any], factor: torch.Tensor) -> None:
             real.copy_(real.float() * factor.float())
 
 
-def collect_gradients(groups: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[int] | None, int]:
-    """Gradients that are not None, flat over `groups`; their flat positions, or None if none is missing; and a
-    fingerprint of the parameters."""
-    every = [p.grad for params in groups for p in params]
-    positions = [i for i, g in enumerate(every) if g is not None]
-    gradients = [g for g in every if g is not None]
-    fingerprint = hash(tuple(tuple(map(id, params)) for params in groups))
-    return gradients, None if len(gradients) == len(every) else positions, fingerprint
-
-
 def _chunk_figures(x: torch.Tensor, limits: Limits, by_channel: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Of a chunk [channels, elements] that is not empty: (finite elements, mean, m2, min, max, zeros, near-zero,
     saturated, NaNs, Infs), and CHANNEL_COLUMNS as [channels, 4]."""
