@@ -167,36 +167,32 @@ class CheckedPolicy(ClipPolicy):
         """The limits of the next step; None if the policy writes to the gradients itself. Cost: 1 us."""
         if not self.has_limits:
             return None
+        trigger: Any
+        target: Any
         try:
-            self._newest = self._checked_limits()
+            limit = self._limit() if self.scope == "model" and self.norms is not None else None
+            trigger, target = self.given.limits() if limit is None else (TORCH_FORMULA, limit)
+            if limit is None and (self.norms is None or isinstance(trigger, (int, float))):
+                trigger, target = _checked(trigger, target)
+            if self.norms is None:
+                self._newest = Limits(trigger, target)
+            elif self.scope != "model" and isinstance(trigger, float):
+                self._newest = Limits(trigger, target, self._groups, None, None, self.norms)
+            else:
+                if self.scope == "model":
+                    trigger, target = array("d", [trigger]), array("d", [target])
+                elif not self._is_sound:
+                    trigger, target = array("d", trigger), array("d", target)
+                    if not len(trigger) == len(target) == len(self.names):
+                        given = f"{len(trigger)} and {len(target)}"
+                        raise ValueError(f"`limits` must give {len(self.names)} triggers and targets, gave {given}")
+                    for pair in zip(trigger, target):
+                        _checked(*pair)
+                self._newest = Limits(math.inf, math.inf, self._groups, trigger, target, self.norms)
         except Exception as error:
             self._note(error)
             self._newest = Limits(groups=self._groups, norms=self.norms)
         return self._newest
-
-    def _checked_limits(self) -> Limits:
-        trigger: Any
-        target: Any
-        limit = self._limit() if self.scope == "model" and self.norms is not None else None
-        trigger, target = self.given.limits() if limit is None else (TORCH_FORMULA, limit)
-        if limit is None and (self.norms is None or isinstance(trigger, (int, float))):
-            trigger, target = _checked(trigger, target)
-        if self.norms is None:
-            return Limits(trigger, target)
-        if self.scope == "model":
-            triggers, targets = array("d", [trigger]), array("d", [target])
-        elif isinstance(trigger, float):
-            return Limits(trigger, target, self._groups, None, None, self.norms)
-        elif self._is_sound:
-            triggers, targets = trigger, target
-        else:
-            triggers, targets = array("d", trigger), array("d", target)
-            if not len(triggers) == len(targets) == len(self.names):
-                given = f"{len(triggers)} and {len(targets)}"
-                raise ValueError(f"`limits` must give {len(self.names)} triggers and targets, gave {given}")
-            for pair in zip(triggers, targets):
-                _checked(*pair)
-        return Limits(math.inf, math.inf, self._groups, triggers, targets, self.norms)
 
     def observe_step(self, norm: float, loss: float | None, limits: Limits | None = None) -> None:
         """Passes a step on to the policy unless its norm is not finite. `limits` are those of that step, if limits of

@@ -46,7 +46,7 @@ class Window(Part, Generic[_Item]):
         return self.recent[-1]
 
 
-class Sampled(Part, Generic[_Item]):
+class Sampled(Part, Mapping[str, Window[_Item]]):
     """Windows by name, in the order of first appearance; at most 4096 names with sixteen samples each."""
 
     num_samples: Count = 0  # sampled steps
@@ -79,15 +79,11 @@ class Sampled(Part, Generic[_Item]):
         """Names and windows of the items that are still sampled: those of the newest sampled step."""
         return ((name, window) for name, window in self._windows.items() if window.last.step == self.last_step)
 
-    def items(self) -> Iterator[tuple[str, Window[_Item]]]:
-        """Names and windows."""
-        return iter(self._windows.items())
-
     def __getitem__(self, name: str) -> Window[_Item]:
         return self._windows[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._windows
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._windows)
 
     def __len__(self) -> int:
         return len(self._windows)

@@ -9,10 +9,10 @@ import torch
 from activation_truth import assert_stats, expected, expected_table
 
 from fastguard import ActivationStats
-from fastguard.kernels import registry
+from fastguard.kernels import registry, triton
 from fastguard.kernels.registry import BACKENDS, choose
 from fastguard.kernels.slots import DEFAULT_OPTIONS
-from fastguard.kernels.triton import TritonBackend, Workspace, launch, trial
+from fastguard.kernels.triton import TritonBackend, Workspace, launch
 from fastguard.kernels.triton.launch import ActivationWorkspace
 from fastguard.records.columns import INDEX
 from fastguard.records.samples import EMPTY_ACTIVATION_ROW
@@ -109,14 +109,14 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture(autouse=True)
 def anew(workspace):
-    trial._verdicts.clear()
+    triton._verdicts.clear()
     yield
-    trial._verdicts.clear()
+    triton._verdicts.clear()
 
 
 @pytest.mark.parametrize("operation", ["tensor_stats", pytest.param("activation", marks=pytest.mark.slow)])
 def test_right_kernels_pass(operation):
-    assert trial.problem_on(DEVICE, operation) is None
+    assert TritonBackend().problem_on(DEVICE, operation) is None
 
 
 def _wrong(column):
@@ -150,7 +150,7 @@ FAULTS = [
 @pytest.mark.parametrize(("method", "fault", "message"), FAULTS, ids=[message for *_, message in FAULTS])
 def test_what_is_wrong_is_caught_and_said(method, fault, message, monkeypatch):
     monkeypatch.setattr(Workspace, method, fault)
-    assert re.match(rf"a trial on {DEVICE} (gave )?{message}", str(trial.problem_on(DEVICE)))
+    assert re.match(rf"a trial on {DEVICE} (gave )?{message}", str(TritonBackend().problem_on(DEVICE, "tensor_stats")))
 
 
 @pytest.mark.long_interpreted
@@ -160,8 +160,8 @@ def test_a_full_device_is_tried_again(monkeypatch):
 
     with monkeypatch.context() as full:
         full.setattr(Workspace, "measure", fail)
-        assert "OutOfMemoryError" in str(trial.problem_on(DEVICE))
-    assert trial.problem_on(DEVICE) is None
+        assert "OutOfMemoryError" in str(TritonBackend().problem_on(DEVICE, "tensor_stats"))
+    assert TritonBackend().problem_on(DEVICE, "tensor_stats") is None
 
 
 @pytest.mark.slow

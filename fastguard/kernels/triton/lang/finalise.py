@@ -59,16 +59,6 @@ def _decide(norm, header, scale_address, found_inf_address, unscale, max_norm_bi
 
 
 @triton.jit
-def _total(columns, num_chunks, BLOCK: tl.constexpr):
-    lanes = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float64)
-    for j in range(0, num_chunks, BLOCK):
-        i = j + lanes
-        total += tl.load(columns + NORM_SQ * num_chunks + i, mask=i < num_chunks, other=0.0)
-    return tl.sum(total)
-
-
-@triton.jit
 def _joined(norms, count, largest, BLOCK: tl.constexpr):
     """The norm of `count` parts from their norms, each divided by the largest before it is squared."""
     lanes = tl.arange(0, BLOCK)
@@ -176,7 +166,12 @@ def finalise_kernel(
     inverse = (1.0 / scale.to(tl.float64)).to(tl.float32).to(tl.float64)
     unscale = tl.where(scale_address != 0, inverse, double(unscale_bits))
     if tl.program_id(0) == 0:
-        found = _total(columns, num_chunks, BLOCK)
+        places = tl.arange(0, BLOCK)
+        squares = tl.zeros([BLOCK], tl.float64)
+        for j in range(0, num_chunks, BLOCK):
+            i = j + places
+            squares += tl.load(columns + NORM_SQ * num_chunks + i, mask=i < num_chunks, other=0.0)
+        found = tl.sum(squares)
         norm_sq = found * unscale * unscale
         norm = tl.sqrt(norm_sq)
         if (found == found) & (in_range(found) == 0):
