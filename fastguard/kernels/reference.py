@@ -76,15 +76,6 @@ _FOLDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _between(parts: dict[str, torch.Tensor]) -> torch.Tensor:
-    """What the squared deviations from the mean of all have more than those from the mean of each part."""
-    counts = parts["numel"] - parts["num_nans"] - parts["num_infs"]
-    mean = parts["sum"].sum() / counts.sum().clamp(min=1)
-    away = parts["sum"] / counts.clamp(min=1) - mean
-    squares = (counts * away * away).sum()
-    return torch.where(squares.isnan(), torch.inf, squares)  # sums overflowed
-
-
 def tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
     """One row, [columns], on the tensor's device; does not synchronise."""
     x = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -93,8 +84,12 @@ def tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
     chunks = [_chunk_columns(chunk) for chunk in x.reshape(-1).split(CHUNK)]
     parts = {column.name: torch.stack([chunk[column.name] for chunk in chunks]) for column in TABLE}
     row = {column.name: _FOLDS[column.fold](parts[column.name]) for column in TABLE}
-    if len(chunks) > 1:
-        row["sum_sq_dev"] += _between(parts)
+    if len(chunks) > 1:  # squared deviations from the mean of all are more than those from the mean of each chunk
+        counts = parts["numel"] - parts["num_nans"] - parts["num_infs"]
+        mean = parts["sum"].sum() / counts.sum().clamp(min=1)
+        away = parts["sum"] / counts.clamp(min=1) - mean
+        between = (counts * away * away).sum()
+        row["sum_sq_dev"] += torch.where(between.isnan(), torch.inf, between)  # NaN: sums overflowed
     return torch.stack([row[column.name] for column in TABLE])
 
 

@@ -151,8 +151,16 @@ class Trend(Part):
             return
         value = within(value)
         self.count = count = self.count + 1
-        if count <= _WARM_UP:
-            self._warm_up(value, count)
+        if count <= _WARM_UP:  # an outlier among these must not hide later spikes
+            firsts = self.firsts
+            firsts.append(value)
+            if count <= NUM_FIRST:
+                self.first = median(firsts)
+            self.mean += (value - self.mean) / count
+            if count == _WARM_UP:
+                self.mean = min(self.mean, median(firsts[-NUM_FIRST:]))
+                spread = 1.05 * median([abs(b - a) for a, b in itertools.pairwise(firsts)])
+                self._var = spread * spread
         else:
             delta, change = value - self.mean, value - self.last
             std = math.sqrt(self._var)
@@ -170,18 +178,6 @@ class Trend(Part):
         if count >= NUM_FIRST and self.mean < self.best:
             self.best = self.mean
             self.best_step = step
-
-    def _warm_up(self, value: float, count: int) -> None:
-        """The first twenty values; an outlier among them must not hide later spikes."""
-        firsts = self.firsts
-        firsts.append(value)
-        if count <= NUM_FIRST:
-            self.first = median(firsts)
-        self.mean += (value - self.mean) / count
-        if count == _WARM_UP:
-            self.mean = min(self.mean, median(firsts[-NUM_FIRST:]))
-            spread = 1.05 * median([abs(b - a) for a, b in itertools.pairwise(firsts)])
-            self._var = spread * spread
 
     def _spike_length(self, step: int, value: float, delta: float, std: float) -> int:
         """Notes a value far above the mean, and returns for how many steps this has lasted."""

@@ -91,11 +91,9 @@ class Sampled(Part, Mapping[str, Window[_Item]]):
     def load(self, state: Any) -> None:
         """Restores what `state` returned; raises MisfitError for anything else."""
         super().load(state)
-        newest = partial(deque[Point], maxlen=WINDOW)
         point = row_reader((0, 1), (values.whole, self._decode), Point._make)
-        recent = partial(values.each, point)
-        recent = partial(values.each, point)
-        window = row_reader(range(3), (values.count, point, recent), lambda row: Window(row[0], row[1], newest(row[2])))
+        readers = values.count, point, lambda plain: deque(values.each(point, plain), WINDOW)
+        window = row_reader(range(3), readers, lambda row: Window(*row))
         self._windows = values.at("_windows", partial(values.by_name, window), self._windows)
         for name, found in self._windows.items():
             if not found.recent or any(sample.value.name != name for sample in found.recent):

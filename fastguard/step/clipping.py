@@ -165,13 +165,3 @@ def gradients_with_factors(
     known = dict(zip(range(len(factors)) if decision.positions is None else decision.positions, factors))
     params = [p for group in optimizer.param_groups for p in group["params"]]
     return [(p.grad, known.get(i)) for i, p in enumerate(params, start) if p.grad is not None]
-
-
-@torch.no_grad()
-def scale_each_on_device(start: int, optimizer: Optimizer, decision: DeviceDecision) -> None:
-    """Enqueues the scaling of each gradient by its own factor."""
-    found = gradients_with_factors(start, optimizer, decision)
-    pairs = [(gradient, factor) for gradient, factor in found if factor is not None]
-    if pairs:
-        torch._foreach_mul_([gradient.detach() for gradient, _ in pairs], [factor for _, factor in pairs])
-        kernels.tell_autograd([gradient for gradient, _ in pairs])

@@ -197,33 +197,28 @@ class TorchEngine:
                 raise UnsupportedTensorError(i, f"must be on {self.device}, got {tensor.device}")
         return TorchPlan(tensors)
 
+    def scale(self, plan: TorchPlan, slot: Slot) -> None:
+        """x *= factor, with one rounding; reads and writes the tensors also where the factor is 1."""
+        scale_by_(plan.tensors, slot.factor)
+
     @torch.no_grad()
     def measure(self, plan: TorchPlan, slot: Slot, options: StepOptions) -> None:
         """Statistics, and a decision, into `slot`. Cost: about a dozen launches and passes a tensor, and a float64 copy
         of at most 2^20 elements at a time."""
         norm_sq = torch.zeros((), dtype=self.dtype, device=self.device)
+        scale = inverse = torch.ones_like(norm_sq)
+        if options.scale is not None:  # rounded as `GradScaler.unscale_` rounds it
+            scale = options.scale.to(self.dtype)
+            inverse = scale.reciprocal().float().to(self.dtype)
         if plan.tensors:
             rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(plan.tensors)])
-            rows = rows * self._inverse(options) ** self._powers
+            rows = rows * inverse**self._powers
             slot.rows[: len(rows)].copy_(rows)
             sums = rows.sum(0)
             norm_sq = sums[INDEX["sum_sq"]].masked_fill(sums[INDEX["num_infs"]] > 0, math.inf)
             norm_sq = norm_sq.masked_fill(sums[INDEX["num_nans"]] > 0, math.nan)
         slot.step.fill_(options.step)
         slot.total.copy_(norm_sq)
-        self._decide(norm_sq, slot, options)
-
-    def scale(self, plan: TorchPlan, slot: Slot) -> None:
-        """x *= factor, with one rounding; reads and writes the tensors also where the factor is 1."""
-        scale_by_(plan.tensors, slot.factor)
-
-    def _inverse(self, options: StepOptions) -> torch.Tensor:
-        """What rows are multiplied by, rounded as `GradScaler.unscale_` rounds it."""
-        if options.scale is None:
-            return torch.ones((), dtype=self.dtype, device=self.device)
-        return options.scale.to(self.dtype).reciprocal().float().to(self.dtype)
-
-    def _decide(self, norm_sq: torch.Tensor, slot: Slot, options: StepOptions) -> None:
         norm = norm_sq.sqrt()
         finite = norm.isfinite()
         coefficient = factors_of(norm, options.trigger, options.max_norm).masked_fill(~finite, 1.0)
@@ -235,8 +230,7 @@ class TorchEngine:
         coefficient = coefficient.masked_fill(skip, 1.0)
         factor = coefficient
         if not options.unscales_itself:
-            factor = torch.where(skip, coefficient, coefficient * self._inverse(options))
-        scale = torch.ones_like(norm) if options.scale is None else options.scale.to(self.dtype)
+            factor = torch.where(skip, coefficient, coefficient * inverse)
         slot.words[NORM:NARROW].copy_(torch.stack([norm, coefficient, factor, scale]))
         slot.skip_flag.copy_(skip)
         slot.divisor.copy_(scale / coefficient)

@@ -19,7 +19,7 @@ from ..kernels.triton import Plan
 from ..observers.observer import held_weakly
 from ..records.slot import HEADER_WORDS, NORM
 from . import device as devices
-from .clipping import clip_on_device, scale_each_on_device
+from .clipping import clip_on_device, gradients_with_factors
 from .device import NUM_PENDING, DeviceDecision, Engine, NoEngineError, PendingStep, PendingSteps, brought
 from .ledger import Ledger
 from .ring import OVER, TABLE
@@ -175,7 +175,12 @@ class DeviceJudge:
                     engine.scale(plan, slot)
                     kernels.tell_autograd(gradients)
         if decision.factors is not None:
-            scale_each_on_device(self._run.start_of(member), optimizer, decision)
+            found = gradients_with_factors(self._run.start_of(member), optimizer, decision)
+            pairs = [(gradient, factor) for gradient, factor in found if factor is not None]
+            if pairs:
+                with torch.no_grad():
+                    torch._foreach_mul_([gradient.detach() for gradient, _ in pairs], [factor for _, factor in pairs])
+                kernels.tell_autograd([gradient for gradient, _ in pairs])
         if not attributes:
             return repairs
         flags = FusedFlags(optimizer, attributes)

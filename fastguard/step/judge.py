@@ -127,11 +127,7 @@ class Judge:
             self._is_forced = run.is_vetoed
             self.choose(waits=self._is_forced)  # the host decides on a vetoed step
         try:
-            try:
-                decision, follows = self._decision_for(member, optimizer, handed, first, loss)
-            except NoEngineError:  # the host reads tensors wherever they are
-                self.choose(waits=True)
-                decision, follows = self._decision_for(member, optimizer, handed, first, loss)
+            decision, follows = self._decision_for(member, optimizer, handed, first, loss)
         except UnsupportedTensorError as error:
             raise self._named(error, run.members) from None
         decision.taken.add(member.index)
@@ -186,10 +182,13 @@ class Judge:
         """The decision on a step, and whether it was made when another optimizer stepped."""
         decision = self._decision
         if decision is None or not first or member.index in decision.taken:
-            if self._run.waits:
-                self._decision = decision = self._decide(member, optimizer, handed, first, loss)
-            else:
-                self._decision = decision = self.on_device.decide(optimizer, handed, loss)
+            decision = None
+            if not self._run.waits:
+                try:
+                    decision = self.on_device.decide(optimizer, handed, loss)
+                except NoEngineError:
+                    self.choose(waits=True)  # the host reads tensors wherever they are
+            self._decision = decision = decision or self._decide(member, optimizer, handed, first, loss)
             return decision, False
         is_scaled = handed.grad_scale is not None
         if decision.scale != (handed.read().grad_scale if isinstance(decision, HostDecision) else is_scaled):

@@ -67,8 +67,6 @@ class Layout:
 class Plan:
     """Tables for one list of tensors: what `Workspace.measure` and `Workspace.scale` work from."""
 
-    __slots__ = ("_keep", "addresses", "is_plain", "layout", "needs_copies", "table", "write_back")
-
     def __init__(
         self, layout: Layout, table: torch.Tensor, keep: Sequence[torch.Tensor] = (), write_back: _Copies | None = None
     ) -> None:
@@ -100,12 +98,20 @@ class Tables:
         """The plan for tensors at `addresses` (int64) of `sizes` (int64: real elements << 2 | number of the dtype)."""
         key = (addresses, sizes)
         if key == self._last and self._last_plan is not None:
-            plan = self._last_plan  # comparing the bytes is quicker than hashing them
-        else:
-            found = self._plans.get(key)
-            plan = self._make(key) if found is None else found
-            self._plans.move_to_end(key)
-            self._last, self._last_plan = key, plan
+            return self._last_plan  # comparing the bytes is quicker than hashing them
+        plan = self._plans.get(key)
+        if plan is None:
+            self.num_misses += 1
+            layout = self._layouts.get(sizes)
+            if layout is None:
+                layout = self._layouts[sizes] = Layout(sizes, self.upload)
+            self._layouts.move_to_end(sizes)
+            plan = self._plans[key] = Plan(layout, self.upload(addresses))
+            for cache in (self._plans, self._layouts):
+                while len(cache) > self._size:
+                    cache.popitem(last=False)
+        self._plans.move_to_end(key)
+        self._last, self._last_plan = key, plan
         return plan
 
     def upload(self, data: bytes) -> torch.Tensor:
@@ -128,25 +134,9 @@ class Tables:
 
     def live(self) -> list[torch.Tensor]:
         """All device memory in use."""
-        owners: tuple[Any, ...] = (
-            *self._plans.values(),
-            *(plan.layout for plan in self._plans.values()),
-            *self._layouts.values(),
-        )
+        plans = list(self._plans.values())
+        owners: list[Any] = [*plans, *(plan.layout for plan in plans), *self._layouts.values()]
         return [owner.table for owner in owners]
-
-    def _make(self, key: tuple[bytes, bytes]) -> Plan:
-        self.num_misses += 1
-        addresses, sizes = key
-        layout = self._layouts.get(sizes)
-        if layout is None:
-            layout = self._layouts[sizes] = Layout(sizes, self.upload)
-        self._layouts.move_to_end(sizes)
-        plan = self._plans[key] = Plan(layout, self.upload(addresses))
-        for cache in (self._plans, self._layouts):
-            while len(cache) > self._size:
-                cache.popitem(last=False)
-        return plan
 
 
 def accepts(device: torch.device) -> bool:
