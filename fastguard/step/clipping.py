@@ -113,7 +113,7 @@ def _apply_on_device(limits: Limits, decision: DeviceDecision) -> None:
     trigger, target = both.to(device, non_blocking=True)
     index = torch.tensor(groups, device="cpu", pin_memory=is_pinned).to(device, non_blocking=True)
     rows = slot.rows[:count, INDEX["finite_norm"]]
-    norm = slot.decided[0]
+    norm = slot.norm
     shares = (rows / torch.where(norm == 0.0, 1.0, norm)).nan_to_num(0.0)
     if limits.groups is None:
         norms = torch.zeros(size, dtype=dtype, device=device).index_copy_(0, index, rows)
@@ -144,7 +144,7 @@ def _shrink_on_device(
     scale = brought(handed.grad_scale, slot.scale)
     scale = torch.ones((), device=slot.words.device) if scale is None else scale
     gradients = [p.grad for p in params]
-    norm = slot.decided[0]
+    norm = slot.norm
     is_off = slot.skip_flag != 0.0
     if clip.scope == "unit":
         is_off = is_off | ~norm.isfinite()

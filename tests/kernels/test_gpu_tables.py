@@ -7,6 +7,7 @@ import torch
 
 from fastguard import UnsupportedTensorError
 from fastguard._device import Device
+from fastguard.kernels.slots import make_slots
 from fastguard.kernels.triton import Workspace, launch
 from fastguard.kernels.triton import tables as locating
 from fastguard.kernels.triton.launch import Launcher
@@ -122,8 +123,9 @@ def test_copies_go_back(workspace):
     tensors = [torch.ones(3), base[:, ::2]]  # a plan does not keep what it addresses
     plan = workspace.plan(tensors, writable=True)
     assert not plan.is_plain
-    factor = torch.full((), 2.0, dtype=torch.float64)
-    workspace.scale_by(plan, factor.data_ptr())
+    slot = make_slots(workspace.device, 0)[0]
+    slot.factor.fill_(2.0)
+    workspace.scale(plan, slot)
     assert base[1].tolist() == [20, 11, 24, 13, 28, 15, 32, 17, 36, 19]
     assert tensors[0].tolist() == [2, 2, 2]
     with pytest.raises(UnsupportedTensorError, match=r"tensors\[1\].*one memory location"):
@@ -242,8 +244,6 @@ def test_a_kernel_is_compiled_once_for_all_values_and_then_called_directly(drive
 
 
 def test_one_launch_a_dtype_and_one_more(driver):
-    from fastguard.kernels.slots import make_slots
-    from fastguard.kernels.triton import Workspace
 
     workspace = Workspace(CPU)
     tensors = [torch.zeros(n, dtype=d) for n in (10, 40_000) for d in (torch.float32, torch.bfloat16)] * 50

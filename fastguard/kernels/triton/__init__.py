@@ -124,8 +124,9 @@ class TritonBackend(ReferenceBackend):
             if is_capturing(workspace.device):
                 raise RuntimeError("`scale_` cannot be captured in a CUDA graph. Call it after the replay")
             plan = workspace.plan(tensors, writable=True)
-            held = torch.full((), factor, dtype=torch.float64, device=workspace.device)
-            workspace.scale_by(plan, held.data_ptr())
+            slot = make_slots(workspace.device, 0)[0]
+            slot.factor.fill_(factor)
+            workspace.scale(plan, slot)
 
     activation_into = staticmethod(launch.activation_into)
 

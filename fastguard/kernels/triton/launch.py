@@ -196,10 +196,9 @@ class Workspace:
         with self._side.entered():
             self._follow_stream()
             partials = self._room(len(COLUMNS) * layout.num_chunks)
+            read = (layout.chunks, plan.addresses, layout.numels, partials)
             for dtype, first, end in layout.groups:
-                stats_launcher(dtype, self.device)(
-                    end - first, layout.chunks, plan.addresses, layout.numels, partials, first, layout.num_chunks
-                )
+                stats_launcher(dtype, self.device)(end - first, *read, first, layout.num_chunks)
             tables = (partials, layout.num_chunks, layout.row_chunks, layout.numels, slot.address, step)
             scale_at = 0 if scale is None else scale.data_ptr()
             found_inf_at = 0 if found_inf is None else found_inf.data_ptr()
@@ -207,11 +206,7 @@ class Workspace:
             finalise_launcher(self.device)(1 + layout.num_rows, *tables, scale_at, found_inf_at, *bits)
 
     def scale(self, plan: Plan, slot: Slot) -> None:
-        """`scale_by` the factor in `slot`."""
-        self.scale_by(plan, slot.factor_address)
-
-    def scale_by(self, plan: Plan, factor_address: int) -> None:
-        """x *= factor for the tensors of `plan`, with one rounding; factor is a float64 at `factor_address`.
+        """x *= factor for the tensors of `plan`, with one rounding; `slot` has the factor.
 
         Cost: one launch a dtype; one read and one write of every element unless the factor is 1, then nothing. No sync.
         """
@@ -219,10 +214,9 @@ class Workspace:
         most = _PROGRAMS_PER_PROCESSOR * self._side.num_processors
         with self._side.entered():
             self._follow_stream()
+            read = (layout.chunks, plan.addresses, layout.numels, slot.factor_address)
             for dtype, first, end in layout.groups:
-                scale_launcher(dtype, self.device)(
-                    min(end - first, most), layout.chunks, plan.addresses, layout.numels, factor_address, first, end
-                )
+                scale_launcher(dtype, self.device)(min(end - first, most), *read, first, end)
             for where, copy in plan.write_back:
                 where.copy_(copy)
 
