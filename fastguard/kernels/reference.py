@@ -68,11 +68,8 @@ def safe_norm(magnitudes: torch.Tensor) -> torch.Tensor:
 
 
 _FOLDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "add": torch.sum,
-    "max": torch.max,
+    **{"add": torch.sum, "deviations": torch.sum, "max": torch.max, "norm": safe_norm},
     "least_nonzero": lambda parts: parts.min().nan_to_num(posinf=0.0),
-    "deviations": torch.sum,
-    "norm": safe_norm,
 }
 
 

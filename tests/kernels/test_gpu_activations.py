@@ -46,16 +46,16 @@ def test_figures_land_in_their_place_and_nowhere_else(device):
     rows = torch.full((3, 10), math.nan, dtype=torch.float64)
     table = torch.full((7, 4), math.nan, dtype=torch.float64)
     tensor = torch.randn(40, 5)
-    launch.activation_into(tensor, None, LIMITS, rows[1], None)
+    TritonBackend().activation_into(tensor, None, LIMITS, rows[1], None)
     assert_stats(ActivationStats.from_row(rows[1].tolist()), expected(tensor))
     assert rows[0].isnan().all() and rows[2].isnan().all()
-    launch.activation_into(tensor, 1, LIMITS, rows[0], table[1:6])
+    TritonBackend().activation_into(tensor, 1, LIMITS, rows[0], table[1:6])
     assert rows[0].tolist() == pytest.approx(rows[1].tolist(), rel=1e-6)
     np.testing.assert_allclose(table[1:6].cpu().numpy(), expected_table(tensor, 1), rtol=1e-6)
     assert table[0].isnan().all() and table[6].isnan().all()
-    launch.activation_into(torch.zeros(0), None, LIMITS, rows[2], None)
+    TritonBackend().activation_into(torch.zeros(0), None, LIMITS, rows[2], None)
     assert tuple(rows[2].tolist()) == EMPTY_ACTIVATION_ROW
-    launch.activation_into(torch.zeros(0, 5), 1, LIMITS, rows[2], table[2:])
+    TritonBackend().activation_into(torch.zeros(0, 5), 1, LIMITS, rows[2], table[2:])
     assert tuple(rows[2].tolist()) == EMPTY_ACTIVATION_ROW and not table[2:].any()
 
 

@@ -18,12 +18,12 @@ import torch
 
 from ... import _env
 from ..._device import is_capturing
+from ...errors import UnsupportedTensorError
 from ...records.columns import COLUMNS, INDEX, TABLE
 from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
-from ..reference import ReferenceBackend
+from ..reference import Limits, ReferenceBackend
 from ..slots import StepOptions, make_slots
 from ..tensors import float64_bytes
-from . import launch
 from .launch import Workspace, lock, workspace_of
 from .tables import Plan, accepts, device_for
 
@@ -128,7 +128,13 @@ class TritonBackend(ReferenceBackend):
             slot.factor.fill_(factor)
             workspace.scale(plan, slot)
 
-    activation_into = staticmethod(launch.activation_into)
+    def activation_into(
+        self, x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None
+    ) -> None:
+        if not accepts(x.device):
+            raise UnsupportedTensorError(0, f'must be on a GPU for backend "triton", got {x.device}')
+        with lock:
+            workspace_of(x.device).measure_activation(x, dim, limits, row, table)
 
 
 def _try_statistics(device: torch.device) -> str | None:

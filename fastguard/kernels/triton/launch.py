@@ -23,7 +23,7 @@ from ...records import COLUMNS
 from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from ..reference import Limits
 from ..slots import DEFAULT_OPTIONS, Slot, StepOptions
-from .tables import CHUNK, Plan, Tables, accepts, is_dense, locate
+from .tables import CHUNK, Plan, Tables, is_dense, locate
 
 _log = logging.getLogger("fastguard")
 
@@ -342,13 +342,3 @@ class ActivationWorkspace(Workspace):
 def workspace_of(device: torch.device) -> ActivationWorkspace:
     """The workspace that all calls on a device share; hold `lock` around its use."""
     return ActivationWorkspace(device)
-
-
-def activation_into(
-    x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None
-) -> None:
-    """As `ActivationWorkspace.measure_activation`."""
-    if not accepts(x.device):
-        raise UnsupportedTensorError(0, f'must be on a GPU for backend "triton", got {x.device}')
-    with lock:
-        workspace_of(x.device).measure_activation(x, dim, limits, row, table)
