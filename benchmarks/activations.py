@@ -112,7 +112,7 @@ def rivals() -> dict[str, Callable[[], Any]]:
 def small_calls() -> dict[str, float]:
     """Microseconds a call on tensors so small that nothing but the way there counts: the best of many."""
     x, hidden = torch.randn(16, 64), torch.randn(32, 128)
-    run = fastguard.kernels.activations.run_activation
+    run = fastguard.kernels.run_activation
     calls: dict[str, Callable[[], Any]] = {
         "run_activation, 1024 elements": lambda: run(x, (-0.99, 0.99, 1e-6), None, "auto"),
         "run_activation with channels, 32 x 128": lambda: run(hidden, (-0.99, 0.99, 1e-6), 1, "auto"),

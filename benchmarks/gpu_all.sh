@@ -42,8 +42,8 @@ if [ -z "$dry" ]; then part extension 60 "$python" setup.py build_ext --inplace;
 part info 60 "$python" -m fastguard info
 part trial 120 "$python" -c "
 import sys, torch
-from fastguard.kernels.triton import trial
-problem = trial.problem_on(torch.device('cuda', 0) if torch.cuda.is_available() else torch.device('cpu'), 'activation')
+from fastguard.kernels.triton import TritonBackend
+problem = TritonBackend().problem_on(torch.device('cuda', 0) if torch.cuda.is_available() else torch.device('cpu'), 'activation')
 print(problem or 'the kernels are right on this device')
 sys.exit(problem is not None)" || exit 1
 if [ -z "$dry" ]; then

@@ -96,15 +96,12 @@ class Limits(NamedTuple):
 
 
 class CheckedPolicy(ClipPolicy):
-    """Wraps a policy: checks its limits, and counts what it raises instead of stopping the training.
-
-    The policy need not derive from `ClipPolicy`; the defaults are the same.
-    """
+    """Wraps a policy: checks its limits, and counts what it raises instead of stopping the training."""
 
     def __init__(self, given: Any) -> None:
         self.given = given
         self.failures = Failures()  # counts what it raises
-        self.scope: str = getattr(given, "scope", "model")
+        self.scope: str = given.scope
         self.norms: array[float] | None = None  # of groups or tensors, written when limits are applied
         self.loss: float | None = None  # the newest finite one
         self.has_limits = self.scope not in SHRINKS  # others write to the gradients themselves
@@ -121,7 +118,7 @@ class CheckedPolicy(ClipPolicy):
 
     def _limit(self) -> float | None:
         try:
-            limit = self.given.limit if isinstance(self.given, ClipPolicy) else None
+            limit = self.given.limit
             return None if limit is None else values.positive("limit", limit, "")
         except Exception as error:
             self._note(error)
@@ -142,8 +139,7 @@ class CheckedPolicy(ClipPolicy):
             return
         self._places, self._apart, self._newest, self._groups, self.norms = places, apart, None, None, None
         if self.scope == "group":
-            group_of = getattr(self.given, "group_of", super().group_of)
-            self._group([group_of(place) for place in places])
+            self._group([self.given.group_of(place) for place in places])
         elif self.scope == "tensor":
             self.names = tuple(place.name for place in places)
         elif apart:
@@ -151,7 +147,7 @@ class CheckedPolicy(ClipPolicy):
         else:
             return
         self.norms = array("d", [-1.0]) * len(self.names)
-        if self.scope != "model" and hasattr(self.given, "begin"):
+        if self.scope != "model":
             self.given.begin(self.names)
             self.count_in(self.failures)
 
@@ -171,31 +167,32 @@ class CheckedPolicy(ClipPolicy):
         """The limits of the next step; None if the policy writes to the gradients itself. Cost: 1 us."""
         if not self.has_limits:
             return None
+        trigger: Any
+        target: Any
         try:
-            self._newest = self._checked_limits()
+            limit = self._limit() if self.scope == "model" and self.norms is not None else None
+            trigger, target = self.given.limits() if limit is None else (TORCH_FORMULA, limit)
+            if limit is None and (self.norms is None or isinstance(trigger, (int, float))):
+                trigger, target = _checked(trigger, target)
+            if self.norms is None:
+                self._newest = Limits(trigger, target)
+            elif self.scope != "model" and isinstance(trigger, float):
+                self._newest = Limits(trigger, target, self._groups, None, None, self.norms)
+            else:
+                if self.scope == "model":
+                    trigger, target = array("d", [trigger]), array("d", [target])
+                elif not self._is_sound:
+                    trigger, target = array("d", trigger), array("d", target)
+                    if not len(trigger) == len(target) == len(self.names):
+                        given = f"{len(trigger)} and {len(target)}"
+                        raise ValueError(f"`limits` must give {len(self.names)} triggers and targets, gave {given}")
+                    for pair in zip(trigger, target):
+                        _checked(*pair)
+                self._newest = Limits(math.inf, math.inf, self._groups, trigger, target, self.norms)
         except Exception as error:
             self._note(error)
             self._newest = Limits(groups=self._groups, norms=self.norms)
         return self._newest
-
-    def _checked_limits(self) -> Limits:
-        trigger: Any
-        target: Any
-        limit = self._limit() if self.scope == "model" and self.norms is not None else None
-        trigger, target = self.given.limits() if limit is None else (TORCH_FORMULA, limit)
-        if limit is None and (self.norms is None or isinstance(trigger, (int, float))):
-            trigger, target = _checked(trigger, target)
-        if self.norms is None:
-            return Limits(trigger, target)
-        if self.scope == "model":
-            triggers, targets = array("d", [trigger]), array("d", [target])
-        elif isinstance(trigger, float):
-            return Limits(trigger, target, self._groups, None, None, self.norms)
-        elif self._is_sound:
-            triggers, targets = trigger, target
-        else:
-            triggers, targets = self._checked_arrays(trigger, target)
-        return Limits(math.inf, math.inf, self._groups, triggers, targets, self.norms)
 
     def observe_step(self, norm: float, loss: float | None, limits: Limits | None = None) -> None:
         """Passes a step on to the policy unless its norm is not finite. `limits` are those of that step, if limits of
@@ -206,7 +203,7 @@ class CheckedPolicy(ClipPolicy):
         self._newest = self._newest if limits is None else limits
         if loss is not None and math.isfinite(loss):
             self.loss = loss
-        if not self.has_limits or not hasattr(self.given, "observe"):
+        if not self.has_limits:
             return
         norms: Any = norm if self.norms is None else self.norms
         if self.norms is not None and self.scope == "model":
@@ -237,25 +234,15 @@ class CheckedPolicy(ClipPolicy):
                 groups.append(ClippedGroup(name, norm, left, trigger))
         return {**fields, "groups": tuple(groups)}
 
-    def _checked_arrays(self, triggers: Any, targets: Any) -> tuple[array[float], array[float]]:
-        triggers, targets = array("d", triggers), array("d", targets)
-        if not len(triggers) == len(targets) == len(self.names):
-            given = f"{len(triggers)} and {len(targets)}"
-            raise ValueError(f"`limits` must give {len(self.names)} triggers and targets, gave {given}")
-        for pair in zip(triggers, targets):
-            _checked(*pair)
-        return triggers, targets
-
     def _note(self, error: Exception) -> None:
         self.failures.note(f"clip policy {type(self.given).__name__}", error, "The step was taken without clipping.")
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.given.state_dict() if hasattr(self.given, "state_dict") else {}
+        state: dict[str, Any] = self.given.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if hasattr(self.given, "load_state_dict"):
-            self.given.load_state_dict(state)
+        self.given.load_state_dict(state)
 
     def __repr__(self) -> str:
         return repr(self.given)
@@ -291,14 +278,15 @@ def trigger_of(clip: ClipPolicy | None, limits: Limits | None) -> float | None:
 
 
 def as_policy(clip: Any) -> ClipPolicy:
-    """`clip` as a `ClipPolicy` that cannot fail; raises TypeError if it has no `limits`."""
-    is_sound = isinstance(clip, ClipPolicy) and "is_sound" in type(clip).__dict__
-    if isinstance(clip, CheckedPolicy) or (is_sound and clip.limit is not None):
+    """`clip` as a `ClipPolicy` that cannot fail; raises TypeError if it is none, or has no `limits`."""
+    says = isinstance(clip, ClipPolicy) and (
+        type(clip).limits is not ClipPolicy.limits
+        or clip.scope in SHRINKS
+        or inspect.getattr_static(clip, "limit") is not None
+    )
+    if isinstance(clip, CheckedPolicy) or (says and "is_sound" in type(clip).__dict__ and clip.limit is not None):
         return clip
-    says = callable(getattr(clip, "limits", None)) and getattr(type(clip), "limits", None) is not ClipPolicy.limits
-    if isinstance(clip, ClipPolicy) and not says:
-        says = clip.scope in SHRINKS or inspect.getattr_static(clip, "limit") is not None
-    if isinstance(clip, type) or not says:
+    if not says:
         problem = values.refused("a clip policy such as GlobalNorm(1.0)", clip).problem
         raise TypeError(f"`clip` {problem}. {write_limit(clip)}".strip())
     return CheckedPolicy(clip)

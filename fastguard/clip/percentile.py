@@ -54,7 +54,7 @@ class Percentile(ClipPolicy):
         self._norms.add(norms)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"norms": self._norms.state()}
+        return {"norms": list(self._norms.values)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._norms.restart(values.entry(state, "norms", finite_numbers)[-self._norms.size :])

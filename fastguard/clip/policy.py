@@ -142,10 +142,6 @@ class SortedWindow:
         self.values = deque(kept)
         self.ordered = sorted(self.values)
 
-    def state(self) -> list[float]:
-        """As plain data."""
-        return list(self.values)
-
 
 def finite_numbers(value: Any) -> list[float]:
     """What a saved window must be; raises a MisfitError for anything else."""

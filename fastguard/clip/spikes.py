@@ -103,13 +103,11 @@ class Spikes(ClipPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         wary = [float(self._num_wary), self._before]
-        return {"log_norms": self._logs.state(), "apart": self._apart.state(), "wary": wary}
+        return {"log_norms": list(self._logs.values), "apart": list(self._apart.values), "wary": wary}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         logs, apart = (values.entry(state, key, finite_numbers) for key in ("log_norms", "apart"))
-        wary = values.entry(state, "wary", finite_numbers)
-        if len(wary) != 2:
-            raise values.MisfitError(f"must have 2 numbers, got {len(wary)}", ("wary",))
+        wary = values.entry(state, "wary", lambda value: finite_numbers(values.row(value, 2)))
         self._num_wary, self._before = values.count(wary[0]), wary[1]
         self._logs.restart(logs[-self._logs.size :])
         self._newest.restart(logs[-_LEVEL:])

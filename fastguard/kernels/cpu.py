@@ -11,7 +11,7 @@ import torch
 
 from .. import _env
 from ..errors import BackendUnavailableError, UnsupportedTensorError
-from .backend import Backend, Limits, Row
+from .reference import Limits, ReferenceBackend, Row
 from .tensors import DTYPES, MOST_ELEMENTS, OVERLAP, lacks_memory, plain
 
 _problem: str | None = None
@@ -83,15 +83,6 @@ def dtypes(bits: int) -> frozenset[torch.dtype]:
     return frozenset(dtype for i, dtype in enumerate(DTYPES) if bits >> i & 1)
 
 
-def collect_gradients(groups: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[int] | None, int]:
-    """Gradients that are not None, flat over `groups`; their flat positions, or None if none is missing; and a
-    fingerprint of the parameters."""
-    try:
-        return _C.collect_gradients(groups)
-    except TypeError:  # a group may be a tuple, which optimizers take too
-        return _C.collect_gradients(list(map(list, groups)))
-
-
 def _prepared(x: torch.Tensor, call: Callable[[torch.Tensor], Any]) -> Any:
     values = _prepare(x, 0)
     found = call(values)
@@ -100,7 +91,7 @@ def _prepared(x: torch.Tensor, call: Callable[[torch.Tensor], Any]) -> Any:
     return found
 
 
-class CpuBackend(Backend):
+class CpuBackend(ReferenceBackend):
     """The C++ kernels, for tensors on the CPU."""
 
     name = "cpu"
@@ -113,6 +104,9 @@ class CpuBackend(Backend):
         threads = f"threads: {torch.get_num_threads()} (OpenMP)" if _C.openmp else "threads: 1 (built without OpenMP)"
         access = "DLPack exchange API" if _exchange_api() is not None else "Python calls"
         return f"{_C.isa()} of [{sets}], {threads}, tensors through {access}, {_C.compiler}"
+
+    def accepts(self, device: torch.device) -> bool:
+        return device.type == "cpu"
 
     def tensor_stats(self, tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, Row]:
         """Cost: one read of every element, with `torch.get_num_threads()` threads; a row a tensor in the result. The

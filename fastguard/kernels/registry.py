@@ -12,13 +12,12 @@ import torch
 
 from .. import _env
 from ..errors import BackendUnavailableError, UnsupportedTensorError
-from .backend import Backend
 from .cpu import CpuBackend
 from .reference import ReferenceBackend
 from .triton import TritonBackend
 
 # In the order in which "auto" tries them.
-BACKENDS: dict[str, Backend] = {b.name: b for b in (CpuBackend(), TritonBackend(), ReferenceBackend())}
+BACKENDS: dict[str, ReferenceBackend] = {b.name: b for b in (CpuBackend(), TritonBackend(), ReferenceBackend())}
 _log = logging.getLogger("fastguard")
 
 
@@ -84,7 +83,7 @@ def say_once(message: str) -> None:
     _log.warning(message)
 
 
-def choose(device: torch.device, name: str, operation: str = "tensor_stats") -> Backend:
+def choose(device: torch.device, name: str, operation: str = "tensor_stats") -> ReferenceBackend:
     """The backend `name`, or for "auto" the first one that does `operation` on `device`; says once why it passes over
     one that would be faster.
 
@@ -93,21 +92,12 @@ def choose(device: torch.device, name: str, operation: str = "tensor_stats") -> 
     if name != "auto":
         return BACKENDS[name]
     for backend in BACKENDS.values():
-        if not backend.accepts(device) or not backend.has(operation):
+        if not backend.accepts(device):
             continue
         reason = backend.unavailable() or backend.problem_on(device, operation)
         if reason is None:
             return backend
         say_once(f"backend {backend.name!r} cannot run: {reason}. Falling back; the results are the same, only slower.")
-    return BACKENDS["reference"]
-
-
-def choose_or_fall_back(device: torch.device, name: str, operation: str) -> Backend:
-    """As `choose`, for training loops: plain torch replaces a backend without `operation`."""
-    chosen = choose(device, name, operation)
-    if chosen.has(operation):
-        return chosen
-    say_once(f"backend {name!r} has no {operation}. Plain torch does it; the results are the same, only slower.")
     return BACKENDS["reference"]
 
 

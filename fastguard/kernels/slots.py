@@ -18,8 +18,7 @@ class Slot:
     """Views of one slot, made once, so that a step makes none. Addresses stay valid as long as this object lives.
 
     Attributes:
-        words: the whole of it; for `total`, `factor`, `step` and `notes` see `fastguard.records.slot`.
-        decided: the words that follow from the decision.
+        words: the whole of it; for `total`, `norm`, `factor`, `step` and `notes` see `fastguard.records.slot`.
         skip_flag: 0-dim float32, exactly 0.0 or 1.0: `optimizer.found_inf`.
         divisor: 0-dim float32, loss scale / clip coefficient: `optimizer.grad_scale`, to clip without a pass.
         scale, found_inf: 0-dim float32, for copies of values on another device.
@@ -30,15 +29,13 @@ class Slot:
         self.address = words.data_ptr()
         self.factor_address = self.address + FACTOR * words.element_size()
         self.rows = words[HEADER_WORDS : HEADER_WORDS + ROW_WORDS * num_rows].view(num_rows, ROW_WORDS)
-        self.total, self.factor, self.step = words[NORM_SQ], words[FACTOR], words[STEP]
-        self.decided = words[NORM : NARROW + 1]
+        self.total, self.norm, self.factor, self.step = words[NORM_SQ], words[NORM], words[FACTOR], words[STEP]
         self.notes = {name: words[word] for name, (word, _) in NOTES.items()}
         if words.dtype is torch.float64:
             narrow = words.view(torch.float32)
             self.skip_flag, self.divisor = narrow[2 * NARROW], narrow[2 * NARROW + 1]
             self.scale, self.found_inf = narrow[2 * BROUGHT], narrow[2 * BROUGHT + 1]
         else:
-            self.decided = words[NORM : STEP + 2]
             self.skip_flag, self.divisor = words[NARROW], words[STEP + 1]
             self.scale, self.found_inf = words[BROUGHT], words[BROUGHT + 1]
 

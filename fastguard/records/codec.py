@@ -21,7 +21,6 @@ from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from . import strict_json, values
-from .values import MisfitError
 
 _PlainT = TypeVar("_PlainT", bound="Plain")
 _PartT = TypeVar("_PartT", bound="Part")
@@ -72,7 +71,7 @@ class Part:
     def load(self, state: Any) -> None:
         """Restores what `state` returned; raises MisfitError for anything else, and is then unusable."""
         readers = self._readers()
-        load_fields(self, readers, dict(zip(readers, _row(state, len(readers)))))
+        load_fields(self, readers, dict(zip(readers, values.row(state, len(readers)))))
 
     @classmethod
     def loaded(cls: type[_PartT], state: Any) -> _PartT:
@@ -179,14 +178,7 @@ def row_reader(keys: Iterable[Any], readers: Iterable[Reader], make: Callable[[A
     named = list(zip(keys, readers))
 
     def read(plain: Any) -> Any:
-        row = _row(plain, len(named))
+        row = values.row(plain, len(named))
         return make([values.at(key, read, value) for (key, read), value in zip(named, row)])
 
     return read
-
-
-def _row(plain: Any, length: int) -> list[Any] | tuple[Any, ...]:
-    row = values.row(plain)
-    if len(row) != length:
-        raise MisfitError(f"must have {length} entries, got {len(row)}")
-    return row

@@ -117,11 +117,7 @@ def in_range(sum_sq: float) -> bool:
 
 
 def picker(*names: str) -> Callable[[Sequence[float]], tuple[float, ...]]:
-    """A function that returns these columns, two or more, of a row.
-
-    >>> picker("sum_sq", "num_infs")(range(8))
-    (1, 7)
-    """
+    """A function that returns these columns, two or more, of a row."""
     return operator.itemgetter(*(INDEX[name] for name in names))
 
 
@@ -149,12 +145,11 @@ def completed(values: Sequence[float]) -> Sequence[float]:
     return row._replace(finite_norm=math.sqrt(row.sum_sq) if row.sum_sq >= 0 else row.sum_sq)
 
 
-def _least_nonzero(a: float, b: float) -> float:
-    return b if b and (not a or b < a) else a
-
-
 # Not `sum` and the like: `sum` rounds in another way from Python 3.12 on, and every backend adds from first to last.
-_FOLDS: dict[Fold, Callable[[Any, Any], Any]] = {"add": operator.add, "max": max, "least_nonzero": _least_nonzero}
+_FOLDS: dict[Fold, Callable[[Any, Any], Any]] = {
+    **{"add": operator.add, "max": max},
+    "least_nonzero": lambda a, b: b if b and (not a or b < a) else a,
+}
 
 
 def _merged_norm(sum_sq: float, a: float, b: float) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import NamedTuple
 
 _log = logging.getLogger("fastguard")
@@ -75,12 +77,7 @@ def describe(error: Exception) -> str:
     except Exception:  # its own `__str__` raises
         said = "its message cannot be shown"
     said = said if len(said) <= 200 else said[:197] + "..."
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        where = ""
-    else:
-        file = trace.tb_frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
-        where = f" ({file}:{trace.tb_lineno})"
+    where = ""
+    for frame, line in walk_tb(error.__traceback__):
+        where = f" ({os.path.basename(frame.f_code.co_filename)}:{line})"
     return f"{type(error).__name__}{': ' if said else ''}{said}{where}"

@@ -6,30 +6,25 @@ import itertools
 import math
 import os
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from .._text import NAME_WIDTH, prose, shown
 from . import values
-from .codec import Spread, reader_of, readers_of
+from .codec import Spread, reader_of
 from .columns import COLUMNS, TensorRow, completed
 from .events import Entry
 from .log import LogReader
 from .model import FACTS, ModelNotes
 from .sampled import GradientCosine
-from .samples import ActivationStats, BatchSample, ModuleActivity, WeightStats
+from .samples import BatchSample, ModuleActivity, WeightStats
 from .table import ClippedGroup, StepStats, TensorStats
 from .values import MisfitError
 
 MAX_UNKNOWN = 256
 _TOGETHER = 256  # steps that a history takes at once
-_FIELDS: dict[Any, Set[str]] = {
-    ModuleActivity: readers_of(ModuleActivity).keys() | readers_of(ActivationStats).keys(),
-    WeightStats: readers_of(WeightStats).keys(),
-    BatchSample: readers_of(BatchSample).keys(),
-}
 
 Unknown = dict[str, None]  # keys that this version does not know, in the order of first appearance
 
@@ -94,7 +89,7 @@ def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike
                 take()
         take()
         if newest is not None:  # `last` is a whole record
-            history.last = record_of(newest, unknown)
+            history.last = record_of(newest)
     except MisfitError as error:
         take()
         place = f"record {number}" if reader is None else f"line {reader.line}"
@@ -111,20 +106,62 @@ def _note(unknown: Unknown, keys: Collection[str], where: str = "") -> None:
             unknown[shown(f"{where}{key}", NAME_WIDTH)] = None
 
 
-# What a record calls the keys of a line with a single value, but for those of its gradients.
+def _table(plain: Any) -> TensorStats:
+    """A table of tensors. Cost: 0.5 us a row; 10 us if one has a NaN or an Inf."""
+    rows = values.mapping(plain).values()
+    if all(type(row) is list and len(row) == len(COLUMNS) for row in rows):
+        try:
+            data = array("d", chain.from_iterable(rows))
+        except (TypeError, OverflowError):  # "Infinity", an endless number, or no number: read row by row below
+            pass
+        else:
+            if all(_is_usual(name, data[i :: len(COLUMNS)]) for i, name in enumerate(COLUMNS)):
+                return TensorStats(data.tobytes(), tuple(plain))
+    each = values.by_name(_row, plain).values()
+    return TensorStats(array("d", chain.from_iterable(each)).tobytes(), tuple(plain))
+
+
+def _is_usual(column: str, numbers: array[float]) -> bool:
+    """Whether all numbers are finite, and none is negative in a column that has no negative numbers."""
+    return math.isfinite(sum(numbers)) and (column == "sum" or not numbers or min(numbers) >= 0.0)
+
+
+def _row(plain: Any) -> list[float]:
+    """A row of a table. Columns that the log lacks are `completed`; those that this version does not know are cut."""
+    row = list(completed([float(values.number(value)) for value in values.row(plain)[: len(COLUMNS)]]))
+    for name, value in zip(COLUMNS, row):
+        if name.startswith("num") and not 0.0 <= value < math.inf:
+            raise MisfitError(f"must have a count for {name}, got {value}")
+        if not name.startswith("num") and name != "sum" and not value >= 0.0:
+            raise MisfitError(f"must have a number >= 0 for {name}, got {value}")
+    return row
+
+
+def _named(kind: Any, plain: Any) -> tuple[Any, ...]:
+    """Samples by name."""
+    known = values.by_name(values.mapping, plain)
+    return tuple(values.at(name, kind.from_dict, {**one, "name": name}) for name, one in known.items())
+
+
+def _groups(plain: Any) -> tuple[ClippedGroup, ...]:
+    return tuple(ClippedGroup(name, *numbers) for name, numbers in values.by_name(_three_norms, plain).items())
+
+
+_three_norms = reader_of(tuple[Spread, Spread, Spread])
+# What a record calls the keys of a line, but for those of its gradients.
 _RECORD_FIELDS = {
     **{name: name for name in ("step", "skipped", "loss", "val_loss", "lr", "loss_scale")},
-    **{"clip/coef": "clip_coef", "clip/trigger": "trigger", "clip/over": "over"},
-    "grad/cosine": "grad_cosine",
+    **{"clip/coef": "clip_coef", "clip/trigger": "trigger", "clip/over": "over", "clip/groups": "groups"},
+    **{"grad/cosine": "grad_cosine", "activations": "activations", "weights": "weights", "batches": "batches"},
 }
 _READ: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(_RECORD_FIELDS, values.number),
     **dict.fromkeys(("grad/max", "grad/min", "grad/mean", "grad/std"), values.number),
     **dict.fromkeys(("step", *(f"grad/num_{what}" for what in ("zeros", "nans", "infs", "elements"))), values.count),
     **dict.fromkeys(("clip/over", "nonfinite"), reader_of(tuple[str, ...])),
-    **dict.fromkeys(("tensors", "activations", "weights"), values.mapping),
-    **{"grad/norm": values.spread, "skipped": values.truth, "batches": values.row},
-    "clip/groups": partial(values.by_name, reader_of(tuple[Spread, Spread, Spread])),
+    **{"grad/norm": values.spread, "skipped": values.truth, "tensors": _table, "clip/groups": _groups},
+    **{"activations": partial(_named, ModuleActivity), "weights": partial(_named, WeightStats)},
+    "batches": lambda plain: tuple(values.each(BatchSample.from_dict, plain)),
 }
 # The keys of a line: those with a single value, even if it follows from others or is no longer read; then all.
 _NUMBERS = (values.number, values.count, values.spread, values.truth)
@@ -149,32 +186,24 @@ def _step_of(line: Mapping[str, Any], unknown: Unknown) -> Entry | StepStats | N
     if "step" not in line:
         return None
     if not line.keys() <= NUMBER_KEYS:
-        return record_of(line, unknown)
+        return record_of(line)
     known = _read(line)
     if known.get("grad/num_nans") or known.get("grad/num_infs") or not math.isfinite(known.get("grad/norm", 0.0)):
-        return record_of(line, unknown)
+        return record_of(line)
     numbers = known.get("grad/norm", 0.0), known.get("clip/coef", 1.0), known.get("skipped", False)
     loss, val_loss, lr, loss_scale = map(known.get, ("loss", "val_loss", "lr", "loss_scale"))
     return Entry(known["step"], *numbers, loss, val_loss, lr, loss_scale, None)
 
 
-def record_of(line: Mapping[str, Any], unknown: Unknown | None = None) -> StepStats:
+def record_of(line: Mapping[str, Any]) -> StepStats:
     """The step that a line of a log describes; raises MisfitError for a value that does not fit its key.
 
     Without a table of tensors the record has the statistics of all gradients together, and no rows; tensors with NaN or
-    Inf are then known by name only. `unknown` gets the keys that this version does not know.
+    Inf are then known by name only.
     """
-    unknown, known = {} if unknown is None else unknown, _read(line)
-    table = known.get("tensors")
-    batches = enumerate(known.get("batches", ()))
-    return StepStats(
-        tensors=_total(known) if table is None else TensorStats(_pack(table, unknown), tuple(table)),
-        activations=_samples(ModuleActivity, known, "activations", unknown),
-        weights=_samples(WeightStats, known, "weights", unknown),
-        batches=tuple(_sample(BatchSample, plain, ("batches", place), unknown) for place, plain in batches),
-        groups=tuple(ClippedGroup(name, *numbers) for name, numbers in known.get("clip/groups", {}).items()),
-        **{field: known[key] for key, field in _RECORD_FIELDS.items() if key in known},
-    )
+    known = _read(line)
+    tensors = known["tensors"] if "tensors" in known else _total(known)
+    return StepStats(tensors=tensors, **{field: known[key] for key, field in _RECORD_FIELDS.items() if key in known})
 
 
 def _total(known: Mapping[str, Any]) -> TensorStats:
@@ -203,52 +232,3 @@ def _total(known: Mapping[str, Any]) -> TensorStats:
     bad = known.get("nonfinite", ())[::-1]  # the log has them in backward order
     row = TensorRow(num_nans=int(nans > 0), num_infs=int(nans == 0))
     return TensorStats(array("d", chain.from_iterable([row] * len(bad))).tobytes(), bad, total)
-
-
-def _pack(table: Mapping[str, Any], unknown: Unknown) -> bytes:
-    """The rows of a table as a `TensorStats` holds them. Cost: 0.5 us a row; 10 us if one has a NaN or an Inf."""
-    rows = table.values()
-    if all(type(row) is list and len(row) == len(COLUMNS) for row in rows):
-        try:
-            data = array("d", chain.from_iterable(rows))
-        except (TypeError, OverflowError):  # "Infinity", an endless number, or no number: read row by row below
-            pass
-        else:
-            if all(_is_usual(name, data[i :: len(COLUMNS)]) for i, name in enumerate(COLUMNS)):
-                return data.tobytes()
-    try:
-        each = [values.at(name, lambda row: _row(row, unknown), row) for name, row in table.items()]
-    except MisfitError as error:
-        raise error.under("tensors") from None
-    return array("d", chain.from_iterable(each)).tobytes()
-
-
-def _is_usual(column: str, numbers: array[float]) -> bool:
-    """Whether all numbers are finite, and none is negative in a column that has no negative numbers."""
-    return math.isfinite(sum(numbers)) and (column == "sum" or not numbers or min(numbers) >= 0.0)
-
-
-def _row(plain: Any, unknown: Unknown) -> list[float]:
-    """A row of a table. Columns that the log lacks are `completed`; those that this version does not know are cut."""
-    if len(values.row(plain)) > len(COLUMNS):
-        _note(unknown, [f"columns from the {len(COLUMNS) + 1}th on"], "tensors/")
-    row = list(completed([float(values.number(value)) for value in plain[: len(COLUMNS)]]))
-    for name, value in zip(COLUMNS, row):
-        if name.startswith("num") and not 0.0 <= value < math.inf:
-            raise MisfitError(f"must have a count for {name}, got {value}")
-        if not name.startswith("num") and name != "sum" and not value >= 0.0:
-            raise MisfitError(f"must have a number >= 0 for {name}, got {value}")
-    return row
-
-
-def _samples(kind: Any, known: Mapping[str, Any], key: str, unknown: Unknown) -> tuple[Any, ...]:
-    plain = known.get(key, {})
-    return tuple(_sample(kind, one, (key, name), unknown, name=name) for name, one in plain.items())
-
-
-def _sample(kind: Any, plain: Any, path: tuple[Any, ...], unknown: Unknown, **more: str) -> Any:
-    try:
-        _note(unknown, values.mapping(plain).keys() - _FIELDS[kind], f"{path[0]}/")
-        return kind.from_dict({**plain, **more})
-    except MisfitError as error:
-        raise error.under(*path) from None

@@ -23,12 +23,6 @@ MAX_LINE_BYTES = 64 << 20  # a table of half a million tensors
 _raw_decode = json.JSONDecoder().raw_decode
 MAX_LISTED = 1000  # lines that could not be read, by number
 _NESTED = 100  # lists and dicts
-_OTHER_FILES = {
-    b"\x1f\x8b": "a gzip file. Decompress it first",
-    b"\x28\xb5\x2f\xfd": "a zstd file. Decompress it first",
-    b"\xff\xfe": "text in UTF-16. Save it as UTF-8",
-    b"\xfe\xff": "text in UTF-16. Save it as UTF-8",
-}
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
@@ -69,7 +63,12 @@ class LogReader:
                 if record is None:
                     record = self._record(line, self.line, lines.readline)
                 if record is not None:
-                    self._see(record)
+                    if "step" in record:
+                        if self._has_steps and not self.run_id and record["step"] == 0:
+                            news = self._news
+                            self._begin_run()
+                            self.model = news
+                        self._has_steps, self._news = True, {}
                     yield record
 
     def _skip(self, line: int) -> None:
@@ -84,7 +83,8 @@ class LogReader:
         if not text:
             return None
         if text[:1] not in (b"{", b"\0"):  # some file systems leave zeros after a crash
-            raise ValueError(_refusal(text, self.path, number))
+            what, where = shown(text[:40].decode(errors="backslashreplace")), f"{shown(self.path)}, line {number}"
+            raise ValueError(f"a log must have one JSON object per line, got '{what}' - at {where}")
         while not is_whole and line and not line.endswith(b"\n"):
             line = readline(MAX_LINE_BYTES)
         record = self._parse(text) if is_whole else None
@@ -118,15 +118,6 @@ class LogReader:
         except (ValueError, RecursionError, MemoryError):  # ValueError also if not UTF-8, or for too many digits
             return None
         return record if end == len(text) else None
-
-    def _see(self, record: dict[str, Any]) -> None:
-        """Takes a step, which may begin another run."""
-        if "step" in record:
-            if self._has_steps and not self.run_id and record["step"] == 0:
-                news = self._news
-                self._begin_run()
-                self.model = news
-            self._has_steps, self._news = True, {}
 
     def _warn_of_runs(self) -> None:
         if self.num_runs > 1:
@@ -204,9 +195,3 @@ def _decoded(record: dict[str, Any], text: bytes) -> dict[str, Any]:
         return record
     names = {key: record.pop(key) for key in ("nonfinite", "model") if key in record}
     return {**strict_json.decode(record), **names}
-
-
-def _refusal(line: bytes, path: str | os.PathLike[str], number: int) -> str:
-    what = next((what for start, what in _OTHER_FILES.items() if number == 1 and line.startswith(start)), None)
-    what = what or f"'{shown(line[:40].decode(errors='backslashreplace'))}'"
-    return f"a log must have one JSON object per line, got {what} - at {shown(path)}, line {number}"

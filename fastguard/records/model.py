@@ -55,27 +55,95 @@ Names = Annotated[tuple[str, ...], _names]
 
 
 @dataclass
-class RankNotes:
-    """Facts about ranks and replicas."""
+class ModelNotes:
+    """Facts about model and optimizer (`TrainingHistory.note_model`). Unknown facts are empty or None.
 
-    # Ranks that share the gradients or the stages of the model, or that are watched; None for one
-    num_ranks: Length | None = None
-    bad_ranks: tuple[BadRank, ...] = ()  # the first 16 ranks whose own gradients were not finite; the same on all ranks
-    # Ranks whose own gradients differed in size from the others' (`wrap(..., watch_ranks=True)`)
-    odd_ranks: Annotated[tuple[OddRank, ...], _odd_ranks] = ()
-    # Ranks over which the gradients were averaged before the guard read them; None for none
-    num_averaged: Length | None = None
-    # How often torchrun had restarted the processes before the newest steps; None for never
-    num_restarts: Length | None = None
-    # Use of the machine per step (`fastguard.observers.resources`); empty if not known
-    resources: dict[str, float] = field(default_factory=dict)
-    replica_differences: tuple[ReplicaDifference, ...] = ()  # differences between replicas
+    Attributes:
+        num_changes: how often a fact changed; not saved.
+    """
 
+    num_changes = 0  # not a field: equal notes may differ in it
 
-@dataclass
-class LossNotes:
-    """Facts about the loss and its targets."""
+    # The run.
+    run_id: str = ""  # the id of the run in its logs; a resumed run keeps it. Empty without sinks.
+    has_ended: bool = False  # whether the guard was closed, or its framework finished training
+    # What was tried beside the training (`fastguard.wrap(..., experiments=True)`)
+    experiments: tuple[Experiment, ...] = ()
 
+    # Parameters and modules.
+    names: Names = ()  # every parameter of the model, in the model's order
+    not_in_optimizer: Names = ()  # trainable parameters that are in no guarded optimizer
+    without_gradient: Names = ()  # parameters with `requires_grad=False`
+    zero_lr: Names = ()  # parameters in a group whose learning rate is 0
+    # For each weight matrix or kernel, its standard deviation before the first step, and the one expected from its fan-
+    # in; only pairs of usable numbers
+    initialization: Annotated[dict[str, tuple[float, float]], _spreads] = field(default_factory=dict)
+    dropout: dict[str, float] = field(default_factory=dict)  # the dropout probability of each dropout module, by name
+    # Class names of the modules without children, each with their number
+    module_kinds: dict[str, Count] = field(default_factory=dict)
+    # Class names of the last three modules without children that the first forward pass called, the last one first;
+    # empty if that pass was compiled or scripted
+    last_modules: Names = ()
+    # Modules with parameters of their own that the first pass called with autograd on, in order
+    learning_modules: Names = ()
+    # The last operations that autograd recorded in that pass, the last one first ("Softmax", "Addmm", "Relu"),
+    # functions included
+    last_operations: Names = ()
+    dtypes: Names = ()  # of the parameters, such as "float32", in the order of first use
+    autocast: str = ""  # the dtype of autocast in that pass; empty without autocast
+    # For up to eight BatchNorm modules, running statistics compared with those of the newest sampled training batch:
+    # the distance of the means in its standard deviations (root mean square over channels), and the ratio of variances
+    # (geometric mean). Both are Inf if the running ones are not finite.
+    norm_statistics: Annotated[dict[str, tuple[float, float]], _statistics] = field(default_factory=dict)
+
+    # The optimizer and the training loop.
+    # The largest share so far by which weight decay shrinks a parameter in one step. It includes the learning rate if
+    # the decay is decoupled (AdamW) or plain (SGD); None if not known.
+    decay_per_step: float | None = None
+    backward_per_step: Count | None = None  # backward passes before one step; None if not known
+    has_scheduler: bool | None = None  # whether the optimizer has a learning rate scheduler; None if not known
+    initial_lr: float | None = None  # the learning rate that the scheduler started from, if there is one
+    steps_per_epoch: Length | None = None  # steps in one pass over the data, if known
+    has_scaler: bool | None = None  # whether a GradScaler unscales the gradients; None before the first step
+    clip_limit: float | None = None  # the largest norm after clipping; None without a fixed limit
+    clip_policy: str = ""  # `repr` of the clip policy; empty without one
+    # A dict for each of up to 64 param groups: `kind` (the class), `num_parameters` (elements), and those of `lr`,
+    # `betas`, `eps`, `momentum`, `alpha`, `rho`, `dampening`, `weight_decay`, `nesterov`, `amsgrad` and `maximize` that
+    # the group has; `lr` is from when one of the others was last set
+    optimizer_settings: tuple[dict[str, Annotated[Any, _setting]], ...] = ()
+    # "minimise", "game" or "reward", as passed to `wrap`; empty if not passed
+    objective: Annotated[str, _objective] = ""
+    recoveries: tuple[RecoveryEvent, ...] = ()  # rollbacks and other events of the recovery
+    num_left_out: Count = 0  # steps that recovery left out, whatever their gradients were
+
+    # Which parameters receive gradients, and which change without one.
+    # Of the first `num_watched_backwards` steps (at most 20), how many used gradients that were added to those of the
+    # step before, because nothing had cleared them
+    num_left_gradients: Count | None = None
+    num_watched_backwards: Count | None = None
+    # Before how many of these steps the gradients of the backward passes were cleared
+    num_cleared_gradients: Count | None = None
+    num_seen: Count | None = None  # parameters of the optimizers that ever had a gradient; None if not known
+    never_seen: Names = ()  # trainable parameters that never had a gradient
+    # Trainable parameters that once had a gradient, but not in the newest hundred steps or more
+    unseen_lately: Names = ()
+    # moved_in_step, moved_between: of up to 16 parameters that never had a gradient or that are in no guarded
+    # optimizer, those that changed within a step of a guarded optimizer, or between two steps
+    moved_in_step: Names = ()
+    moved_between: Names = ()
+    # Of the first 20 sampled steps, the number at which a backward pass reached a parameter of `never_seen` whose
+    # gradient was gone at the step; None if not sampled
+    num_reached_unseen: Count | None = None
+    # The attribute of such a parameter in which another library keeps its gradient, such as "main_grad"; empty if there
+    # is none
+    gradients_elsewhere: str = ""
+    # Parameters that changed between two steps while no guarded optimizer stepped; a few elements of up to 16
+    # parameters are compared, at one step in twenty or fewer
+    overwritten: Names = ()
+    num_overwritten: Count | None = None  # at how many of the `num_compared` steps some had changed
+    num_compared: Count | None = None
+
+    # The loss and its targets.
     # Autograd's operations from the first observed loss down, outermost first, at most 16, such as ("NllLossBackward0",
     # "LogSoftmaxBackward0", "AddmmBackward0"); empty if the loss came without its graph
     loss_ops: Names = ()
@@ -112,111 +180,19 @@ class LossNotes:
     # How much more similar the targets of similar inputs are than by chance, in standard deviations
     target_dependence: float | None = None
 
-
-@dataclass
-class CoverageNotes:
-    """Which parameters receive gradients, and which change without one."""
-
-    # Of the first `num_watched_backwards` steps (at most 20), how many used gradients that were added to those of the
-    # step before, because nothing had cleared them
-    num_left_gradients: Count | None = None
-    num_watched_backwards: Count | None = None
-    # Before how many of these steps the gradients of the backward passes were cleared
-    num_cleared_gradients: Count | None = None
-    num_seen: Count | None = None  # parameters of the optimizers that ever had a gradient; None if not known
-    never_seen: Names = ()  # trainable parameters that never had a gradient
-    # Trainable parameters that once had a gradient, but not in the newest hundred steps or more
-    unseen_lately: Names = ()
-    # moved_in_step, moved_between: of up to 16 parameters that never had a gradient or that are in no guarded
-    # optimizer, those that changed within a step of a guarded optimizer, or between two steps
-    moved_in_step: Names = ()
-    moved_between: Names = ()
-    # Of the first 20 sampled steps, the number at which a backward pass reached a parameter of `never_seen` whose
-    # gradient was gone at the step; None if not sampled
-    num_reached_unseen: Count | None = None
-    # The attribute of such a parameter in which another library keeps its gradient, such as "main_grad"; empty if there
-    # is none
-    gradients_elsewhere: str = ""
-    # Parameters that changed between two steps while no guarded optimizer stepped; a few elements of up to 16
-    # parameters are compared, at one step in twenty or fewer
-    overwritten: Names = ()
-    num_overwritten: Count | None = None  # at how many of the `num_compared` steps some had changed
-    num_compared: Count | None = None
-
-
-@dataclass
-class OptimizerNotes:
-    """Facts about the optimizer and the training loop."""
-
-    # The largest share so far by which weight decay shrinks a parameter in one step. It includes the learning rate if
-    # the decay is decoupled (AdamW) or plain (SGD); None if not known.
-    decay_per_step: float | None = None
-    backward_per_step: Count | None = None  # backward passes before one step; None if not known
-    has_scheduler: bool | None = None  # whether the optimizer has a learning rate scheduler; None if not known
-    initial_lr: float | None = None  # the learning rate that the scheduler started from, if there is one
-    steps_per_epoch: Length | None = None  # steps in one pass over the data, if known
-    has_scaler: bool | None = None  # whether a GradScaler unscales the gradients; None before the first step
-    clip_limit: float | None = None  # the largest norm after clipping; None without a fixed limit
-    clip_policy: str = ""  # `repr` of the clip policy; empty without one
-    # A dict for each of up to 64 param groups: `kind` (the class), `num_parameters` (elements), and those of `lr`,
-    # `betas`, `eps`, `momentum`, `alpha`, `rho`, `dampening`, `weight_decay`, `nesterov`, `amsgrad` and `maximize` that
-    # the group has; `lr` is from when one of the others was last set
-    optimizer_settings: tuple[dict[str, Annotated[Any, _setting]], ...] = ()
-    # "minimise", "game" or "reward", as passed to `wrap`; empty if not passed
-    objective: Annotated[str, _objective] = ""
-    recoveries: tuple[RecoveryEvent, ...] = ()  # rollbacks and other events of the recovery
-    num_left_out: Count = 0  # steps that recovery left out, whatever their gradients were
-
-
-@dataclass
-class ParameterNotes:
-    """Facts about parameters and modules."""
-
-    names: Names = ()  # every parameter of the model, in the model's order
-    not_in_optimizer: Names = ()  # trainable parameters that are in no guarded optimizer
-    without_gradient: Names = ()  # parameters with `requires_grad=False`
-    zero_lr: Names = ()  # parameters in a group whose learning rate is 0
-    # For each weight matrix or kernel, its standard deviation before the first step, and the one expected from its fan-
-    # in; only pairs of usable numbers
-    initialization: Annotated[dict[str, tuple[float, float]], _spreads] = field(default_factory=dict)
-    dropout: dict[str, float] = field(default_factory=dict)  # the dropout probability of each dropout module, by name
-    # Class names of the modules without children, each with their number
-    module_kinds: dict[str, Count] = field(default_factory=dict)
-    # Class names of the last three modules without children that the first forward pass called, the last one first;
-    # empty if that pass was compiled or scripted
-    last_modules: Names = ()
-    # Modules with parameters of their own that the first pass called with autograd on, in order
-    learning_modules: Names = ()
-    # The last operations that autograd recorded in that pass, the last one first ("Softmax", "Addmm", "Relu"),
-    # functions included
-    last_operations: Names = ()
-    dtypes: Names = ()  # of the parameters, such as "float32", in the order of first use
-    autocast: str = ""  # the dtype of autocast in that pass; empty without autocast
-    # For up to eight BatchNorm modules, running statistics compared with those of the newest sampled training batch:
-    # the distance of the means in its standard deviations (root mean square over channels), and the ratio of variances
-    # (geometric mean). Both are Inf if the running ones are not finite.
-    norm_statistics: Annotated[dict[str, tuple[float, float]], _statistics] = field(default_factory=dict)
-
-
-@dataclass
-class RunNotes:
-    """Facts about the run."""
-
-    run_id: str = ""  # the id of the run in its logs; a resumed run keeps it. Empty without sinks.
-    has_ended: bool = False  # whether the guard was closed, or its framework finished training
-    # What was tried beside the training (`fastguard.wrap(..., experiments=True)`)
-    experiments: tuple[Experiment, ...] = ()
-
-
-@dataclass
-class ModelNotes(RankNotes, LossNotes, CoverageNotes, OptimizerNotes, ParameterNotes, RunNotes):
-    """Facts about model and optimizer (`TrainingHistory.note_model`). Unknown facts are empty or None.
-
-    Attributes:
-        num_changes: how often a fact changed; not saved.
-    """
-
-    num_changes = 0  # not a field: equal notes may differ in it
+    # Ranks and replicas.
+    # Ranks that share the gradients or the stages of the model, or that are watched; None for one
+    num_ranks: Length | None = None
+    bad_ranks: tuple[BadRank, ...] = ()  # the first 16 ranks whose own gradients were not finite; the same on all ranks
+    # Ranks whose own gradients differed in size from the others' (`wrap(..., watch_ranks=True)`)
+    odd_ranks: Annotated[tuple[OddRank, ...], _odd_ranks] = ()
+    # Ranks over which the gradients were averaged before the guard read them; None for none
+    num_averaged: Length | None = None
+    # How often torchrun had restarted the processes before the newest steps; None for never
+    num_restarts: Length | None = None
+    # Use of the machine per step (`fastguard.observers.resources`); empty if not known
+    resources: dict[str, float] = field(default_factory=dict)
+    replica_differences: tuple[ReplicaDifference, ...] = ()  # differences between replicas
 
     @property
     def judged_weights(self) -> set[str] | None:

@@ -28,11 +28,7 @@ _isfinite = math.isfinite
 
 
 def within(value: float) -> float:
-    """`value` limited to ±1e150, so that squares, sums and differences of such values stay finite.
-
-    >>> within(2.0), within(-1e200)
-    (2.0, -1e+150)
-    """
+    """`value` limited to ±1e150, so that squares, sums and differences of such values stay finite."""
     return value if -HUGE < value < HUGE else math.copysign(HUGE, value)
 
 
@@ -155,8 +151,16 @@ class Trend(Part):
             return
         value = within(value)
         self.count = count = self.count + 1
-        if count <= _WARM_UP:
-            self._warm_up(value, count)
+        if count <= _WARM_UP:  # an outlier among these must not hide later spikes
+            firsts = self.firsts
+            firsts.append(value)
+            if count <= NUM_FIRST:
+                self.first = median(firsts)
+            self.mean += (value - self.mean) / count
+            if count == _WARM_UP:
+                self.mean = min(self.mean, median(firsts[-NUM_FIRST:]))
+                spread = 1.05 * median([abs(b - a) for a, b in itertools.pairwise(firsts)])
+                self._var = spread * spread
         else:
             delta, change = value - self.mean, value - self.last
             std = math.sqrt(self._var)
@@ -174,18 +178,6 @@ class Trend(Part):
         if count >= NUM_FIRST and self.mean < self.best:
             self.best = self.mean
             self.best_step = step
-
-    def _warm_up(self, value: float, count: int) -> None:
-        """The first twenty values; an outlier among them must not hide later spikes."""
-        firsts = self.firsts
-        firsts.append(value)
-        if count <= NUM_FIRST:
-            self.first = median(firsts)
-        self.mean += (value - self.mean) / count
-        if count == _WARM_UP:
-            self.mean = min(self.mean, median(firsts[-NUM_FIRST:]))
-            spread = 1.05 * median([abs(b - a) for a, b in itertools.pairwise(firsts)])
-            self._var = spread * spread
 
     def _spike_length(self, step: int, value: float, delta: float, std: float) -> int:
         """Notes a value far above the mean, and returns for how many steps this has lasted."""
@@ -263,15 +255,12 @@ class Overview(Part):
         for series, value in zip(self._open, (loss, norm, lr)):
             series.add(value)
         if self._num >= self.steps_per_bucket:
-            self._close_bucket()
-
-    def _close_bucket(self) -> None:
-        closed, steps_per_bucket = [*self._closed, self._open_bucket()], self.steps_per_bucket
-        if len(closed) >= NUM_BUCKETS:
-            closed, steps_per_bucket = _halved(closed), 2 * steps_per_bucket
-        fresh = _three()
-        # No calls from here on, so no interrupt comes in between.
-        self._closed, self.steps_per_bucket, self._open, self._num = closed, steps_per_bucket, fresh, 0
+            closed, steps_per_bucket = [*self._closed, self._open_bucket()], self.steps_per_bucket
+            if len(closed) >= NUM_BUCKETS:
+                closed, steps_per_bucket = _halved(closed), 2 * steps_per_bucket
+            fresh = _three()
+            # No calls from here on, so no interrupt comes in between.
+            self._closed, self.steps_per_bucket, self._open, self._num = closed, steps_per_bucket, fresh, 0
 
     def _open_bucket(self) -> Bucket:
         return Bucket(self._first, self._last, self._num, *(series.summary() for series in self._open))

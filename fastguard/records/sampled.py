@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
-from . import strict_json, values
+from . import values
 from .codec import Count, Part, reader_of, row_reader
 from .running import quantiles
 from .samples import BatchSample, ModuleActivity, WeightStats
@@ -32,28 +32,21 @@ class Point(NamedTuple):
     value: Any
 
 
-class Window(Generic[_Item]):
+@dataclass(slots=True, repr=False)
+class Window(Part, Generic[_Item]):
     """The first sample of one name, the newest sixteen, and their number in all."""
 
-    __slots__ = ("count", "first", "recent")
-
-    def __init__(self, count: int, first: Point, recent: Iterable[Point]) -> None:
-        self.count, self.first, self.recent = count, first, deque(recent, maxlen=WINDOW)
+    count: Count
+    first: Annotated[Point, values.row]
+    recent: Annotated[deque[Point], values.row]
 
     @property
     def last(self) -> Point:
         """The newest sample."""
         return self.recent[-1]
 
-    def __copy__(self) -> Window[_Item]:
-        return Window(self.count, self.first, self.recent)
 
-    def state(self) -> list[Any]:
-        """As plain types."""
-        return [self.count, strict_json.encode(self.first), strict_json.encode(self.recent)]
-
-
-class Sampled(Part, Generic[_Item]):
+class Sampled(Part, Mapping[str, Window[_Item]]):
     """Windows by name, in the order of first appearance; at most 4096 names with sixteen samples each."""
 
     num_samples: Count = 0  # sampled steps
@@ -76,7 +69,7 @@ class Sampled(Part, Generic[_Item]):
             if window is None:
                 if len(self._windows) >= MAX_NAMES:
                     continue
-                window = self._windows[item.name] = Window(0, sample, ())
+                window = self._windows[item.name] = Window(0, sample, deque(maxlen=WINDOW))
             window.recent.append(sample)
             window.count += 1
             if self._is_bad(item):
@@ -86,15 +79,11 @@ class Sampled(Part, Generic[_Item]):
         """Names and windows of the items that are still sampled: those of the newest sampled step."""
         return ((name, window) for name, window in self._windows.items() if window.last.step == self.last_step)
 
-    def items(self) -> Iterator[tuple[str, Window[_Item]]]:
-        """Names and windows."""
-        return iter(self._windows.items())
-
     def __getitem__(self, name: str) -> Window[_Item]:
         return self._windows[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._windows
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._windows)
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -103,7 +92,8 @@ class Sampled(Part, Generic[_Item]):
         """Restores what `state` returned; raises MisfitError for anything else."""
         super().load(state)
         point = row_reader((0, 1), (values.whole, self._decode), Point._make)
-        window = row_reader((0, 1, 2), (values.count, point, partial(values.each, point)), lambda row: Window(*row))
+        readers = values.count, point, lambda plain: deque(values.each(point, plain), WINDOW)
+        window = row_reader(range(3), readers, lambda row: Window(*row))
         self._windows = values.at("_windows", partial(values.by_name, window), self._windows)
         for name, found in self._windows.items():
             if not found.recent or any(sample.value.name != name for sample in found.recent):

@@ -102,20 +102,11 @@ class ActivationStats:
         1.5
         """
         r = ActivationRow._make(row)
-        finite = r.num_finite
-        return cls(
-            mean=r.mean if finite else math.nan,
-            std=math.sqrt(r.m2 / finite) if finite else math.nan,
-            min_val=r.min if finite else math.nan,
-            max_val=r.max if finite else math.nan,
-            num_zeros=int(r.num_zeros),
-            num_saturated=int(r.num_saturated),
-            num_nans=int(r.num_nans),
-            num_infs=int(r.num_infs),
-            total_elements=int(r.numel),
-            abs_max=max(r.max, -r.min) if finite else math.nan,
-            num_near_zero=int(r.num_near_zero),
-        )
+        mean = std = low = high = most = math.nan
+        if finite := r.num_finite:
+            mean, std, low, high, most = r.mean, math.sqrt(r.m2 / finite), r.min, r.max, max(r.max, -r.min)
+        zeros, saturated, nans, infs, numel = map(int, (r.num_zeros, r.num_saturated, r.num_nans, r.num_infs, r.numel))
+        return cls(mean, std, low, high, zeros, saturated, nans, infs, numel, most, int(r.num_near_zero))
 
     zero_ratio = _share("num_zeros", "total_elements", "Share of exact zeros; 0.0 without elements.")
     near_zero_ratio = _share("num_near_zero", "total_elements", "Share of near-zero elements; 0.0 without elements.")

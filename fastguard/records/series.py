@@ -41,10 +41,8 @@ _TOGETHER = (
 
 
 def _in_window(field: str, doc: str) -> Any:
-    def values_of(self: Series) -> list[Any]:
-        return [value for value in map(operator.attrgetter(field), self.recent) if value is not None]
-
-    return property(values_of, doc=doc)
+    found = operator.attrgetter(field)
+    return property(lambda self: [value for value in map(found, self.recent) if value is not None], doc=doc)
 
 
 class Series:
@@ -232,7 +230,7 @@ _READERS = readers_of(Series)
 def diagnose_losses(history: Series) -> dict[str, Any]:
     """`{"status", "issues", "recommendations"}` as in `TrainingHistory.diagnose`; each issue begins with its name."""
     losses = history.loss
-    found: list[tuple[str, str, str]] = []
+    found: list[tuple[str, str, str]] = []  # severity, issue, recommendation
     bad = sum(not math.isfinite(loss) for loss in losses[-NUM_NEWEST:])
     if bad:
         issue = f"LOSS_EXPLOSION: {bad} of the last {len(losses[-NUM_NEWEST:])} losses are NaN or Inf"

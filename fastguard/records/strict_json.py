@@ -16,11 +16,7 @@ _FROM_TEXT = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def encode_float(value: float) -> float | str:
-    """`value`, or its name if it is not finite.
-
-    >>> encode_float(0.5), encode_float(float("-inf"))
-    (0.5, '-Infinity')
-    """
+    """`value`, or its name if it is not finite."""
     if math.isfinite(value):
         return value
     if math.isnan(value):

@@ -69,15 +69,14 @@ class GradientStats:
         >>> GradientStats(5.0, 4.0, 3.0, 3.5, 0.5, 0, 0, 0, 2).is_healthy()
         (True, [])
         """
-        issues = []
-        if self.num_nans:
-            issues.append(f"NaN gradients: {self.num_nans} of {self.total_elements} elements")
-        if self.num_infs:
-            issues.append(f"Inf gradients: {self.num_infs} of {self.total_elements} elements")
-        if self.norm > 1000 and not self.num_infs:
-            issues.append(f"Exploding gradients: norm {self.norm:.3g} is above 1000")
-        if self.norm < 1e-8 and self.total_elements:
-            issues.append(f"Vanishing gradients: norm {self.norm:.3g} is below 1e-8")
+        norm, of_all = self.norm, f"of {self.total_elements} elements"
+        checks = (
+            (self.num_nans, f"NaN gradients: {self.num_nans} {of_all}"),
+            (self.num_infs, f"Inf gradients: {self.num_infs} {of_all}"),
+            (norm > 1000 and not self.num_infs, f"Exploding gradients: norm {norm:.3g} is above 1000"),
+            (norm < 1e-8 and self.total_elements, f"Vanishing gradients: norm {norm:.3g} is below 1e-8"),
+        )
+        issues = [issue for is_so, issue in checks if is_so]
         return not issues, issues
 
 

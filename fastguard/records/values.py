@@ -62,10 +62,12 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value
 
 
-def row(value: Any) -> list[Any] | tuple[Any, ...]:
-    """A list or a tuple."""
+def row(value: Any, length: int | None = None) -> list[Any] | tuple[Any, ...]:
+    """A list or a tuple, of that length if one is given."""
     if not isinstance(value, (list, tuple)):
         raise refused("a list", value)
+    if length not in (None, len(value)):
+        raise MisfitError(f"must have {length} entries, got {len(value)}")
     return value
 
 

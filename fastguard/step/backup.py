@@ -88,11 +88,6 @@ class Backup:
             if labels is None or kept.label in labels:
                 kept.copy()
 
-    @property
-    def num_bytes(self) -> int:
-        """Of all tensors, copied or not."""
-        return sum(kept.memory.numel() * kept.memory.element_size() for kept in self.tensors)
-
     def complete(self) -> None:
         """Copies the tensors that have not been copied yet."""
         for kept in self.tensors:
@@ -174,7 +169,7 @@ class ClosureBackup:
         self._backup, self.is_late = None, False
         if self._num_left or self._labels:
             backup = Backup(optimizer, self._labels)
-            if self._num_left and backup.num_bytes <= _MAX_LEARNING_BYTES:
+            if self._num_left and sum(kept.memory.nbytes for kept in backup.tensors) <= _MAX_LEARNING_BYTES:
                 backup.complete()
             self._backup = backup
             self._num_left -= self._num_left > 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from .. import kernels
-from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
+from ..clip import CheckedPolicy, ClipPolicy, Limits
 from ..clip.limits import SHRINKS, Ruling, factors_of, row_norms
 from ..records.columns import COLUMNS, INDEX
 from ..records.slot import CLIP_COEF
@@ -83,15 +84,6 @@ def _with_gradients(
     return [params[i] for i in places], places
 
 
-def limit_on_device(clip: ClipPolicy | None, decision: DeviceDecision) -> None:
-    """Has the limits of a step travel to the device, ahead of measuring."""
-    limits = limits_of(clip)
-    decision.pending.limits, decision.pending.trigger = limits, trigger_of(clip, limits)
-    if limits is not None and limits.trigger < math.inf:
-        decision.trigger, decision.max_norm = limits.trigger, limits.target
-        decision.may_skip = decision.may_skip or decision.max_norm == 0.0
-
-
 def clip_on_device(
     clip: ClipPolicy | None, decision: DeviceDecision, groups: list[list[torch.Tensor]], handed: Handed
 ) -> None:
@@ -102,13 +94,12 @@ def clip_on_device(
     """
     limits = decision.pending.limits
     if isinstance(clip, CheckedPolicy) and clip.scope in SHRINKS:
-        with torch.no_grad():
-            _shrink_on_device(clip, decision, groups, handed)
+        _shrink_on_device(clip, decision, groups, handed)
     elif limits is not None and limits.triggers is not None:
-        with torch.no_grad():
-            _apply_on_device(limits, decision)
+        _apply_on_device(limits, decision)
 
 
+@torch.no_grad()
 def _apply_on_device(limits: Limits, decision: DeviceDecision) -> None:
     """`Limits.apply` on the device."""
     slot, triggers, targets = decision.slot, limits.triggers, limits.targets
@@ -122,7 +113,7 @@ def _apply_on_device(limits: Limits, decision: DeviceDecision) -> None:
     trigger, target = both.to(device, non_blocking=True)
     index = torch.tensor(groups, device="cpu", pin_memory=is_pinned).to(device, non_blocking=True)
     rows = slot.rows[:count, INDEX["finite_norm"]]
-    norm = slot.decided[0]
+    norm = slot.norm
     shares = (rows / torch.where(norm == 0.0, 1.0, norm)).nan_to_num(0.0)
     if limits.groups is None:
         norms = torch.zeros(size, dtype=dtype, device=device).index_copy_(0, index, rows)
@@ -141,6 +132,7 @@ def _apply_on_device(limits: Limits, decision: DeviceDecision) -> None:
     decision.may_skip = decision.may_skip or 0.0 in targets
 
 
+@torch.no_grad()
 def _shrink_on_device(
     clip: CheckedPolicy, decision: DeviceDecision, groups: list[list[torch.Tensor]], handed: Handed
 ) -> None:
@@ -152,7 +144,7 @@ def _shrink_on_device(
     scale = brought(handed.grad_scale, slot.scale)
     scale = torch.ones((), device=slot.words.device) if scale is None else scale
     gradients = [p.grad for p in params]
-    norm = slot.decided[0]
+    norm = slot.norm
     is_off = slot.skip_flag != 0.0
     if clip.scope == "unit":
         is_off = is_off | ~norm.isfinite()
@@ -164,15 +156,12 @@ def _shrink_on_device(
     slot.words[CLIP_COEF].copy_(torch.where(is_unclipped, 1.0, left))
 
 
-def scale_each_on_device(start: int, optimizer: Optimizer, decision: DeviceDecision) -> None:
-    """Enqueues the scaling of each gradient by its own factor; `start` is the index of the first parameter."""
-    assert decision.factors is not None
+def gradients_with_factors(
+    start: int, optimizer: Optimizer, decision: HostDecision | DeviceDecision
+) -> list[tuple[torch.Tensor, Any]]:
+    """The gradients of one optimizer, whose first parameter has the index `start`, each with its factor; None if it
+    came after the decision."""
+    factors: Any = decision.factors
+    known = dict(zip(range(len(factors)) if decision.positions is None else decision.positions, factors))
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    factors = decision.factors.unbind()
-    positions = range(len(factors)) if decision.positions is None else decision.positions
-    known = dict(zip(positions, factors, strict=True))
-    pairs = [(p.grad, known[i]) for i, p in enumerate(params, start) if p.grad is not None and i in known]
-    if pairs:
-        with torch.no_grad():
-            torch._foreach_mul_([gradient.detach() for gradient, _ in pairs], [factor for _, factor in pairs])
-        kernels.tell_autograd([gradient for gradient, _ in pairs])
+    return [(p.grad, known.get(i)) for i, p in enumerate(params, start) if p.grad is not None]

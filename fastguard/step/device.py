@@ -1,4 +1,7 @@
-"""Steps on their way from the device of the gradients to the host, and the decisions on them."""
+"""What measures on a device, the steps that are on their way from there to the host, and the decisions on them.
+
+The engine is Triton's kernels, or plain torch operations. The CPU's own way is `kernels`.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,24 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from .. import kernels
 from .._device import Courier
 from ..clip import Limits
-from ..kernels.slots import Slot
-from .fused import ContiguousGrads
+from ..clip.limits import factors_of
+from ..errors import UnsupportedTensorError
+from ..kernels import triton
+from ..kernels.reference import scale_by_, tensor_columns, wide_dtype
+from ..kernels.slots import Slot, StepOptions
+from ..kernels.tensors import plain
+from ..records.columns import INDEX, POWERS
+from ..records.slot import NARROW, NORM
+from .skip import ContiguousGrads
 
+_GPUS = ("cuda", "xpu", "mps")
 NUM_PENDING = 16
 
 
@@ -70,7 +82,7 @@ class PendingSteps:
     def __init__(self, complete: Callable[[PendingStep], None]) -> None:
         self._complete = complete
         self._free: list[PendingStep] = []
-        self._submitted: deque[PendingStep] = deque()
+        self.submitted: deque[PendingStep] = deque()
         self.current: PendingStep | None = None  # the step just taken, which may still be added to
 
     def rebuild(self, slots: Sequence[Slot], courier: Courier) -> None:
@@ -78,24 +90,16 @@ class PendingSteps:
         self.complete_all()
         self._free = [PendingStep(slot, courier) for slot in slots]
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether every step is complete."""
-        return self.current is None and not self._submitted
-
     def begin_step(self) -> bool:
         """Submits the current step as another begins, and completes those that have arrived; whether all have."""
         pending, self.current = self.current, None
         if pending is not None:
             pending.is_over = True
-            self._submit(pending)
-        while self._submitted and self._submitted[0].courier.has_arrived(self._submitted[0].parcel):
+            pending.courier.send(pending.parcel)
+            self.submitted.append(pending)
+        while self.submitted and self.submitted[0].courier.has_arrived(self.submitted[0].parcel):
             self._pop()
-        return not self._submitted
-
-    def _submit(self, pending: PendingStep) -> None:
-        pending.courier.send(pending.parcel)
-        self._submitted.append(pending)
+        return not self.submitted
 
     def take(self) -> PendingStep:
         """A pending step to fill. Waits for the oldest one if all are in use."""
@@ -111,16 +115,17 @@ class PendingSteps:
         """Completes every step, the current one too. Waits."""
         pending, self.current = self.current, None
         if pending is not None:
-            self._submit(pending)
-        while self._submitted:
+            pending.courier.send(pending.parcel)
+            self.submitted.append(pending)
+        while self.submitted:
             self._wait_for_oldest()
 
     def _wait_for_oldest(self) -> None:
-        self._submitted[0].courier.wait(self._submitted[0].parcel)
+        self.submitted[0].courier.wait(self.submitted[0].parcel)
         self._pop()
 
     def _pop(self) -> None:
-        pending = self._submitted.popleft()
+        pending = self.submitted.popleft()
         self._complete(pending)
         self._free.append(pending)
 
@@ -149,3 +154,86 @@ class DeviceDecision:
         if self._skips is None:
             self._skips = bool(self.slot.skip_flag)
         return self._skips
+
+
+class NoEngineError(Exception):
+    """No engine can read all of the gradients: some are on another device, say."""
+
+
+def engine_for(device: torch.device, backend: str) -> type[Engine] | None:
+    """What measures on `device` without waiting for it; None where the host may as well compute by itself. On the CPU
+    only `backend` "triton" has an engine: interpreted."""
+    if device.type == "cpu":
+        return triton.Workspace if backend == "triton" else None
+    if device.type not in _GPUS or backend == "cpu":
+        return None
+    chosen = kernels.registry.choose(device, backend)
+    return triton.Workspace if chosen.name == "triton" and chosen.accepts(device) else TorchEngine
+
+
+class TorchPlan(NamedTuple):
+    """The tensors themselves: nothing is kept from step to step."""
+
+    tensors: Sequence[torch.Tensor]
+    is_plain: bool = True
+
+
+class TorchEngine:
+    """Measures, decides and scales on one device in plain torch operations: the definition of what `triton.Workspace`
+    does. It stands in where there is no Triton: on Apple's GPUs, on an old one, or with FASTGUARD_BACKEND=reference.
+    Many small launches, temporary memory, but no sync.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.dtype = wide_dtype(device)
+        # A list that became a tensor on the device at each step would be waited for.
+        self._powers = torch.tensor(POWERS, dtype=self.dtype, device="cpu").to(device)
+
+    def plan(self, tensors: Sequence[torch.Tensor], *, writable: bool = False) -> TorchPlan:
+        """`tensors`, which must all be on this device."""
+        for i, tensor in enumerate(tensors):
+            if tensor.device != self.device:
+                raise UnsupportedTensorError(i, f"must be on {self.device}, got {tensor.device}")
+        return TorchPlan(tensors)
+
+    def scale(self, plan: TorchPlan, slot: Slot) -> None:
+        """x *= factor, with one rounding; reads and writes the tensors also where the factor is 1."""
+        scale_by_(plan.tensors, slot.factor)
+
+    @torch.no_grad()
+    def measure(self, plan: TorchPlan, slot: Slot, options: StepOptions) -> None:
+        """Statistics, and a decision, into `slot`. Cost: about a dozen launches and passes a tensor, and a float64 copy
+        of at most 2^20 elements at a time."""
+        norm_sq = torch.zeros((), dtype=self.dtype, device=self.device)
+        scale = inverse = torch.ones_like(norm_sq)
+        if options.scale is not None:  # rounded as `GradScaler.unscale_` rounds it
+            scale = options.scale.to(self.dtype)
+            inverse = scale.reciprocal().float().to(self.dtype)
+        if plan.tensors:
+            rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(plan.tensors)])
+            rows = rows * inverse**self._powers
+            slot.rows[: len(rows)].copy_(rows)
+            sums = rows.sum(0)
+            norm_sq = sums[INDEX["sum_sq"]].masked_fill(sums[INDEX["num_infs"]] > 0, math.inf)
+            norm_sq = norm_sq.masked_fill(sums[INDEX["num_nans"]] > 0, math.nan)
+        slot.step.fill_(options.step)
+        slot.total.copy_(norm_sq)
+        norm = norm_sq.sqrt()
+        finite = norm.isfinite()
+        coefficient = factors_of(norm, options.trigger, options.max_norm).masked_fill(~finite, 1.0)
+        skip = ~finite if options.skip_nonfinite else torch.zeros_like(finite)
+        if options.max_norm == 0.0:
+            skip = skip | (finite & (norm > options.trigger))
+        if options.found_inf is not None:
+            skip = skip | (options.found_inf != 0)  # a NaN flag is a flag
+        coefficient = coefficient.masked_fill(skip, 1.0)
+        factor = coefficient
+        if not options.unscales_itself:
+            factor = torch.where(skip, coefficient, coefficient * inverse)
+        slot.words[NORM:NARROW].copy_(torch.stack([norm, coefficient, factor, scale]))
+        slot.skip_flag.copy_(skip)
+        slot.divisor.copy_(scale / coefficient)
+
+
+Engine: TypeAlias = TorchEngine | triton.Workspace

@@ -11,24 +11,22 @@ from torch.optim import Optimizer
 
 from .. import kernels
 from .._device import Courier, is_capturing
-from ..clip import CheckedPolicy
+from ..clip import CheckedPolicy, limits_of, trigger_of
 from ..clip.limits import row_norms
 from ..errors import UnsupportedTensorError
 from ..kernels.slots import StepOptions, make_slots
 from ..kernels.triton import Plan
 from ..observers.observer import held_weakly
 from ..records.slot import HEADER_WORDS, NORM
-from . import engines
-from .clipping import clip_on_device, limit_on_device, scale_each_on_device
-from .device import NUM_PENDING, DeviceDecision, PendingStep, PendingSteps, brought
-from .engines import Engine, NoEngineError
-from .fused import ContiguousGrads, FusedFlags, Momentum, takes_flags
+from . import device as devices
+from .clipping import clip_on_device, gradients_with_factors
+from .device import NUM_PENDING, DeviceDecision, Engine, NoEngineError, PendingStep, PendingSteps, brought
 from .ledger import Ledger
 from .ring import OVER, TABLE
 from .run import Member, Run
 from .scalars import is_loss, rate_of
 from .scaler import Handed
-from .skip import Skip, Undo, UndoPair
+from .skip import ContiguousGrads, FusedFlags, Momentum, Skip, Undo, UndoPair, takes_flags, with_other_strides
 
 
 def gradients_of(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -53,12 +51,7 @@ class DeviceJudge:
         self._num_rows = -1  # of the slots
         self._key: Any = None  # of the newest gradients: another where these belong to other parameters
         self._momentum = Momentum()
-        self._newest = self._newest_complete = -1
-
-    @property
-    def lag(self) -> int:
-        """Steps taken since the newest complete one."""
-        return self._newest - self._newest_complete
+        self.newest = self.newest_complete = -1
 
     def decide(self, optimizer: Optimizer, handed: Handed, loss: Any) -> DeviceDecision:
         """Enqueues measuring and deciding. Waits for the oldest pending step if all slots are in use."""
@@ -78,12 +71,12 @@ class DeviceJudge:
             run.ring.is_over = True
             self._ledger.open()
         if self.pending.begin_step():
-            self._newest_complete = run.step - 1
+            self.newest_complete = run.step - 1
         if self._ledger.skips.due is not None:
             self._ledger.raise_due()
         engine = self.engine
         if engine is None or device != self._device:
-            kind = engines.engine_for(device, run.backend)
+            kind = devices.engine_for(device, run.backend)
             if kind is None:
                 raise NoEngineError(f"no engine for {device}")
             self.engine = engine = kind(device)
@@ -91,19 +84,26 @@ class DeviceJudge:
         decision = self._enqueue(engine, optimizers, groups, handed)
         pending = decision.pending
         try:
-            limit_on_device(run.clip, decision)
-            self._measure(engine, decision, handed)
+            limits = pending.limits = limits_of(run.clip)
+            pending.trigger = trigger_of(run.clip, limits)
+            if limits is not None and limits.trigger < math.inf:
+                decision.trigger, decision.max_norm = limits.trigger, limits.target
+                decision.may_skip = decision.may_skip or decision.max_norm == 0.0
+            slot, pending.keep = decision.slot, (handed.grad_scale, handed.found_inf)
+            scale, found_inf = brought(handed.grad_scale, slot.scale), brought(handed.found_inf, slot.found_inf)
+            decided = decision.max_norm, run.skip_nonfinite, handed.fused, decision.trigger
+            engine.measure(decision.plan, slot, StepOptions(pending.step, scale, found_inf, *decided))
             clip_on_device(run.clip, decision, groups, handed)
             pending.note("lr", rate_of(optimizers[0]))
             if loss is not None and is_loss(loss):
                 pending.note("loss", loss)
             if run.buffers is not None:
-                run.follow_buffers(pending.step, decision.slot.skip_flag if decision.may_skip else False)
+                run.follow_buffers(pending.step, slot.skip_flag if decision.may_skip else False)
         except BaseException:
             self.pending.give_back(pending)
             raise
         self.pending.current = pending
-        run.step, self._newest = pending.step + 1, pending.step
+        run.step, self.newest = pending.step + 1, pending.step
         return decision
 
     def _enqueue(
@@ -122,7 +122,7 @@ class DeviceJudge:
         fused = list(map(takes_flags, optimizers))
         needs_copies = plan.needs_copies if isinstance(plan, Plan) else None
         if True in fused and needs_copies is None:
-            needs_copies = any(ContiguousGrads.is_needed(o) for o, takes in zip(optimizers, fused) if takes)
+            needs_copies = any(takes and next(with_other_strides(o), None) for o, takes in zip(optimizers, fused))
             if isinstance(plan, Plan):
                 plan.needs_copies = needs_copies  # the same plan comes back with the same gradients
         if True in fused and needs_copies:
@@ -142,21 +142,6 @@ class DeviceJudge:
         own = gradients if len(run.members) == 1 else None
         may_skip = run.skip_nonfinite or handed.found_inf is not None
         return DeviceDecision(pending, pending.slot, positions, plan, own, is_scaled, may_skip, fused, contiguous)
-
-    def _measure(self, engine: Engine, decision: DeviceDecision, handed: Handed) -> None:
-        """Enqueues what fills the slot."""
-        slot = decision.slot
-        options = StepOptions(
-            decision.pending.step,
-            brought(handed.grad_scale, slot.scale),
-            brought(handed.found_inf, slot.found_inf),
-            decision.max_norm,
-            self._run.skip_nonfinite,
-            handed.fused,
-            decision.trigger,
-        )
-        engine.measure(decision.plan, slot, options)
-        decision.pending.keep = (handed.grad_scale, handed.found_inf)
 
     def act(
         self, member: Member, optimizer: Optimizer, handed: Handed, decision: DeviceDecision, follows: bool
@@ -181,24 +166,25 @@ class DeviceJudge:
             if fused and (not self._clips_through_scale or (decision.scale and handed.fused)):
                 attributes["grad_scale"] = slot.divisor
             else:
-                self._scale(optimizer, decision)
+                engine: Any = self.engine
+                plan, gradients = decision.plan, decision.gradients
+                if gradients is None or not plan.is_plain:
+                    gradients = gradients_of(optimizer) if gradients is None else gradients
+                    plan = engine.plan(gradients, writable=True)
+                if gradients:
+                    engine.scale(plan, slot)
+                    kernels.tell_autograd(gradients)
         if decision.factors is not None:
-            scale_each_on_device(self._run.start_of(member), optimizer, decision)
+            found = gradients_with_factors(self._run.start_of(member), optimizer, decision)
+            pairs = [(gradient, factor) for gradient, factor in found if factor is not None]
+            if pairs:
+                with torch.no_grad():
+                    torch._foreach_mul_([gradient.detach() for gradient, _ in pairs], [factor for _, factor in pairs])
+                kernels.tell_autograd([gradient for gradient, _ in pairs])
         if not attributes:
             return repairs
         flags = FusedFlags(optimizer, attributes)
         return flags if repairs is None else UndoPair(repairs, flags)
-
-    def _scale(self, optimizer: Optimizer, decision: DeviceDecision) -> None:
-        """Enqueues the scaling of the gradients of one optimizer by the factor in the slot."""
-        engine: Any = self.engine
-        plan, gradients = decision.plan, decision.gradients
-        if gradients is None or not plan.is_plain:
-            gradients = gradients_of(optimizer) if gradients is None else gradients
-            plan = engine.plan(gradients, writable=True)
-        if gradients:
-            engine.scale(plan, decision.slot)
-            kernels.tell_autograd(gradients)
 
     def _complete(self, pending: PendingStep) -> None:
         """Puts a step that has arrived into the ring."""
@@ -208,10 +194,17 @@ class DeviceJudge:
         else:
             ledger.deliver()
         finite, skipped = ring.arrive_as_left(pending)
-        if pending.limits is not None:
-            self._inform_policy(pending, finite)
+        limits, clip = pending.limits, self._run.clip
+        if limits is not None and isinstance(clip, CheckedPolicy):
+            norm, over = ring.words[HEADER_WORDS * ring.newest + NORM], None
+            if finite and limits.norms is not None and limits.norms is clip.norms:
+                over = limits.apply(norm, row_norms(ring.found[TABLE]), pending.positions).over or None
+                ring.found[OVER] = over
+            clip.observe_step(norm, ring.loss, limits)
+            if finite and ledger.sinks and (over or clip.scope == "group"):
+                ledger.want_record()  # a line of a log does not have the groups
         pending.keep = ()
-        self._newest_complete = pending.step
+        self.newest_complete = pending.step
         ring.is_over = pending.is_over
         if ledger.fetch is not None:
             ledger.fetch()
@@ -221,16 +214,3 @@ class DeviceJudge:
             ledger.enter(is_bad=not finite, from_scaler=pending.from_scaler)
         if pending.is_over and ring.num_open >= ring.limit:
             ledger.open()
-
-    def _inform_policy(self, pending: PendingStep, finite: bool) -> None:
-        """Has the clip policy observe a step, and keeps which groups were above their triggers."""
-        ring, limits, clip = self._run.ring, pending.limits, self._run.clip
-        if not isinstance(clip, CheckedPolicy):
-            return
-        norm, over = ring.words[HEADER_WORDS * ring.newest + NORM], None
-        if finite and limits is not None and limits.norms is not None and limits.norms is clip.norms:
-            over = limits.apply(norm, row_norms(ring.found[TABLE]), pending.positions).over or None
-            ring.found[OVER] = over
-        clip.observe_step(norm, ring.loss, limits)
-        if finite and self._ledger.sinks and (over or clip.scope == "group"):
-            self._ledger.want_record()  # a line of a log does not have the groups

@@ -254,15 +254,12 @@ class Hooks(HooksState):
         """Has the step not be taken; where that can't be, has it do nothing that lasts."""
         interceptor = self._skip_strategy.interceptor(optimizer)
         if interceptor is None:
-            self._do_without(optimizer, repairs)
+            self._undo = change = self._skip_strategy.neutralize(optimizer, repairs)
+            change.apply()
             return None
         self._undo = repairs
         self._scaler.withhold(optimizer)
         return interceptor.intercept(SkippedCall(optimizer), args), kwargs
-
-    def _do_without(self, optimizer: Optimizer, repairs: Undo | None) -> None:
-        self._undo = change = self._skip_strategy.neutralize(optimizer, repairs)
-        change.apply()
 
     def _go_the_long_way(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs) -> _Arguments | None:
         started = _perf_counter()
@@ -272,30 +269,30 @@ class Hooks(HooksState):
         if self._slowed is not None:
             self._speed_up()
         if self._undo is not None:
-            self._give_back_late()  # of a step that raised before its post-hook ran
-        self._depth = 0
+            self._give_back_late()  # what a step has left that raised before its post-hook ran
+        self._depth, self._evaluations = int(not self._member.is_paused), 0
         if self._member.is_paused:
             self._observed.observers.forget()
             return None
-        self._depth = 1
-        self._evaluations = 0
         handed = self._scaler.receive(optimizer, kwargs)
         self._run.has_scaler = self._run.has_scaler or handed is None or handed.from_scaler
         self._silent = handed is None or (bool(kwargs) and is_state_initialisation(optimizer, kwargs))
         if handed is None or self._silent:
             self._observed.observers.forget()
             return None
-        if not self._run.is_alike:
-            self._run.is_alike = self._run.alike is None or self._run.alike.are_compared()
-        if self._run.step >= self._run.wakes_at and self._judge.is_between_steps:
-            self._observed.observers.begin_step(self._run.step)
+        run, is_first = self._run, self._judge.is_between_steps
+        run.is_alike = run.is_alike or run.alike is None or run.alike.are_compared()
+        if run.step >= run.wakes_at and is_first:
+            self._observed.observers.begin_step(run.step)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if self._rescue is not None and self._judge.is_between_steps:
-            self._rescue.begin_step(self._run.step, callable(closure))
+        if self._rescue is not None and is_first:
+            self._rescue.begin_step(run.step, callable(closure))
         if callable(closure):
-            return self._attend(optimizer, handed, args, kwargs)
-        undo = self._judge_gradients(optimizer, handed)
-        given = None
+            judged = self._judging(closure, optimizer, handed)
+            if len(args) > 1:
+                return self._attended(optimizer, (args[0], judged, *args[2:]), kwargs)
+            return self._attended(optimizer, args, {**kwargs, "closure": judged})
+        undo, given = self._judge_gradients(optimizer, handed), None
         if isinstance(undo, Skip):
             self._scaler.is_skipped = handed.from_scaler
             given = self._leave_out(optimizer, args, kwargs, undo.repairs)
@@ -307,19 +304,7 @@ class Hooks(HooksState):
         self._judge.add_overhead(_perf_counter() - started)
         return given
 
-    def _attend(self, optimizer: Optimizer, handed: Handed, args: _Args, kwargs: _Kwargs) -> _Arguments:
-        """Has the closure judged: the gradients of this step do not exist before it has run."""
-        self._is_evaluating, self._loss = False, None
-        if self._closure_backup is not None:
-            self._closure_backup.begin(optimizer)
-        if len(args) > 1:
-            args = (args[0], self._judging(args[1], optimizer, handed), *args[2:])
-        else:
-            kwargs = {**kwargs, "closure": self._judging(kwargs["closure"], optimizer, handed)}
-        return self._attended(optimizer, args, kwargs)
-
     def _attended(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs) -> _Arguments:
-        """Has the step attended to."""
         interceptor = interceptor_of(optimizer)
         if interceptor is not None:
             return interceptor.intercept(_Attended(optimizer, self), args), kwargs
@@ -328,9 +313,8 @@ class Hooks(HooksState):
 
     def _slow_down(self) -> None:
         """Multiplies the learning rate for the step that begins, if that is due."""
-        factor = 1.0 if self._rescue is None else self._rescue.lr_factor
-        if factor != 1.0 and self._slowed is None:
-            self._slowed = Slowed(self._member.optimizer, factor)
+        if self._rescue is not None and self._rescue.lr_factor != 1.0 and self._slowed is None:
+            self._slowed = Slowed(self._member.optimizer, self._rescue.lr_factor)
             self._slowed.apply()
 
     def _speed_up(self) -> None:
@@ -339,6 +323,11 @@ class Hooks(HooksState):
             self._slowed = None
 
     def _judging(self, closure: Callable[[], Any], optimizer: Optimizer, handed: Handed) -> Callable[[], Any]:
+        """The closure, which judges the gradients of this step: they do not exist before it has run."""
+        self._is_evaluating, self._loss = False, None
+        if self._closure_backup is not None:
+            self._closure_backup.begin(optimizer)
+
         @functools.wraps(closure)
         def judged() -> Any:
             self._is_evaluating = True
@@ -351,8 +340,8 @@ class Hooks(HooksState):
                 self._undo = None
             undo = self._judge_gradients(optimizer, handed, loss)
             if isinstance(undo, Skip):
-                self._do_without(optimizer, undo.repairs)
-            elif undo is not None:
+                undo = self._skip_strategy.neutralize(optimizer, undo.repairs)
+            if undo is not None:
                 self._undo = undo
                 undo.apply()
             self._judge.add_overhead(_perf_counter() - started)
@@ -405,7 +394,6 @@ class Hooks(HooksState):
         self._loss = None
 
     def _give_back_late(self) -> None:
-        """What a step that raised has left."""
         if self._undo is not None:
             self._undo.give_back_late()
             self._undo = None

@@ -20,7 +20,6 @@ from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
 from ..clip.limits import SHRINKS, factor_of, row_norms
 from ..observers.activations import ActivationMonitor
 from ..ranks import refuse_sharding_model, refuse_shards
-from ..records import TrainingHistory
 from ..records.columns import ROW_BYTES, norm_of, norm_parts
 from .clipping import shrink_each
 from .guard import Guard
@@ -75,20 +74,17 @@ class InBackward:
         self._lock = threading.RLock()  # devices have threads of their own in a backward pass
         self._task = -1
         self._pass: _Pass | None = None
-        self._last: defaultdict[str | None, float] = defaultdict(float)  # norms of the step before
+        self.newest: defaultdict[str | None, float] = defaultdict(float)  # norms of the step before
 
     def has_come(self, p: torch.Tensor) -> bool:
         """Whether a gradient of `p` has been judged in this step."""
         return self._pass is not None and self._pass.places.get(id(p)) in self._pass.rows
 
-    def step(self, optimizer: Any, by_parameter: bool, p: torch.Tensor) -> None:
+    def step(self, optimizer: Any, arguments: Mapping[str, Any], p: torch.Tensor) -> None:
         """Has a gradient stepped as soon as it is there, and lets go of it, unless another hook has."""
         judged = None if self._pass is None else self._pass.judged.get(id(p))
         if p.grad is not None and (judged is None or judged() is not p.grad):
-            if by_parameter:  # an optimizer of several parameters
-                optimizer.step(param=p)
-            else:
-                optimizer.step()
+            optimizer.step(**arguments)
             p.grad = None
 
     def judge(self, params: Sequence[torch.Tensor]) -> bool:
@@ -98,46 +94,34 @@ class InBackward:
             started = time.perf_counter()
             if any(self.has_come(p) for p in params):
                 self.end()
-            current = self._pass or self._begin()
+            run = self._run
+            if self._pass is None:
+                self._ledger.open()
+                if run.step >= run.wakes_at:
+                    self._observed.observers.begin_step(run.step)
+                self._pass = _Pass(run)
+            current = self._pass
             task = torch._C._current_graph_task_id()
             if task not in (-1, self._task):
                 self._task = task
                 torch.autograd.Variable._execution_engine.queue_callback(self._backward_has_ended)
             places = [current.places[id(p)] for p in params]
-            gradients: list[Any] = [p.grad for p in params]
-            table, _ = kernels.run_stats(gradients, self._run.backend)
+            table, _ = kernels.run_stats([p.grad for p in params], run.backend)
             current.rows.update((place, bytes(table[i * ROW_BYTES :][:ROW_BYTES])) for i, place in enumerate(places))
             current.judged.update((id(p), weakref.ref(p.grad)) for p in params if p.grad is not None)
-            if math.isfinite(_norm(table)):
-                is_skipped = not self._clip(current, params, gradients, places, table)
-            else:
-                is_skipped = self._run.skip_nonfinite
+            is_finite = math.isfinite(_norm(table))
+            is_skipped = not self._clip(current, params, places, table) if is_finite else run.skip_nonfinite
             if is_skipped:
                 current.skipped.update(places)
             current.seconds += time.perf_counter() - started
             return is_skipped
-
-    def _begin(self) -> _Pass:
-        run = self._run
-        self._ledger.open()
-        if run.step >= run.wakes_at:
-            self._observed.observers.begin_step(run.step)
-        self._pass = current = _Pass(run)
-        return current
 
     def _backward_has_ended(self) -> None:
         # Unless it is part of another pass, as where a reentrant checkpoint runs one of its own.
         if not any(frame.f_code is _NESTING for frame in callers()):
             self.end()
 
-    def _clip(
-        self,
-        current: _Pass,
-        params: Sequence[torch.Tensor],
-        gradients: Sequence[Any],
-        places: Sequence[int],
-        table: bytearray,
-    ) -> bool:
+    def _clip(self, current: _Pass, params: Sequence[torch.Tensor], places: Sequence[int], table: bytearray) -> bool:
         """Clips finite gradients as the policy wants; False if it wants their step skipped."""
         run, clip, norms = self._run, self._run.clip, row_norms(table)
         if clip is None:
@@ -153,10 +137,10 @@ class InBackward:
         factors = [self._factor(current, limits, place, norm) for place, norm in zip(places, norms, strict=True)]
         if 0.0 in factors:
             return False
-        for place, gradient, factor in zip(places, gradients, factors, strict=True):
+        for place, p, factor in zip(places, params, factors, strict=True):
             if factor != 1.0:
                 current.factors[place] = factor
-                kernels.run_scale([gradient], factor, run.backend)
+                kernels.run_scale([p.grad], factor, run.backend)
         return True
 
     def _factor(self, current: _Pass, limits: Limits, place: int, norm: float) -> float:
@@ -178,7 +162,7 @@ class InBackward:
         """The norm of gradients of which some are still to come: that of those that have come, or that of the step
         before if it is larger."""
         current.norms[group] = so_far = math.hypot(current.norms[group], norm)
-        return max(self._last[group], so_far)
+        return max(self.newest[group], so_far)
 
     def end(self) -> None:
         """Ends the step and records it. Raises NonFiniteGradientsError after too many steps with skips in a row."""
@@ -196,32 +180,21 @@ class InBackward:
             judged.clip_coef = current.coefficient(places, table, judged.norm)
             judged.skipped, judged.over = bool(current.skipped), tuple(sorted(current.over))
             judged.trigger = trigger_of(run.clip, current.limits)
-            self._observe(current, judged)
+            limits, clip = current.limits, run.clip
+            if math.isfinite(judged.norm):
+                self.newest[None] = judged.norm
+                if limits is not None:
+                    limits.apply(judged.norm, row_norms(table), positions)  # writes the norms of groups
+                    if limits.groups is not None and limits.norms is not None:
+                        pairs = zip(cast(ClipPolicy, clip).names, limits.norms, strict=True)
+                        self.newest.update((name, size) for name, size in pairs if size >= 0.0)
+            if isinstance(clip, CheckedPolicy):
+                clip.observe_step(judged.norm, current.loss)
             self._judge.enter(judged)
             if run.has_more_to_do or run.marks_ends or run.step > run.ends_at:
                 run.has_more_to_do = self._observed.end_step()
             ring.add_overhead(current.seconds + time.perf_counter() - started)
             self._ledger.raise_due()
-
-    def _observe(self, current: _Pass, judged: JudgedStep) -> None:
-        """Keeps the norms of the step for the next one, and has the policy observe it."""
-        limits, clip = current.limits, self._run.clip
-        if math.isfinite(judged.norm):
-            self._last[None] = judged.norm
-            if limits is not None:
-                limits.apply(judged.norm, row_norms(judged.table), judged.positions)  # writes the norms of groups
-                if limits.groups is not None and limits.norms is not None:
-                    for name, size in zip(cast(ClipPolicy, clip).names, limits.norms, strict=True):
-                        if size >= 0.0:
-                            self._last[name] = size
-        if isinstance(clip, CheckedPolicy):
-            clip.observe_step(judged.norm, current.loss)
-
-    def go_on(self, history: TrainingHistory) -> None:
-        """Resumes from the norm of the newest step; those of groups are not known."""
-        finite = (entry.norm for entry in reversed(history.recent) if math.isfinite(entry.norm))
-        self._last.clear()
-        self._last[None] = next(finite, 0.0)
 
 
 class StepHooks:
@@ -232,7 +205,8 @@ class StepHooks:
         self._member, self._together = member, together
         self._undo: Undo | None = None
         self._skip_strategy = SkipStrategy(optimizer, can_skip=True)
-        self._handles = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+        before, after = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
+        self._handles = [before(self._before), after(self._give_back)]
 
     def remove(self) -> None:
         """Leaves the optimizer as it was."""
@@ -240,20 +214,15 @@ class StepHooks:
             handle.remove()
         self._give_back()
 
-    def _before(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._give_back()  # of a step that raised
         if self._member.is_paused:
             return None
         only = kwargs.get("param")  # optimi's gradient release
         every = [p for group in optimizer.param_groups for p in group["params"]] if only is None else [only]
         params = [p for p in every if p.grad is not None]
-        if params:
-            is_left_out = self._together.judge(params)
-        else:
-            is_left_out = any(map(self._together.has_come, every))  # two hooks step it, and one was first
-        if not is_left_out:
+        # Without gradients two hooks step it, perhaps, and one was first.
+        if not (self._together.judge(params) if params else any(map(self._together.has_come, every))):
             return None
         interceptor = self._skip_strategy.interceptor(optimizer)
         if interceptor is not None:
@@ -262,10 +231,7 @@ class StepHooks:
         self._undo.apply()
         return None
 
-    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._give_back()
-
-    def _give_back(self) -> None:
+    def _give_back(self, *of_the_step: Any) -> None:
         if self._undo is not None:
             self._undo.give_back()
             self._undo = None
@@ -281,12 +247,6 @@ class BackwardGuard(Guard):
         self._kept = self._run.optimizers()  # nobody else has that of a parameter that is frozen
         return (StepHooks(member, self._together) for member in self._run.members)
 
-    def step_from(self, pairs: Sequence[tuple[torch.Tensor, Optimizer]], *, by_parameter: bool) -> None:
-        """Has each parameter stepped by its optimizer as its gradient comes; `detach` ends that."""
-        for p, optimizer in pairs:
-            hook = partial(self._together.step, optimizer, by_parameter)
-            self._made.callback(p.register_post_accumulate_grad_hook(hook).remove)
-
     def _settle(self) -> None:
         if torch._C._current_graph_task_id() == -1:  # no backward pass is running
             self._together.end()
@@ -297,9 +257,11 @@ class BackwardGuard(Guard):
         super().observe(loss, val_loss, **metrics)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As `Guard.load_state_dict`."""
+        """As `Guard.load_state_dict`. Goes on from the norm of the newest step; those of groups are not known."""
         super().load_state_dict(state)
-        self._together.go_on(self.history)
+        finite = (entry.norm for entry in reversed(self.history.recent) if math.isfinite(entry.norm))
+        self._together.newest.clear()
+        self._together.newest[None] = next(finite, 0.0)
 
 
 def wrap_backward(
@@ -374,9 +336,11 @@ def wrap_backward(
     refuse_shards(groups)
     kernels.require_devices(backend, groups)
     guard = build(BackwardGuard, given, model, settings, sinks=sinks, is_quiet=is_quiet)
-    if hooks:
-        by_parameter = not isinstance(optimizers, Mapping)
-        guard.step_from([(p, o) for p, o in pairs if p.requires_grad], by_parameter=by_parameter)
+    for p, optimizer in pairs if hooks else ():
+        if p.requires_grad:
+            arguments = {} if isinstance(optimizers, Mapping) else {"param": p}  # of an optimizer of several
+            hook = partial(guard._together.step, optimizer, arguments)
+            guard._made.callback(p.register_post_accumulate_grad_hook(hook).remove)
     show(guard)
     return guard
 

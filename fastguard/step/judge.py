@@ -19,20 +19,18 @@ from .._device import is_capturing
 from ..clip import CheckedPolicy, limits_of, trigger_of
 from ..clip.limits import Ruling
 from ..errors import UnsupportedTensorError
-from ..ranks import Ranks, Shared, locals_of
+from ..ranks import locals_of
 from ..records.columns import norm_of, norm_parts
-from . import engines
-from .clipping import HostDecision, ruling_of, shrink
-from .device import DeviceDecision
+from . import device
+from .clipping import HostDecision, gradients_with_factors, ruling_of, shrink
+from .device import DeviceDecision, NoEngineError
 from .device_judge import DeviceJudge, gradients_of
-from .engines import NoEngineError
-from .fused import FusedFlags, takes_flags
 from .ledger import Ledger
 from .ring import JudgedStep
 from .run import Member, Run
 from .scalars import is_loss, learning_rate, scalar
 from .scaler import Handed
-from .skip import Skip, Undo
+from .skip import FusedFlags, Skip, Undo, takes_flags
 
 _log = logging.getLogger("fastguard")
 
@@ -56,12 +54,13 @@ class Judge:
     @property
     def lag(self) -> int:
         """Steps taken since the newest that has arrived."""
-        return 0 if self._run.waits else self.on_device.lag
+        return 0 if self._run.waits else self.on_device.newest - self.on_device.newest_complete
 
     @property
     def has_step(self) -> bool:
         """Whether a step was taken, by this process."""
-        return self._run.ring.newest >= 0 or not self.on_device.pending.is_idle
+        pending = self.on_device.pending
+        return self._run.ring.newest >= 0 or pending.current is not None or bool(pending.submitted)
 
     @property
     def is_held(self) -> bool:
@@ -117,32 +116,42 @@ class Judge:
             first: whether this is the first evaluation of the step; a closure may ask for more.
             loss: what the closure returned.
         """
-        groups = optimizer.param_groups
+        run, groups = self._run, optimizer.param_groups
         params = groups[0]["params"] if groups else None
         if params and params[0].is_cpu is not self._was_on_cpu:
             self.choose()
-        if not first and not self._run.waits:  # the host decides on a step that evaluates its closure several times
+        if not first and not run.waits:  # the host decides on a step that evaluates its closure several times
             self.arrive_all()
-            self._run.waits = self._run.may_wait = True
-        if self._decision is None and self._run.is_vetoed is not self._is_forced:
-            self._is_forced = self._run.is_vetoed
+            run.waits = run.may_wait = True
+        if self._decision is None and run.is_vetoed is not self._is_forced:
+            self._is_forced = run.is_vetoed
             self.choose(waits=self._is_forced)  # the host decides on a vetoed step
         try:
-            try:
-                decision, follows = self._decision_for(member, optimizer, handed, first, loss)
-            except NoEngineError:  # the host reads tensors wherever they are
-                self.choose(waits=True)
-                decision, follows = self._decision_for(member, optimizer, handed, first, loss)
+            decision, follows = self._decision_for(member, optimizer, handed, first, loss)
         except UnsupportedTensorError as error:
-            raise self._named(error, self._run.members) from None
+            raise self._named(error, run.members) from None
         decision.taken.add(member.index)
-        if len(decision.taken) == len(self._run.members):
+        if len(decision.taken) == len(run.members):
             self._decision = None
         if follows and decision.positions is not None and self._must_not_follow(member, optimizer, decision):
             return Skip()
-        if isinstance(decision, HostDecision):
-            return self._act(member, optimizer, handed, decision)
-        return self.on_device.act(member, optimizer, handed, decision, follows)
+        if not isinstance(decision, HostDecision):
+            return self.on_device.act(member, optimizer, handed, decision, follows)
+        scaling = handed.read()
+        if (decision.skipped and member.can_skip) or scaling.found_inf:
+            return Skip()
+        inverse = 1.0 if scaling.fused else scaling.inverse
+        if decision.factors is not None:
+            by_factor: dict[float, list[torch.Tensor]] = {}
+            for gradient, known in gradients_with_factors(run.start_of(member), optimizer, decision):
+                factor = inverse if known is None else known * inverse
+                if factor != 1.0:
+                    by_factor.setdefault(factor, []).append(gradient)
+            for factor, gradients in by_factor.items():
+                kernels.run_scale(self._local(gradients), factor, run.backend)
+            return None
+        factor = decision.clip_coef * inverse
+        return None if factor == 1.0 else self.scale(optimizer, factor, from_scaler=handed.from_scaler)
 
     def abandon(self, member: Member) -> None:
         """Drops the decision for `member` after `judge` raised. A step number that has a record is used up."""
@@ -161,7 +170,7 @@ class Judge:
         # A step that evaluates its closure several times and cannot be skipped waits for its losses anyway.
         waits = waits or run.ranks is not None or not params or not all(member.can_skip for member in run.members)
         devices = {p.device for p in params}
-        waits = waits or len(devices) > 1 or any(engines.engine_for(device, run.backend) is None for device in devices)
+        waits = waits or len(devices) > 1 or any(device.engine_for(one, run.backend) is None for one in devices)
         if waits is not run.waits:
             self.flush()
             run.waits = waits
@@ -173,10 +182,13 @@ class Judge:
         """The decision on a step, and whether it was made when another optimizer stepped."""
         decision = self._decision
         if decision is None or not first or member.index in decision.taken:
-            if self._run.waits:
-                self._decision = decision = self._decide(member, optimizer, handed, first, loss)
-            else:
-                self._decision = decision = self.on_device.decide(optimizer, handed, loss)
+            decision = None
+            if not self._run.waits:
+                try:
+                    decision = self.on_device.decide(optimizer, handed, loss)
+                except NoEngineError:
+                    self.choose(waits=True)  # the host reads tensors wherever they are
+            self._decision = decision = decision or self._decide(member, optimizer, handed, first, loss)
             return decision, False
         is_scaled = handed.grad_scale is not None
         if decision.scale != (handed.read().grad_scale if isinstance(decision, HostDecision) else is_scaled):
@@ -234,10 +246,17 @@ class Judge:
 
     def _measure(self, groups: list[list[torch.Tensor]], scaling: Handed, first: bool) -> tuple[JudgedStep, Handed]:
         """Measures the gradients, over all ranks if there are several."""
-        run, ranks, total, present = self._run, self._run.ranks, None, None
+        run, ring, ranks, total, present = self._run, self._run.ring, self._run.ranks, None, None
         step = run.step if first else run.step - 1
         if ranks is not None:
-            shared = self._measure_over_ranks(ranks, groups, scaling, step, first)
+            ranks.wants_tables = isinstance(run.clip, CheckedPolicy) and run.clip.norms is not None
+            loss = (math.nan if ring.loss is None else ring.loss) if first and ring.has_loss else None
+            shared = ranks.measure(groups, run.backend, scaling.inverse, step, loss=loss, found_inf=scaling.found_inf)
+            if shared.loss is not None and ring.newest >= 0:
+                ring.note("loss", shared.loss)  # the mean of those that the ranks observed for the step before
+            bad = shared.bad_loss if first else None
+            if bad is not None and ranks.note_bad_loss(step - 1, bad, self._ledger.history):
+                _log.log(self._ledger.level, "step %d: rank %d alone had a loss that is not finite", step - 1, bad)
             scaling = scaling._replace(found_inf=shared.found_inf)
         if first:
             self._ledger.open()  # before there is a new table, so that no more than two are in memory
@@ -253,21 +272,6 @@ class Judge:
         judged = JudgedStep(step, table, positions, names, norm, total=total, present=present)
         judged.loss_scale, judged.from_scaler = scaling.grad_scale, scaling.from_scaler
         return judged, scaling
-
-    def _measure_over_ranks(
-        self, ranks: Ranks, groups: list[list[torch.Tensor]], scaling: Handed, step: int, first: bool
-    ) -> Shared:
-        """Measures over all ranks; the step before takes the mean of the losses that they observed."""
-        run, ring = self._run, self._run.ring
-        ranks.wants_tables = isinstance(run.clip, CheckedPolicy) and run.clip.norms is not None
-        loss = (math.nan if ring.loss is None else ring.loss) if first and ring.has_loss else None
-        shared = ranks.measure(groups, run.backend, scaling.inverse, step, loss=loss, found_inf=scaling.found_inf)
-        if shared.loss is not None and ring.newest >= 0:
-            ring.note("loss", shared.loss)
-        bad = shared.bad_loss if first else None
-        if bad is not None and ranks.note_bad_loss(step - 1, bad, self._ledger.history):
-            _log.log(self._ledger.level, "step %d: rank %d alone had a loss that is not finite", step - 1, bad)
-        return shared
 
     def _must_not_follow(self, member: Member, optimizer: Optimizer, decision: HostDecision | DeviceDecision) -> bool:
         """Whether gradients of `member` that came after the decision are not finite. Warns about any that came late."""
@@ -289,39 +293,13 @@ class Judge:
         if not (run.skip_nonfinite and member.can_skip) or math.isfinite(norm_of(*norm_parts(kernels.fold_rows(rows)))):
             return False
         self.arrive_all()
-        names = run.names_of(member)
-        _log.warning("step %d: late gradients are not finite (first %r); skipped", ring.step, names[late[0]])
+        first = run.names_of(member)[late[0]]
+        _log.warning("step %d: late gradients are not finite (first %r); skipped", ring.step, first)
         ring.mark_skipped(True)
         run.follow_buffers(ring.step, True)
         self._ledger.enter(is_bad=False, from_scaler=False)
         self._ledger.raise_due()
         return True
-
-    def _act(self, member: Member, optimizer: Optimizer, handed: Handed, decision: HostDecision) -> Undo | Skip | None:
-        """Does what a decision means for one optimizer."""
-        scaling = handed.read()
-        if (decision.skipped and member.can_skip) or scaling.found_inf:
-            return Skip()
-        inverse = 1.0 if scaling.fused else scaling.inverse
-        if decision.factors is not None:
-            self._scale_each(member, optimizer, decision, inverse)
-            return None
-        factor = decision.clip_coef * inverse
-        return None if factor == 1.0 else self.scale(optimizer, factor, from_scaler=handed.from_scaler)
-
-    def _scale_each(self, member: Member, optimizer: Optimizer, decision: HostDecision, inverse: float) -> None:
-        """Multiplies each gradient of one optimizer by its factor, unless that is 1."""
-        factors = decision.factors or []
-        places = range(len(factors)) if decision.positions is None else decision.positions
-        known = dict(zip(places, factors))
-        by_factor: dict[float, list[torch.Tensor]] = {}
-        params = (p for group in optimizer.param_groups for p in group["params"])
-        for i, p in enumerate(params, self._run.start_of(member)):
-            factor = known.get(i, 1.0) * inverse
-            if p.grad is not None and factor != 1.0:
-                by_factor.setdefault(factor, []).append(p.grad)
-        for factor, gradients in by_factor.items():
-            kernels.run_scale(self._local(gradients), factor, self._run.backend)
 
     def scale(self, optimizer: Optimizer, factor: float, *, from_scaler: bool = False) -> Undo | None:
         """Multiplies the gradients of one optimizer, or returns how it will do so in its own pass."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from ..clip import CheckedPolicy, ClipPolicy
+from ..clip import CheckedPolicy
 from ..observers.owner import checked
 from ..records import values
 from ..records.codec import read_fields
@@ -42,35 +42,6 @@ class ResumedState:
     clip_loss: float | None = None
 
 
-def _read(guard: Any, state: Any) -> ResumedState:
-    """Checks all parts of `state`, and loads that of the clip policy; raises as `Guard.load_state_dict`."""
-    clip = guard._run.clip
-    missing = _NEEDED - values.mapping(state).keys()
-    if missing or state["version"] != VERSION or isinstance(state["version"], bool):
-        problem = f"one without {sorted(missing)}" if missing else f"one of version {state['version']!r}"
-        if "param_groups" in state:
-            problem = "that of an optimizer. Save guard.state_dict() beside optimizer.state_dict()."
-        raise ValueError(f"`state` must come from Guard.state_dict (version {VERSION}), got {problem}")
-    checkup = state.get("checkup")
-    if checkup is not None:
-        values.entry(state, "checkup", guard._checkup.watch.check_state)
-    restored = values.entry(state, "history", guard.history.restored)
-    given = ResumedState(**read_fields(ResumedState, state, history=restored, checkup=checkup))
-    if clip is not None and given.clip is not None:
-        _load_policy(clip, given.clip)
-    return given
-
-
-def _load_policy(policy: ClipPolicy, state: Any) -> None:
-    """Loads the state of a policy; if that raises, restores the policy and raises ValueError."""
-    before = copy.deepcopy(policy.state_dict())
-    try:
-        policy.load_state_dict(state)
-    except Exception as error:  # a user's policy may raise anything
-        policy.load_state_dict(before)
-        raise ValueError(f"`state` does not suit the clip policy {policy!r}: {error} - at `state['clip']`") from error
-
-
 def dump(guard: Any) -> dict[str, Any]:
     """What `Guard.state_dict` returns."""
     guard._settle()
@@ -93,11 +64,28 @@ def dump(guard: Any) -> dict[str, Any]:
 
 def restore(guard: Any, state: Any) -> None:
     """Has `guard` go on from `state`, or raises and changes nothing."""
-    run, history, observers = guard._run, guard.history, guard._observers
-    given = _read(guard, state)
+    run, history, observers, clip = guard._run, guard.history, guard._observers, guard._run.clip
+    missing = _NEEDED - values.mapping(state).keys()
+    if missing or state["version"] != VERSION or isinstance(state["version"], bool):
+        problem = f"one without {sorted(missing)}" if missing else f"one of version {state['version']!r}"
+        if "param_groups" in state:
+            problem = "that of an optimizer. Save guard.state_dict() beside optimizer.state_dict()."
+        raise ValueError(f"`state` must come from Guard.state_dict (version {VERSION}), got {problem}")
+    checkup = state.get("checkup")
+    if checkup is not None:
+        values.entry(state, "checkup", guard._checkup.watch.check_state)
+    restored = values.entry(state, "history", history.restored)
+    given = ResumedState(**read_fields(ResumedState, state, history=restored, checkup=checkup))
+    if clip is not None and given.clip is not None:
+        before = copy.deepcopy(clip.state_dict())
+        try:
+            clip.load_state_dict(given.clip)
+        except Exception as error:  # a user's policy may raise anything
+            clip.load_state_dict(before)
+            raise ValueError(f"`state` does not suit the clip policy {clip!r}: {error} - at `state['clip']`") from error
     guard.flush()
-    if isinstance(run.clip, CheckedPolicy):
-        run.clip.loss = given.clip_loss
+    if isinstance(clip, CheckedPolicy):
+        clip.loss = given.clip_loss
     guard._observed.forget()
     guard._ledger.go_on(given.history, given.skipped_run, given.skipped_tensors, given.skipped_by_policy)
     history.has_ended = False

@@ -8,6 +8,7 @@ takes both attributes away during the step, since many optimizers raise on them;
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import weakref
@@ -78,7 +79,13 @@ class ScalerContract:
             optimizer.__dict__["grad_scale"] = optimizer.__dict__["found_inf"] = None
         if self.is_skipped:
             self.is_skipped = False
-            _tell_accelerate(optimizer)
+            # accelerate knows a skipped step by `step` not being called, which the scaler leaves to us, and has its
+            # schedulers wait for one. It replaces `step` by a function that sees that, whose closure holds accelerate's
+            # optimizer.
+            for cell in getattr(optimizer.__dict__.get("step"), "__closure__", None) or ():
+                with contextlib.suppress(ValueError):  # nothing is in it yet
+                    if "_accelerate_step_called" in getattr(cell.cell_contents, "__dict__", {}):
+                        cell.cell_contents._accelerate_step_called = False
 
     def withhold(self, optimizer: Optimizer) -> None:
         """What was handed over to an optimizer that unscales by itself is for a step that is not called."""
@@ -102,7 +109,11 @@ class ScalerContract:
         grad_scale, found_inf = given.get("grad_scale"), given.get("found_inf")
         is_leaked = grad_scale is None and found_inf is None and bool(self._proxies)
         if is_leaked:
-            grad_scale, found_inf = self._from_proxies()
+            # What it set on a wrapper of the optimizer, which shows the optimizer's flag as its own. The guard then
+            # unscales, and the scaler finds its attributes where it left them.
+            for held in (getattr(proxy(), "__dict__", {}) for proxy in reversed(self._proxies)):
+                if held.get("grad_scale") is not None or held.get("found_inf") is not None:
+                    grad_scale, found_inf = held.get("grad_scale"), held.get("found_inf")
         if grad_scale is None and found_inf is None:
             return _NOTHING if kwargs.get("grad_scaler") is None else None
         # An optimizer from elsewhere that has the flag, and no such option, always reads the attributes.
@@ -112,24 +123,3 @@ class ScalerContract:
             given.pop("found_inf", None)
             self.holds = True
         return Handed(grad_scale, found_inf, fused, True)
-
-    def _from_proxies(self) -> tuple[Any, Any]:
-        """What a scaler set on a wrapper of the optimizer, which shows the optimizer's flag as its own. The guard then
-        unscales, and the scaler finds its attributes where it left them."""
-        for proxy in self._proxies:
-            held = getattr(proxy(), "__dict__", {})
-            if held.get("grad_scale") is not None or held.get("found_inf") is not None:
-                return held.get("grad_scale"), held.get("found_inf")
-        return None, None
-
-
-def _tell_accelerate(optimizer: Optimizer) -> None:
-    """accelerate knows a skipped step by `step` not being called, which the scaler leaves to us, and has its schedulers
-    wait for one. It puts a function in the place of `step` to see that, in whose closure it stands itself."""
-    for cell in getattr(optimizer.__dict__.get("step"), "__closure__", None) or ():
-        try:
-            owner = cell.cell_contents
-        except ValueError:  # nothing is in it yet
-            continue
-        if "_accelerate_step_called" in getattr(owner, "__dict__", {}):
-            owner._accelerate_step_called = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from .. import kernels
 from .._text import listed
 from ..clip import ClipPolicy
 from ..errors import AlreadyGuardedError, explained
-from ..names import check_models, parameters_of
+from ..names import check_models
 from ..observers.activations import ActivationMonitor, monitor_for
 from ..observers.observer import unwrapped
 from ..ranks import Parity, alike_settings, compares_ranks, has_other_ranks, local_gradients, num_averaged, ranks_over
@@ -29,7 +28,6 @@ from .wrappers import innermost, inwards
 AnyOptimizer = TypeVar("AnyOptimizer")
 _Guard = TypeVar("_Guard", bound=Guard)
 _log = logging.getLogger("fastguard")
-_guards: weakref.WeakSet[Guard] = weakref.WeakSet()  # those that live
 
 
 class _GuardAttribute:
@@ -52,18 +50,6 @@ def sinks_of_rank(sinks: Any, ranks: str) -> tuple[list[Any], bool]:
     if sinks:
         _log.info("rank %d writes to no sink: rank 0 does, and ranks='all' has each write to its own", dist.get_rank())
     return [], True
-
-
-def _check_disjoint(optimizers: Sequence[Optimizer]) -> None:
-    """Raises ValueError if optimizers share a parameter."""
-    if len(optimizers) < 2:
-        return  # saves 0.1 KB a parameter
-    held = [{id(p) for group in o.param_groups for p in group["params"]} for o in optimizers]
-    if len(set().union(*held)) < sum(map(len, held)):
-        raise ValueError(
-            "`optimizer` must be a list of optimizers that share no parameters, whose gradients would count twice in "
-            "the norm and be clipped twice. Wrap each by itself."
-        )
 
 
 def has_equal_guard(
@@ -120,24 +106,8 @@ def build(
     return guard
 
 
-def _warn_of_shared(guard: Guard) -> None:
-    """Logs a warning if another guard watches some of the same parameters."""
-    for other in list(_guards):
-        theirs = set(map(id, other._run.params()))
-        shared = sum(id(p) in theirs for p in parameters_of(guard.optimizers))
-        if shared and any(GUARD in o.__dict__ for o in other._run.living_optimizers()):
-            _log.log(
-                guard._ledger.level,
-                "%d parameters of this %s are guarded with another optimizer (%s) as well: each guard clips and counts "
-                "their gradients. If the other optimizer is out of use, delete it or call its guard.detach().",
-                *(shared, type(guard.optimizers[0]).__name__, type(other._run.living_optimizers()[0]).__name__),
-            )
-    _guards.add(guard)
-
-
 def show(guard: Guard, proxies: Iterable[Any] = ()) -> None:
     """Makes the guard the `guard` attribute of its optimizers and of their wrappers."""
-    _warn_of_shared(guard)
     if "guard" not in Optimizer.__dict__:
         shown = _GuardAttribute() if guard_attribute is None else guard_attribute(Guard.of)
         Optimizer.guard = shown  # type: ignore[attr-defined]
@@ -264,7 +234,12 @@ def wrap(
     if has_equal_guard(given, inner, model, settings, sinks):
         return optimizer
     groups = [group["params"] for o in inner for group in o.param_groups]
-    _check_disjoint(inner)
+    held = [{id(p) for group in o.param_groups for p in group["params"]} for o in inner if len(inner) > 1]
+    if len(set().union(*held)) < sum(map(len, held)):
+        raise ValueError(
+            "`optimizer` must be a list of optimizers that share no parameters, whose gradients would count twice in "
+            "the norm and be clipped twice. Wrap each by itself."
+        )
     over = ranks_over(groups, model, settings)
     kernels.require_devices(backend, groups)
     compares = compares_ranks("parity", parity)

@@ -311,16 +311,6 @@ def test_a_bad_gradient_in_one_skips_all(bad_index):
     assert guard.last.lr == 0.02  # of the first group of the first optimizer
 
 
-def test_optimizers_wrapped_apart_that_share_parameters_are_told(caplog):
-    model = make_model()
-    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
-    fastguard.wrap(first, model).guard.detach()
-    fastguard.wrap(second, model)
-    assert not caplog.records
-    fastguard.wrap(first, model)
-    assert "4 parameters of this SGD are guarded with another optimizer (SGD) as well" in caplog.text
-
-
 def test_differently_scaled_gradients_are_refused():
     model = make_model()
     guarded = fastguard.wrap(_matrices_and_rest(model), model)

@@ -238,19 +238,6 @@ def test_samples_of_a_step_that_was_dropped_go_to_the_next_record():
     assert not ring.samples
 
 
-def test_a_policy_that_derives_from_nothing_survives_a_checkpoint():
-    class Bare:
-        def limits(self):
-            return 0.0, 0.25
-
-    bare = Bare()
-    model = make_model()
-    optimizer = _guarded(model, clip=bare)
-    take_step(model, optimizer, 0)
-    assert optimizer.guard.clip is bare and optimizer.guard.last.clipped_norm == pytest.approx(0.25)
-    optimizer.guard.load_state_dict(optimizer.guard.state_dict())
-
-
 def _logged(model, sinks, **settings):
     return fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, sinks=sinks, **settings)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fastguard
 from fastguard import ActivationStats, UnsupportedTensorError, _env, activation_stats, channel_stats
-from fastguard.kernels.activations import run_activation
+from fastguard.kernels import run_activation
 from fastguard.records.samples import EMPTY_ACTIVATION_ROW, merge_activation_rows
 
 import tolerances

@@ -181,22 +181,23 @@ def test_what_has_no_channels_or_is_not_real_is_refused():
         CPU.activation(torch.zeros(4, dtype=torch.complex64), None, LIMITS)
 
 
-def test_collect_gradients():
+@pytest.mark.parametrize("names", [kernels.CPU_NAMES, frozenset()], ids=["extension", "python"])
+def test_collect_gradients(names, monkeypatch):
+    monkeypatch.setattr(kernels, "CPU_NAMES", names)
     params = [torch.nn.Parameter(torch.zeros(2)) for _ in range(5)]
     for i in (0, 2, 4):
         params[i].grad = torch.full((2,), float(i))
-    for module in (cpu, kernels.reference):
-        gradients, positions, fingerprint = module.collect_gradients([params[:3], params[3:]])
-        assert [float(g[0]) for g in gradients] == [0.0, 2.0, 4.0]
-        assert positions == [0, 2, 4]
-        assert module.collect_gradients([params[:3], params[3:]])[2] == fingerprint
-        assert module.collect_gradients([params[:2], params[2:]])[2] != fingerprint
-        assert module.collect_gradients([params[::-1]])[2] != fingerprint
-        gradients, positions, _ = module.collect_gradients([[params[0], params[2]]])
-        assert positions is None
-        assert len(gradients) == 2
+    gradients, positions, fingerprint = kernels.collect_gradients([params[:3], params[3:]])
+    assert [float(g[0]) for g in gradients] == [0.0, 2.0, 4.0]
+    assert positions == [0, 2, 4]
+    assert kernels.collect_gradients([params[:3], params[3:]])[2] == fingerprint
+    assert kernels.collect_gradients([params[:2], params[2:]])[2] != fingerprint
+    assert kernels.collect_gradients([params[::-1]])[2] != fingerprint
+    gradients, positions, _ = kernels.collect_gradients([[params[0], params[2]]])
+    assert positions is None
+    assert len(gradients) == 2
     with pytest.raises(AttributeError):
-        cpu.collect_gradients([[object()]])
+        kernels.collect_gradients([[object()]])
 
 
 def mixed_parameters():

@@ -11,8 +11,8 @@ from fastguard.kernels.slots import Slot, StepOptions, copy_slot, make_slots
 from fastguard.kernels.triton import Workspace
 from fastguard.records import TensorStats
 from fastguard.records.slot import CLIP_COEF, FACTOR, HEADER_BYTES, LOSS_SCALE, NORM, NORM_SQ, NOTES, STEP
-from fastguard.step import engines
-from fastguard.step.engines import TorchEngine
+from fastguard.step import device as engines
+from fastguard.step.device import TorchEngine
 
 import tolerances
 from truth import assert_row, expected

@@ -9,11 +9,11 @@ import torch
 from activation_truth import assert_stats, expected, expected_table
 
 from fastguard import ActivationStats
-from fastguard.kernels import reference, registry
-from fastguard.kernels.registry import BACKENDS, choose_or_fall_back
+from fastguard.kernels import registry, triton
+from fastguard.kernels.registry import BACKENDS, choose
 from fastguard.kernels.slots import DEFAULT_OPTIONS
-from fastguard.kernels.triton import Workspace, activations, trial
-from fastguard.kernels.triton.activations import ActivationWorkspace
+from fastguard.kernels.triton import TritonBackend, Workspace, launch
+from fastguard.kernels.triton.launch import ActivationWorkspace
 from fastguard.records.columns import INDEX
 from fastguard.records.samples import EMPTY_ACTIVATION_ROW
 
@@ -21,6 +21,7 @@ import tolerances
 from cases import DTYPES
 
 LIMITS = (-0.99, 0.99, 1e-6)
+REFERENCE = BACKENDS["reference"]
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -32,7 +33,7 @@ def test_a_program_s_counts_have_room():
         for shape in ((100, 7, 33), (3, 1000, 65), (9, 5, 400), (1, 2, 10**6), (7, 12345), (10**6, 3)):
             strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
             for dim in (None, 0, 1):
-                made = activations.divide(shape, tuple(strides), dtype, dim, cpu)
+                made = launch.divide(shape, tuple(strides), dtype, dim, cpu)
                 _, width, rows, columns = made.sizes
                 constants = made.launcher.constants
                 columns = min(width, columns)
@@ -45,16 +46,16 @@ def test_figures_land_in_their_place_and_nowhere_else(device):
     rows = torch.full((3, 10), math.nan, dtype=torch.float64)
     table = torch.full((7, 4), math.nan, dtype=torch.float64)
     tensor = torch.randn(40, 5)
-    activations.activation_into(tensor, None, LIMITS, rows[1], None)
+    TritonBackend().activation_into(tensor, None, LIMITS, rows[1], None)
     assert_stats(ActivationStats.from_row(rows[1].tolist()), expected(tensor))
     assert rows[0].isnan().all() and rows[2].isnan().all()
-    activations.activation_into(tensor, 1, LIMITS, rows[0], table[1:6])
+    TritonBackend().activation_into(tensor, 1, LIMITS, rows[0], table[1:6])
     assert rows[0].tolist() == pytest.approx(rows[1].tolist(), rel=1e-6)
     np.testing.assert_allclose(table[1:6].cpu().numpy(), expected_table(tensor, 1), rtol=1e-6)
     assert table[0].isnan().all() and table[6].isnan().all()
-    activations.activation_into(torch.zeros(0), None, LIMITS, rows[2], None)
+    TritonBackend().activation_into(torch.zeros(0), None, LIMITS, rows[2], None)
     assert tuple(rows[2].tolist()) == EMPTY_ACTIVATION_ROW
-    activations.activation_into(torch.zeros(0, 5), 1, LIMITS, rows[2], table[2:])
+    TritonBackend().activation_into(torch.zeros(0, 5), 1, LIMITS, rows[2], table[2:])
     assert tuple(rows[2].tolist()) == EMPTY_ACTIVATION_ROW and not table[2:].any()
 
 
@@ -81,11 +82,11 @@ def test_in_a_steady_state_nothing_is_allocated_and_nothing_waits(device, monkey
 def test_the_same_bits_each_time_and_for_the_same_memory():
     tensor = torch.randn(6, 5, 9, 8)
     tensor[1, 2, 3, 4] = math.nan
-    found = activations.activation(tensor, 1, LIMITS)
-    assert activations.activation(tensor, 1, LIMITS) == found
-    assert activations.activation(tensor.permute(3, 1, 0, 2), 1, LIMITS) == found
-    turned = activations.activation(tensor.permute(3, 1, 0, 2), None, LIMITS)
-    assert turned == activations.activation(tensor, None, LIMITS)
+    found = TritonBackend().activation(tensor, 1, LIMITS)
+    assert TritonBackend().activation(tensor, 1, LIMITS) == found
+    assert TritonBackend().activation(tensor.permute(3, 1, 0, 2), 1, LIMITS) == found
+    turned = TritonBackend().activation(tensor.permute(3, 1, 0, 2), None, LIMITS)
+    assert turned == TritonBackend().activation(tensor, None, LIMITS)
 
 
 @pytest.mark.parametrize("backend", ["triton", "reference", "cpu"])
@@ -94,7 +95,7 @@ def test_figures_stay_on_the_device_whatever_the_backend(backend, device):
         pytest.skip("the C++ kernels read CPU tensors only")
     x = torch.randn(12, 5, 4)
     row, table = torch.full((10,), math.nan, dtype=torch.float64), torch.full((5, 4), math.nan, dtype=torch.float64)
-    chosen = choose_or_fall_back(x.device, backend, "activation_into")
+    chosen = choose(x.device, backend, "activation_into")
     chosen.activation_into(x, None, LIMITS, row, None)
     assert_stats(ActivationStats.from_row(row.tolist()), expected(x))
     row.fill_(math.nan)
@@ -108,14 +109,14 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture(autouse=True)
 def anew(workspace):
-    trial._verdicts.clear()
+    triton._verdicts.clear()
     yield
-    trial._verdicts.clear()
+    triton._verdicts.clear()
 
 
 @pytest.mark.parametrize("operation", ["tensor_stats", pytest.param("activation", marks=pytest.mark.slow)])
 def test_right_kernels_pass(operation):
-    assert trial.problem_on(DEVICE, operation) is None
+    assert TritonBackend().problem_on(DEVICE, operation) is None
 
 
 def _wrong(column):
@@ -149,7 +150,7 @@ FAULTS = [
 @pytest.mark.parametrize(("method", "fault", "message"), FAULTS, ids=[message for *_, message in FAULTS])
 def test_what_is_wrong_is_caught_and_said(method, fault, message, monkeypatch):
     monkeypatch.setattr(Workspace, method, fault)
-    assert re.match(rf"a trial on {DEVICE} (gave )?{message}", str(trial.problem_on(DEVICE)))
+    assert re.match(rf"a trial on {DEVICE} (gave )?{message}", str(TritonBackend().problem_on(DEVICE, "tensor_stats")))
 
 
 @pytest.mark.long_interpreted
@@ -159,8 +160,8 @@ def test_a_full_device_is_tried_again(monkeypatch):
 
     with monkeypatch.context() as full:
         full.setattr(Workspace, "measure", fail)
-        assert "OutOfMemoryError" in str(trial.problem_on(DEVICE))
-    assert trial.problem_on(DEVICE) is None
+        assert "OutOfMemoryError" in str(TritonBackend().problem_on(DEVICE, "tensor_stats"))
+    assert TritonBackend().problem_on(DEVICE, "tensor_stats") is None
 
 
 @pytest.mark.slow
@@ -169,13 +170,13 @@ def test_a_full_device_is_tried_again(monkeypatch):
     [
         (lambda x, dim, limits: ((0.0,) * 10, None), "float32 .*: numel is 0.0 where torch says 9001.0"),
         (
-            lambda x, dim, limits: reference.activation(x, dim, limits) if dim is None else ((0.0,) * 10, bytes(4480)),
+            lambda x, dim, limits: REFERENCE.activation(x, dim, limits) if dim is None else ((0.0,) * 10, bytes(4480)),
             "num_near_zero of channel 0 is 0.0 where torch says",
         ),
     ],
 )
 def test_wrong_activations_leave_statistics_to_triton(monkeypatch, caplog, result, message):
-    monkeypatch.setattr(activations, "activation", result)
+    monkeypatch.setattr(TritonBackend, "activation", lambda self, *arguments: result(*arguments))
     monkeypatch.setattr(BACKENDS["cpu"], "accepts", lambda device: False)
     registry.say_once.cache_clear()
     with caplog.at_level("WARNING", "fastguard"):

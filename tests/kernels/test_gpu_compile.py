@@ -63,7 +63,7 @@ def test_what_folds_and_decides_spills_nothing_and_rounds_as_the_cpu(architectur
     from fastguard.kernels.triton import launch
 
     made = build("finalise", None, architecture)
-    fold = compiled(launch.fold_launcher(100, torch.device("cpu")), architecture)
+    fold = compiled(launch.fold_launcher(32, torch.device("cpu")), architecture)
     for each, name in ((made, "finalise"), (fold, "fold")):
         each.say(f"{name} sm_{architecture}")
         assert each.stack_bytes == each.local_bytes == 0

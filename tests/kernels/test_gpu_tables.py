@@ -7,10 +7,11 @@ import torch
 
 from fastguard import UnsupportedTensorError
 from fastguard._device import Device
+from fastguard.kernels.slots import make_slots
 from fastguard.kernels.triton import Workspace, launch
 from fastguard.kernels.triton import tables as locating
 from fastguard.kernels.triton.launch import Launcher
-from fastguard.kernels.triton.tables import Staging, Tables, locate
+from fastguard.kernels.triton.tables import Tables, locate
 
 from cases import image
 
@@ -52,7 +53,7 @@ def find(tables, tensors):
 
 
 def addresses(plan):
-    return plan._table.tolist()
+    return plan.table.tolist()
 
 
 def test_a_hit_uploads_nothing_and_other_addresses_keep_the_layout():
@@ -82,7 +83,7 @@ def test_the_oldest_plan_makes_room():
 
 def test_a_staging_piece_is_not_written_before_its_copy_is_done():
     device = FakeDevice()
-    staging = Staging(device)
+    staging = Tables(device)
     data = [i.to_bytes(8, "little") * 4 for i in range(6)]
     staging.upload(data[0])
     staging.upload(data[1])
@@ -122,8 +123,9 @@ def test_copies_go_back(workspace):
     tensors = [torch.ones(3), base[:, ::2]]  # a plan does not keep what it addresses
     plan = workspace.plan(tensors, writable=True)
     assert not plan.is_plain
-    factor = torch.full((), 2.0, dtype=torch.float64)
-    workspace.scale_by(plan, factor.data_ptr())
+    slot = make_slots(workspace.device, 0)[0]
+    slot.factor.fill_(2.0)
+    workspace.scale(plan, slot)
     assert base[1].tolist() == [20, 11, 24, 13, 28, 15, 32, 17, 36, 19]
     assert tensors[0].tolist() == [2, 2, 2]
     with pytest.raises(UnsupportedTensorError, match=r"tensors\[1\].*one memory location"):
@@ -209,10 +211,8 @@ def driver(compiles):
     NotedLaunch.notes = []
     real = drivers.__dict__.get("_active"), drivers.__dict__.get("_default")
     drivers.set_active(fake)
-    from fastguard.kernels.triton import activations
 
-    caching = [*vars(launch).values(), *vars(activations).values()]
-    makers = [maker for maker in caching if hasattr(maker, "cache_clear")]
+    makers = [maker for maker in vars(launch).values() if hasattr(maker, "cache_clear")]
     for maker in makers:
         maker.cache_clear()
     yield fake
@@ -244,8 +244,6 @@ def test_a_kernel_is_compiled_once_for_all_values_and_then_called_directly(drive
 
 
 def test_one_launch_a_dtype_and_one_more(driver):
-    from fastguard.kernels.slots import make_slots
-    from fastguard.kernels.triton import Workspace
 
     workspace = Workspace(CPU)
     tensors = [torch.zeros(n, dtype=d) for n in (10, 40_000) for d in (torch.float32, torch.bfloat16)] * 50

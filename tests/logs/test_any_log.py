@@ -39,9 +39,7 @@ class TestOtherFiles:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (gzip.compress(b"{}", mtime=0), "got a gzip file. Decompress it first"),
-            (b"\x28\xb5\x2f\xfd\x04\x00", "got a zstd file"),
-            ("{}".encode("utf-16"), "got text in UTF-16. Save it as UTF-8"),
+            (gzip.compress(b"{}", mtime=0), r"got '\x1f\x8b"),
             (b"[1, 2]\n", "got '[1, 2]'"),
             (b"null\n", "got 'null'"),
             (b"\x7fELF\x02\x01\x01\0", r"got '\x7fELF"),
@@ -166,11 +164,8 @@ class TestReadAsFarAsItCanBe:
         ]
         code, out, err = told(healthy_log() + "\n".join(newer))
         assert code == 0 and out.startswith("HEALTHY after 203 steps")
-        assert err == (
-            "fastguard diagnose: written by a newer version? 7 unknown keys ignored: of_later, "
-            f"tensors/columns from the {len(COLUMNS) + 1}th on, activations/skew, weights/rank, "
-            "batches/output_rank, event, model/sharded\n"
-        )
+        said = "written by a newer version? 3 unknown keys ignored: of_later, event, model/sharded"
+        assert err == f"fastguard diagnose: {said}\n"
 
     def test_unknown_keys_without_end(self, told):
         lines = "".join(line(step=i, **{f"\x1b{i}": 1, "n" * 5000: 2}) + "\n" for i in range(300))

@@ -14,8 +14,8 @@ from guard_helpers import assert_close, assert_identical, loss_at, make_model, p
 import fastguard
 from fastguard import clip as policies
 from fastguard.clip import ClipPolicy, GlobalNorm, as_policy
-from fastguard.step import engines
-from fastguard.step.engines import TorchEngine
+from fastguard.step import device as engines
+from fastguard.step.device import TorchEngine
 
 # How to make it, so that it acts now and then within a few steps.
 POLICIES = {

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fastguard.step import engines
-from fastguard.step.engines import TorchEngine
+from fastguard.step import device as engines
+from fastguard.step.device import TorchEngine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "guard"))
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import fastguard
 from fastguard.observers import buffers
-from fastguard.step import engines
-from fastguard.step.engines import TorchEngine
+from fastguard.step import device as engines
+from fastguard.step.device import TorchEngine
 
 NAN_AT = (0, 3, 4, 8)
 

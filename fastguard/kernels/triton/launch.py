@@ -1,4 +1,4 @@
-"""Kernels, compiled once a device and launched with as little Python as can be, and the steps that they make.
+"""Kernels, compiled once a device and launched with as little Python as can be: steps, and looks at activations.
 
 `kernel[grid](...)` binds and inspects every argument at every call, and then calls the compiled kernel. Here all
 arguments are integers and need no inspection, so the compiled kernel is called directly.
@@ -9,16 +9,21 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import math
 import struct
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._device import Device
+from ...errors import UnsupportedTensorError
 from ...records import COLUMNS
+from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
+from ..reference import Limits
 from ..slots import DEFAULT_OPTIONS, Slot, StepOptions
-from .tables import CHUNK, Plan, Tables, locate
+from .tables import CHUNK, Plan, Tables, is_dense, locate
 
 _log = logging.getLogger("fastguard")
 
@@ -30,6 +35,12 @@ ROW_BLOCK = 256
 CHUNK_BYTES = 1 << 15  # of an activation that a program reads; more would leave too few programs to hide its waits
 FOLD_TILE = 1024
 _PROGRAMS_PER_PROCESSOR = 8  # of the scaling grid: as many as fit at 64 registers
+_NUM_PARTIALS = 10  # of a program, for the row; see lang/activations.py
+_ROW = len(ACTIVATION_COLUMNS)
+_CHANNEL = len(CHANNEL_COLUMNS)
+_WIDEST = 4096  # columns; a few channels are repeated to fill whole blocks, up to this width
+_FEWEST_ROWS = 32  # that they must leave
+lock = threading.Lock()  # held around the use of a workspace that is shared
 
 
 class Launcher:
@@ -57,7 +68,17 @@ class Launcher:
 
     def _first(self, grid: int, arguments: tuple[int, ...]) -> None:
         try:
-            direct = self._direct(arguments)
+            compiled = self.function.warmup(*arguments, grid=(1,), **self.constants, **self.options)
+            run, handle, packed = compiled.run, compiled.function, compiled.packed_metadata
+            import triton
+
+            driver = triton.runtime.driver.active
+            index, stream = driver.get_current_device(), driver.get_current_stream
+            constants = tuple(self.constants.values())
+
+            def direct(grid: int, *arguments: int) -> None:
+                run(grid, 1, 1, stream(index), handle, packed, None, None, None, *arguments, *constants)
+
             direct(grid, *arguments)
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # another Triton inside; not a CUDA error
             _log.debug("%s: no direct launch (%s: %s)", self.function, type(error).__name__, error)
@@ -65,20 +86,6 @@ class Launcher:
             self.launch = self.ordinary
         else:
             self.launch = direct
-
-    def _direct(self, arguments: tuple[int, ...]) -> Callable[..., Any]:
-        compiled = self.function.warmup(*arguments, grid=(1,), **self.constants, **self.options)
-        run, handle, packed = compiled.run, compiled.function, compiled.packed_metadata
-        import triton
-
-        driver = triton.runtime.driver.active
-        index, stream = driver.get_current_device(), driver.get_current_stream
-        constants = tuple(self.constants.values())
-
-        def launch(grid: int, *arguments: int) -> None:
-            run(grid, 1, 1, stream(index), handle, packed, None, None, None, *arguments, *constants)
-
-        return launch
 
 
 def _launcher(
@@ -91,15 +98,9 @@ def _launcher(
     """
     module, _, function = kernel.partition(".")
     found = getattr(importlib.import_module(f"{__package__}.lang.{module}"), function)
-    return Launcher(found, constants, num_warps=_warps(threads, device), fp_fusion=fp_fusion)
-
-
-def _warps(threads: int, device: torch.device) -> int:
-    """A warp has 32 threads, or 64 on some AMD GPUs."""
-    size = 32
-    if device.type == "cuda":
-        size = getattr(torch.cuda.get_device_properties(device), "warp_size", size)
-    return max(1, threads // size)
+    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    num_warps = max(1, threads // getattr(properties, "warp_size", 32))  # 64 on some AMD GPUs
+    return Launcher(found, constants, num_warps=num_warps, fp_fusion=fp_fusion)
 
 
 def _dtype(dtype: torch.dtype) -> Any:
@@ -143,14 +144,8 @@ def activation_launcher(
     return _launcher("activations.activation_kernel", constants, device, fp_fusion=True)
 
 
-def fold_launcher(num_channels: int, device: torch.device) -> Launcher:
-    """Tiles for few channels or for many."""
-    columns = 32 if num_channels == 0 or num_channels > 8 else 4 if num_channels > 1 else 1
-    return _fold_launcher(columns, device)
-
-
 @functools.cache
-def _fold_launcher(columns: int, device: torch.device) -> Launcher:
+def fold_launcher(columns: int, device: torch.device) -> Launcher:
     constants = {"BLOCK": FOLD_TILE, "ROWS": FOLD_TILE // columns, "COLS": columns}
     return _launcher("activations.fold_kernel", constants, device, threads=2 * FOLD_THREADS)
 
@@ -189,7 +184,7 @@ class Workspace:
             self._follow_stream()
             addresses, sizes, keep, write_back = locate(tensors, self.device, writable=writable)
             plan = self.tables.find(addresses, sizes)
-        return plan if write_back is None else plan.of_copies(keep, write_back)
+        return plan if write_back is None else Plan(plan.layout, plan.table, keep, write_back)
 
     def measure(self, plan: Plan, slot: Slot, options: StepOptions = DEFAULT_OPTIONS, *, unscale: float = 1.0) -> None:
         """Statistics of the tensors of `plan`, times `unscale` or as `options` have it, and a decision, into `slot`.
@@ -201,32 +196,17 @@ class Workspace:
         with self._side.entered():
             self._follow_stream()
             partials = self._room(len(COLUMNS) * layout.num_chunks)
+            read = (layout.chunks, plan.addresses, layout.numels, partials)
             for dtype, first, end in layout.groups:
-                stats_launcher(dtype, self.device)(
-                    end - first, layout.chunks, plan.addresses, layout.numels, partials, first, layout.num_chunks
-                )
-            finalise_launcher(self.device)(
-                1 + layout.num_rows,
-                partials,
-                layout.num_chunks,
-                layout.row_chunks,
-                layout.numels,
-                slot.address,
-                step,
-                0 if scale is None else scale.data_ptr(),
-                0 if found_inf is None else found_inf.data_ptr(),
-                bits_of(unscale),
-                bits_of(max_norm),
-                bits_of(trigger),
-                skip_nonfinite | unscales_itself << 1,
-            )
+                stats_launcher(dtype, self.device)(end - first, *read, first, layout.num_chunks)
+            tables = (partials, layout.num_chunks, layout.row_chunks, layout.numels, slot.address, step)
+            scale_at = 0 if scale is None else scale.data_ptr()
+            found_inf_at = 0 if found_inf is None else found_inf.data_ptr()
+            bits = (bits_of(unscale), bits_of(max_norm), bits_of(trigger), skip_nonfinite | unscales_itself << 1)
+            finalise_launcher(self.device)(1 + layout.num_rows, *tables, scale_at, found_inf_at, *bits)
 
     def scale(self, plan: Plan, slot: Slot) -> None:
-        """`scale_by` the factor in `slot`."""
-        self.scale_by(plan, slot.factor_address)
-
-    def scale_by(self, plan: Plan, factor_address: int) -> None:
-        """x *= factor for the tensors of `plan`, with one rounding; factor is a float64 at `factor_address`.
+        """x *= factor for the tensors of `plan`, with one rounding; `slot` has the factor.
 
         Cost: one launch a dtype; one read and one write of every element unless the factor is 1, then nothing. No sync.
         """
@@ -234,10 +214,9 @@ class Workspace:
         most = _PROGRAMS_PER_PROCESSOR * self._side.num_processors
         with self._side.entered():
             self._follow_stream()
+            read = (layout.chunks, plan.addresses, layout.numels, slot.factor_address)
             for dtype, first, end in layout.groups:
-                scale_launcher(dtype, self.device)(
-                    min(end - first, most), layout.chunks, plan.addresses, layout.numels, factor_address, first, end
-                )
+                scale_launcher(dtype, self.device)(min(end - first, most), *read, first, end)
             for where, copy in plan.write_back:
                 where.copy_(copy)
 
@@ -257,3 +236,109 @@ class Workspace:
             for tensor in (self._partials, *self.tables.live()):
                 tensor.record_stream(stream)
         self._stream_id, self._stream = stream_id, stream
+
+
+class Division(NamedTuple):
+    """How a tensor is shared out among the programs of a launch."""
+
+    launcher: Launcher
+    sizes: tuple[int, int, int, int]  # elements, width of the matrix, rows and columns of a block
+    num_programs: int  # that write partial results
+    spread: int  # with the next two the shape of the channels' entries
+    channels: int
+    repeat: int
+
+
+def layout_of(shape: Sequence[int], strides: Sequence[int], dim: int) -> tuple[int, int, int]:
+    """A dense tensor that is not empty as the kernels see it: [outer, channels, inner], in the order of memory."""
+    if not shape:
+        return 1, 1, 1
+    outer, inner, passed = 1, 1, shape[dim] == 1  # a single channel: all of the tensor is within it
+    for _, axis in sorted(((stride, i) for i, stride in enumerate(strides) if shape[i] != 1), reverse=True):
+        if axis == dim:
+            passed = True
+        elif passed:
+            inner *= shape[axis]
+        else:
+            outer *= shape[axis]
+    return outer, shape[dim], inner
+
+
+@functools.lru_cache(maxsize=1024)
+def divide(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, dim: int | None, device: torch.device
+) -> Division:
+    """The division of a dense tensor that is not empty, with the channels of a dimension or without.
+
+    Adjacent channels, and those in runs shorter than 128 bytes, are columns of a matrix, which is made several
+    groups of channels wide where that fills its blocks. Longer runs are its rows.
+    """
+    numel, size = math.prod(shape), dtype.itemsize
+    outer, channels, inner = (1, 1, numel) if dim is None else layout_of(shape, strides, dim)
+    chunk, run_bytes = CHUNK_BYTES // size, inner * size
+    if channels > 1 and run_bytes < 128:
+        columns, group = 512 // size, channels * inner
+        filled = math.lcm(group, columns)
+        width = filled if filled <= min(_WIDEST, numel // _FEWEST_ROWS) else group
+        rows, down, across = chunk // columns, -(-numel // (width * (chunk // columns))), -(-width // columns)
+        launcher = activation_launcher(dtype, columns, True, True, device)
+        sizes = (numel, width, rows, columns)
+        return Division(launcher, sizes, down * across, down * (width // group), channels, inner)
+    side_by_side = 1 if dim is None or run_bytes >= 2048 else 4 if run_bytes >= 512 else 16
+    launcher = activation_launcher(dtype, activation_tile(dtype) // side_by_side, False, dim is not None, device)
+    across = -(-inner // chunk)
+    rows = max(1, chunk // inner // side_by_side) * side_by_side if across == 1 else 1
+    programs = -(-outer * channels // rows) * across
+    return Division(launcher, (numel, inner, rows, chunk), programs, outer, 0 if dim is None else channels, across)
+
+
+@functools.lru_cache(maxsize=64)
+def _limit_bits(low: float, high: float, near_zero: float, is_double: bool) -> tuple[int, ...]:
+    """The bits of the limits as the kernel takes them: rounded to float32 such that no float32 compares differently."""
+    limits = torch.tensor([low, high, near_zero], dtype=torch.float64, device="cpu")
+    if not is_double:
+        narrow = limits.float()
+        beyond = torch.tensor([math.inf, -math.inf, math.inf], device="cpu")
+        is_short = torch.stack([narrow[0] < limits[0], narrow[1] > limits[1], narrow[2] < limits[2]])
+        limits = torch.where(is_short, torch.nextafter(narrow, beyond), narrow).double()
+    return tuple(limits.view(torch.int64).tolist())
+
+
+class ActivationWorkspace(Workspace):
+    """What the launches for activations on one device need. As a `Workspace`, not for two threads at once."""
+
+    def measure_activation(
+        self, x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None = None
+    ) -> None:
+        """As `ReferenceBackend.activation_into`; `row` and `table`, which may be flat, are contiguous.
+
+        Cost: two reads of every element, the second one from a cache; two launches; no sync. Memory is allocated for a
+        larger tensor than before, and for a copy of a tensor whose elements do not fill a stretch of memory.
+        """
+        if x.device != self.device:
+            raise UnsupportedTensorError(0, f"must be on {self.device}, got {x.device}")
+        if x.numel() == 0:
+            row.zero_()
+            row.view(-1)[3].fill_(math.inf)
+            row.view(-1)[4].fill_(-math.inf)
+            if table is not None:
+                table.zero_()
+            return
+        with self._side.entered():
+            self._follow_stream()
+            x = x if is_dense(x) else x.contiguous()
+            made = divide(x.shape, x.stride(), x.dtype, dim, self.device)
+            num_words = _NUM_PARTIALS * made.num_programs
+            partials = self._room(num_words + 2 * made.spread * made.channels * made.repeat)
+            entries, bits = partials + 8 * num_words, _limit_bits(*limits, x.dtype is torch.float64)
+            made.launcher(made.num_programs, x.data_ptr(), *made.sizes, partials, made.num_programs, entries, *bits)
+            columns = 1 if made.channels == 1 else 4 if 1 < made.channels <= 8 else 32
+            to = (entries, made.spread, made.channels, made.repeat, 0 if table is None else table.data_ptr())
+            fold = fold_launcher(columns, self.device)
+            fold(1 + -(-made.channels // columns), partials, made.num_programs, x.numel(), row.data_ptr(), *to)
+
+
+@functools.cache
+def workspace_of(device: torch.device) -> ActivationWorkspace:
+    """The workspace that all calls on a device share; hold `lock` around its use."""
+    return ActivationWorkspace(device)

@@ -11,7 +11,7 @@ import ctypes
 import operator
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,36 +29,6 @@ _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _Copies = list[tuple[torch.Tensor, torch.Tensor]]  # where to, and the copy
 
 
-class Staging:
-    """Uploads from pinned memory, asynchronously. A piece is written again only once its copy has been done."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._pieces: list[tuple[torch.Tensor, Any]] = []
-
-    def upload(self, data: bytes) -> torch.Tensor:
-        """A new int64 tensor on the device with `data`, a multiple of 8 bytes. Does not wait for anything."""
-        num_words = len(data) // 8
-        out = torch.empty(num_words, dtype=torch.int64, device=self._device.device)
-        piece = self._take(num_words)
-        if piece is None:
-            # Room for a few more tensors next time; a page is the least that gets pinned anyway.
-            piece = self._device.pinned(max(512, num_words + num_words // 4)), self._device.event()
-        memory, event = piece
-        ctypes.memmove(memory.data_ptr(), data, len(data))
-        out.copy_(memory[:num_words], non_blocking=True)
-        if event is not None:
-            event.record()
-        self._pieces.append(piece)
-        return out
-
-    def _take(self, num_words: int) -> tuple[torch.Tensor, Any] | None:
-        for i, (memory, event) in enumerate(self._pieces):
-            if memory.numel() >= num_words and (event is None or event.query()):
-                return self._pieces.pop(i)
-        return None
-
-
 class Layout:
     """How a list of sizes is cut into chunks; see lang/stats.py for the tables.
 
@@ -66,7 +36,7 @@ class Layout:
     rows, so a row comes out the same whatever else is in the list.
     """
 
-    def __init__(self, sizes: bytes, staging: Staging) -> None:
+    def __init__(self, sizes: bytes, upload: Callable[[bytes], torch.Tensor]) -> None:
         packed = torch.zeros(0, dtype=torch.int64, device="cpu")
         if sizes:
             packed = torch.frombuffer(bytearray(sizes), dtype=torch.int64)
@@ -88,7 +58,7 @@ class Layout:
         self.groups = tuple(groups)  # dtype, first chunk, end
         words = torch.cat([rows | within << 32, begins | counts << 32, numels])
         data = ctypes.string_at(words.data_ptr(), 8 * len(words)) if len(words) else b""
-        self.table = staging.upload(data)
+        self.table = upload(data)
         self.chunks = self.table.data_ptr()
         self.row_chunks = self.chunks + 8 * self.num_chunks
         self.numels = self.row_chunks + 8 * self.num_rows
@@ -97,24 +67,14 @@ class Layout:
 class Plan:
     """Tables for one list of tensors: what `Workspace.measure` and `Workspace.scale` work from."""
 
-    __slots__ = ("_keep", "_table", "addresses", "is_plain", "layout", "needs_copies", "write_back")
-
     def __init__(
         self, layout: Layout, table: torch.Tensor, keep: Sequence[torch.Tensor] = (), write_back: _Copies | None = None
     ) -> None:
-        self.layout, self._table, self._keep = layout, table, keep
+        self.layout, self.table, self._keep = layout, table, keep
         self.addresses = table.data_ptr()
         # Plain: every tensor is read where it is; the same plan then serves for scaling.
         self.is_plain, self.write_back = write_back is None, write_back or []
         self.needs_copies: bool | None = None  # whether a fused optimizer needs copies of the gradients
-
-    def of_copies(self, keep: Sequence[torch.Tensor], write_back: _Copies) -> Plan:
-        """The same for one call in which some tensors are read from copies, which go back where they are from."""
-        return Plan(self.layout, self._table, keep, write_back)
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Device memory behind this plan."""
-        return [self._table, self.layout.table]
 
 
 class Tables:
@@ -127,7 +87,7 @@ class Tables:
     def __init__(self, device: Device, size: int = 16) -> None:
         self._device = device
         self._size = size
-        self._staging = Staging(device)
+        self._pieces: list[tuple[torch.Tensor, Any]] = []
         self._plans: OrderedDict[tuple[bytes, bytes], Plan] = OrderedDict()
         self._layouts: OrderedDict[bytes, Layout] = OrderedDict()
         self._last: tuple[bytes, bytes] | None = None
@@ -138,31 +98,45 @@ class Tables:
         """The plan for tensors at `addresses` (int64) of `sizes` (int64: real elements << 2 | number of the dtype)."""
         key = (addresses, sizes)
         if key == self._last and self._last_plan is not None:
-            plan = self._last_plan  # comparing the bytes is quicker than hashing them
-        else:
-            found = self._plans.get(key)
-            plan = self._make(key) if found is None else found
-            self._plans.move_to_end(key)
-            self._last, self._last_plan = key, plan
+            return self._last_plan  # comparing the bytes is quicker than hashing them
+        plan = self._plans.get(key)
+        if plan is None:
+            self.num_misses += 1
+            layout = self._layouts.get(sizes)
+            if layout is None:
+                layout = self._layouts[sizes] = Layout(sizes, self.upload)
+            self._layouts.move_to_end(sizes)
+            plan = self._plans[key] = Plan(layout, self.upload(addresses))
+            for cache in (self._plans, self._layouts):
+                while len(cache) > self._size:
+                    cache.popitem(last=False)
+        self._plans.move_to_end(key)
+        self._last, self._last_plan = key, plan
         return plan
+
+    def upload(self, data: bytes) -> torch.Tensor:
+        """A new int64 tensor on the device with `data`, a multiple of 8 bytes. Does not wait for anything: a piece of
+        pinned memory is written again only once its copy has been done."""
+        num_words = len(data) // 8
+        out = torch.empty(num_words, dtype=torch.int64, device=self._device.device)
+        for i, (memory, event) in enumerate(self._pieces):
+            if memory.numel() >= num_words and (event is None or event.query()):
+                del self._pieces[i]
+                break
+        else:  # room for a few more tensors next time; a page is the least that gets pinned anyway
+            memory, event = self._device.pinned(max(512, num_words + num_words // 4)), self._device.event()
+        ctypes.memmove(memory.data_ptr(), data, len(data))
+        out.copy_(memory[:num_words], non_blocking=True)
+        if event is not None:
+            event.record()
+        self._pieces.append((memory, event))
+        return out
 
     def live(self) -> list[torch.Tensor]:
         """All device memory in use."""
-        tables = [t for plan in self._plans.values() for t in plan.tensors()]
-        return [*tables, *(layout.table for layout in self._layouts.values())]
-
-    def _make(self, key: tuple[bytes, bytes]) -> Plan:
-        self.num_misses += 1
-        addresses, sizes = key
-        layout = self._layouts.get(sizes)
-        if layout is None:
-            layout = self._layouts[sizes] = Layout(sizes, self._staging)
-        self._layouts.move_to_end(sizes)
-        plan = self._plans[key] = Plan(layout, self._staging.upload(addresses))
-        for cache in (self._plans, self._layouts):
-            while len(cache) > self._size:
-                cache.popitem(last=False)
-        return plan
+        plans = list(self._plans.values())
+        owners: list[Any] = [*plans, *(plan.layout for plan in plans), *self._layouts.values()]
+        return [owner.table for owner in owners]
 
 
 def accepts(device: torch.device) -> bool:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from ...kernels.activations import run_activation
-from ...kernels.registry import choose_or_fall_back
+from ...kernels import run_activation
+from ...kernels.registry import choose
 from ...kernels.tensors import float64_bytes, plain
 from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS, ActivationRow
 from .families import Judgement
@@ -65,7 +65,7 @@ class DeferredReader:
         num_units = 0 if dim is None else x.shape[dim]
         row = torch.empty(len(ACTIVATION_COLUMNS), dtype=self._dtype, device=self._device)
         units = torch.empty(num_units, len(CHANNEL_COLUMNS), dtype=self._dtype, device=self._device)
-        chosen = choose_or_fall_back(x.device, self._backend, "activation_into")
+        chosen = choose(x.device, self._backend, "activation_into")
         chosen.activation_into(x, dim, judgement.limits, row, units)
         start, middle, arrived = self._num, self._num + row.numel(), self._arrived
         self._num = end = middle + units.numel()

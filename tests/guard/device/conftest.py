@@ -4,8 +4,8 @@ import pytest
 
 import fastguard
 from fastguard.kernels.triton import Workspace
-from fastguard.step import engines
-from fastguard.step.engines import TorchEngine
+from fastguard.step import device as engines
+from fastguard.step.device import TorchEngine
 
 ENGINES = {"reference": TorchEngine, "triton": Workspace}
 

@@ -12,9 +12,8 @@ import fastguard
 from fastguard.kernels import registry
 from fastguard.kernels.triton import Workspace
 from fastguard.kernels.triton.launch import Launcher
-from fastguard.step import engines
-from fastguard.step.device import NUM_PENDING
-from fastguard.step.engines import TorchEngine
+from fastguard.step import device as engines
+from fastguard.step.device import NUM_PENDING, TorchEngine
 
 FUSED = {
     "SGD": lambda params, **kw: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True),
@@ -246,7 +245,7 @@ def test_a_step_that_could_not_be_measured_takes_no_slot(engine, monkeypatch):
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     with monkeypatch.context() as patched:
-        patched.setattr(on_device, "_measure", lambda *args: 1 / 0)
+        patched.setattr(on_device.engine, "measure", lambda *args: 1 / 0)
         for _ in range(2 * NUM_PENDING):
             with pytest.raises(ZeroDivisionError):
                 optimizer.step()

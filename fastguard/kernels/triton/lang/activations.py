@@ -235,33 +235,6 @@ def _row(partials, num_programs, numel, out, BLOCK: tl.constexpr):
     tl.store(out + 9, tl.sum(infs))
 
 
-@triton.jit
-def _channels(table, first, num_channels, spread, repeat, out, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Entries [spread, channels, repeat] summed over all but the channels, in the order of memory within a lane."""
-    channels = first + tl.arange(0, COLS)
-    rows = tl.arange(0, ROWS)
-    num_entries = spread * num_channels * repeat
-    sizes = tl.zeros([ROWS, COLS], tl.float64)
-    nears = tl.zeros([ROWS, COLS], tl.int64)
-    outs = tl.zeros([ROWS, COLS], tl.int64)
-    bad = tl.zeros([ROWS, COLS], tl.int64)
-    for j in range(0, spread * repeat, ROWS):
-        i = j + rows
-        inside = (i < spread * repeat)[:, None] & (channels < num_channels)[None, :]
-        at = (i // repeat * num_channels * repeat + i % repeat)[:, None] + (channels * repeat)[None, :]
-        sizes += tl.load(pointer(table, tl.float64) + at, mask=inside, other=0.0)
-        counts = tl.load(pointer(table, tl.int64) + num_entries + at, mask=inside, other=0)
-        nears += counts & FIELD_MASK
-        outs += (counts >> FIELD) & FIELD_MASK
-        bad += counts >> (2 * FIELD)
-    inside = channels < num_channels
-    p = pointer(out, tl.float64) + channels * 4
-    tl.store(p, tl.sum(nears, axis=0).to(tl.float64), mask=inside)
-    tl.store(p + 1, tl.sum(outs, axis=0).to(tl.float64), mask=inside)
-    tl.store(p + 2, tl.sum(bad, axis=0).to(tl.float64), mask=inside)
-    tl.store(p + 3, tl.sum(sizes, axis=0), mask=inside)
-
-
 @triton.jit(do_not_specialize=list(range(9)))
 def fold_kernel(
     partials: tl.int64,
@@ -281,5 +254,27 @@ def fold_kernel(
     if tl.program_id(0) == 0:
         _row(pointer(partials, tl.float64), num_programs, numel.to(tl.float64), pointer(out_row, tl.float64), BLOCK)
     else:
+        # Entries [spread, channels, repeat] summed over all but the channels, in the order of memory within a lane.
         first = (tl.program_id(0) - 1).to(tl.int64) * COLS
-        _channels(table, first, num_channels, spread, repeat, out_table, ROWS, COLS)
+        channels = first + tl.arange(0, COLS)
+        rows = tl.arange(0, ROWS)
+        num_entries = spread * num_channels * repeat
+        sizes = tl.zeros([ROWS, COLS], tl.float64)
+        nears = tl.zeros([ROWS, COLS], tl.int64)
+        outs = tl.zeros([ROWS, COLS], tl.int64)
+        bad = tl.zeros([ROWS, COLS], tl.int64)
+        for j in range(0, spread * repeat, ROWS):
+            i = j + rows
+            inside = (i < spread * repeat)[:, None] & (channels < num_channels)[None, :]
+            at = (i // repeat * num_channels * repeat + i % repeat)[:, None] + (channels * repeat)[None, :]
+            sizes += tl.load(pointer(table, tl.float64) + at, mask=inside, other=0.0)
+            counts = tl.load(pointer(table, tl.int64) + num_entries + at, mask=inside, other=0)
+            nears += counts & FIELD_MASK
+            outs += (counts >> FIELD) & FIELD_MASK
+            bad += counts >> (2 * FIELD)
+        inside = channels < num_channels
+        p = pointer(out_table, tl.float64) + channels * 4
+        tl.store(p, tl.sum(nears, axis=0).to(tl.float64), mask=inside)
+        tl.store(p + 1, tl.sum(outs, axis=0).to(tl.float64), mask=inside)
+        tl.store(p + 2, tl.sum(bad, axis=0).to(tl.float64), mask=inside)
+        tl.store(p + 3, tl.sum(sizes, axis=0), mask=inside)

@@ -1,15 +1,5 @@
-"""The kernels that fold what `stats_kernel` wrote, and decide. See stats.py for the tables and the arguments.
-
-A slot is HEADER float64 numbers and a row of COLUMNS for each tensor:
-
-    0  sum of squares of all unscaled elements; NaN if one is NaN, else Inf if one is Inf
-    1  norm: its root
-    2  clip coefficient; 1 when skipping
-    3  factor: what `scale_kernel` multiplies by; 1 when skipping
-    4  loss scale that the gradients carried; 1 without one
-    5  two float32: the skip flag, exactly 0 or 1; loss scale / coefficient, for an optimizer that divides by it
-    6  number of the step, as the host gave it
-"""
+"""The kernels that fold what `stats_kernel` wrote, and decide. See stats.py for the tables and the arguments, and
+`fastguard.records.slot` for the words of a slot."""
 
 # No `from __future__ import annotations` here: Triton reads the annotations of the arguments.
 import triton
@@ -42,15 +32,6 @@ UNSCALES_ITSELF = tl.constexpr(2)
 
 
 @triton.jit
-def _unscale(scale_address, unscale_bits):
-    """What rows are multiplied by: 1/scale rounded as GradScaler.unscale_ rounds it, or a number that was given."""
-    has_scale = scale_address != 0
-    scale = tl.load(pointer(scale_address, tl.float32), mask=has_scale, other=1.0)
-    inverse = (1.0 / scale.to(tl.float64)).to(tl.float32).to(tl.float64)
-    return tl.where(has_scale, inverse, double(unscale_bits))
-
-
-@triton.jit
 def _decide(norm, header, scale_address, found_inf_address, unscale, max_norm_bits, trigger_bits, choices):
     """Norm of unscaled elements, clip coefficient, skip flag and factor, into a header."""
     finite = is_finite(norm)
@@ -78,16 +59,6 @@ def _decide(norm, header, scale_address, found_inf_address, unscale, max_norm_bi
 
 
 @triton.jit
-def _total(columns, num_chunks, BLOCK: tl.constexpr):
-    lanes = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float64)
-    for j in range(0, num_chunks, BLOCK):
-        i = j + lanes
-        total += tl.load(columns + NORM_SQ * num_chunks + i, mask=i < num_chunks, other=0.0)
-    return tl.sum(total)
-
-
-@triton.jit
 def _joined(norms, count, largest, BLOCK: tl.constexpr):
     """The norm of `count` parts from their norms, each divided by the largest before it is squared."""
     lanes = tl.arange(0, BLOCK)
@@ -96,20 +67,6 @@ def _joined(norms, count, largest, BLOCK: tl.constexpr):
         share = tl.load(norms + j + lanes, mask=j + lanes < count, other=0.0) / _or_1(largest)
         shares += share * share
     return tl.where(is_finite(largest), largest * tl.sqrt(tl.sum(shares)), largest)
-
-
-@triton.jit
-def _rescued_norm(columns, num_chunks, BLOCK: tl.constexpr):
-    """The norm of all chunks where their squares have left the range of float64, NaN aside; Inf if an element is."""
-    lanes = tl.arange(0, BLOCK)
-    largest = tl.zeros([BLOCK], tl.float64)
-    infs = tl.zeros([BLOCK], tl.float64)
-    for j in range(0, num_chunks, BLOCK):
-        i = j + lanes
-        largest = tl.maximum(largest, tl.load(columns + FINITE_NORM * num_chunks + i, mask=i < num_chunks, other=0.0))
-        infs += tl.load(columns + NUM_INFS * num_chunks + i, mask=i < num_chunks, other=0.0)
-    norm = _joined(columns + FINITE_NORM * num_chunks, num_chunks, tl.max(largest), BLOCK)
-    return tl.where(tl.sum(infs) > 0.0, float("inf"), norm)
 
 
 @triton.jit
@@ -204,13 +161,31 @@ def finalise_kernel(
     """
     columns = pointer(partials, tl.float64)
     header = pointer(slot, tl.float64)
-    unscale = _unscale(scale_address, unscale_bits)
+    # What rows are multiplied by: 1/scale rounded as GradScaler.unscale_ rounds it, or a number that was given.
+    scale = tl.load(pointer(scale_address, tl.float32), mask=scale_address != 0, other=1.0)
+    inverse = (1.0 / scale.to(tl.float64)).to(tl.float32).to(tl.float64)
+    unscale = tl.where(scale_address != 0, inverse, double(unscale_bits))
     if tl.program_id(0) == 0:
-        found = _total(columns, num_chunks, BLOCK)
+        places = tl.arange(0, BLOCK)
+        squares = tl.zeros([BLOCK], tl.float64)
+        for j in range(0, num_chunks, BLOCK):
+            i = j + places
+            squares += tl.load(columns + NORM_SQ * num_chunks + i, mask=i < num_chunks, other=0.0)
+        found = tl.sum(squares)
         norm_sq = found * unscale * unscale
         norm = tl.sqrt(norm_sq)
         if (found == found) & (in_range(found) == 0):
-            norm = _rescued_norm(columns, num_chunks, ROW_BLOCK) * unscale
+            # Squares have left the range of float64; NaN aside, Inf if an element is.
+            lanes = tl.arange(0, ROW_BLOCK)
+            largest = tl.zeros([ROW_BLOCK], tl.float64)
+            infs = tl.zeros([ROW_BLOCK], tl.float64)
+            for j in range(0, num_chunks, ROW_BLOCK):
+                p = columns + FINITE_NORM * num_chunks + j + lanes
+                largest = tl.maximum(largest, tl.load(p, mask=j + lanes < num_chunks, other=0.0))
+                p = columns + NUM_INFS * num_chunks + j + lanes
+                infs += tl.load(p, mask=j + lanes < num_chunks, other=0.0)
+            rescued = _joined(columns + FINITE_NORM * num_chunks, num_chunks, tl.max(largest), ROW_BLOCK)
+            norm = tl.where(tl.sum(infs) > 0.0, float("inf"), rescued) * unscale
         tl.store(header, norm_sq)
         tl.store(header + 6, step.to(tl.float64))
         _decide(norm, slot, scale_address, found_inf_address, unscale, max_norm_bits, trigger_bits, choices)

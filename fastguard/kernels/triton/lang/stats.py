@@ -178,33 +178,22 @@ def in_range(sum_sq):
 
 
 @triton.jit
-def _moments_step(x, inside, shift, scale, total, squares):
-    away = tl.where(inside & is_finite(x), (x.to(tl.float64) - shift) * scale, 0.0)
-    return total + away, squares + away * away
-
-
-@triton.jit
-def _moments(address, n, head, shift, scale, DTYPE: tl.constexpr, LANES: tl.constexpr):
+def _moments(address, n, shift, scale, DTYPE: tl.constexpr, LANES: tl.constexpr):
     """Sum of (x - shift) * scale over the finite elements of a chunk, and of its squares, in float64."""
     COMPUTE: tl.constexpr = tl.float64 if DTYPE.is_fp64() else tl.float32
-    lanes = tl.arange(0, LANES)
-    full = (n - head) // LANES * LANES
     total = tl.zeros([LANES], tl.float64)
     squares = tl.zeros([LANES], tl.float64)
-    vector = _aligned(address, head, DTYPE)
-    for j in range(0, full, LANES):
-        x = tl.load(vector + j + lanes, eviction_policy="evict_first").to(COMPUTE)
-        total, squares = _moments_step(x, lanes >= 0, shift, scale, total, squares)
-    single = pointer(address, DTYPE)
-    for j in range(0, n - full, LANES):
-        i = _around(j, lanes, head, full)
-        x = tl.load(single + i, mask=i < n, other=0.0).to(COMPUTE)
-        total, squares = _moments_step(x, i < n, shift, scale, total, squares)
+    for j in range(0, n, LANES):
+        i = j + tl.arange(0, LANES)
+        x = tl.load(pointer(address, DTYPE) + i, mask=i < n, other=0.0).to(COMPUTE)
+        away = tl.where((i < n) & is_finite(x), (x.to(tl.float64) - shift) * scale, 0.0)
+        total += away
+        squares += away * away
     return tl.sum(total), tl.sum(squares)
 
 
 @triton.jit
-def _deviations(address, n, head, count, sum_sq, total, high, low, zeros, DTYPE: tl.constexpr, LANES: tl.constexpr):
+def _deviations(address, n, count, sum_sq, total, high, low, zeros, DTYPE: tl.constexpr, LANES: tl.constexpr):
     """Sum of squared deviations from the mean of the `count` finite elements of a chunk; reads them again where
     E[x^2] - E[x]^2 cancels."""
     size = tl.maximum(count, 1.0)
@@ -216,14 +205,14 @@ def _deviations(address, n, head, count, sum_sq, total, high, low, zeros, DTYPE:
     doubtful = (found <= 0.0009765625 * sum_sq) | (is_finite(sum_sq) == 0)
     found = tl.where(nothing, 0.0, found)
     if doubtful & (nothing == 0):
-        rest, squares = _moments(address, n, head, mean, 1.0, DTYPE, LANES)
+        rest, squares = _moments(address, n, mean, 1.0, DTYPE, LANES)
         found = squares - rest * (rest / size)  # what the rounding of the mean left over
         found = tl.where(is_finite(found), tl.maximum(found, 0.0), float("inf"))
     return found
 
 
 @triton.jit
-def _norm(address, n, head, sum_sq, high, DTYPE: tl.constexpr, LANES: tl.constexpr):
+def _norm(address, n, sum_sq, high, DTYPE: tl.constexpr, LANES: tl.constexpr):
     """The root of `sum_sq`; where squares of float64 have left its range, of those of elements times a power of two."""
     norm = tl.sqrt(sum_sq)
     if DTYPE.is_fp64():
@@ -232,7 +221,7 @@ def _norm(address, n, head, sum_sq, high, DTYPE: tl.constexpr, LANES: tl.constex
             exponent = tl.minimum(tl.maximum((magnitude_bits(high) >> 52) - 1023, -1022), 1022)
             scale = ((1023 - exponent) << 52).to(tl.float64, bitcast=True)
             back = ((1023 + exponent) << 52).to(tl.float64, bitcast=True)
-            _, squares = _moments(address, n, head, 0.0, scale, DTYPE, LANES)
+            _, squares = _moments(address, n, 0.0, scale, DTYPE, LANES)
             norm = tl.sqrt(squares) * back
     return norm
 
@@ -338,7 +327,7 @@ def stats_kernel(
         infs = zeros * 0.0
         if not believe:
             sum_sq, total, high, low, zeros, nans, infs = _exact(address, n, head, DTYPE, LANES)
-    norm = _norm(address, n, head, sum_sq, high, DTYPE, LANES)
+    norm = _norm(address, n, sum_sq, high, DTYPE, LANES)
     norm_sq = tl.where(infs > 0.0, float("inf"), sum_sq)
     norm_sq = tl.where(nans > 0.0, float("nan"), norm_sq)
     out = pointer(partials, tl.float64) + chunk
@@ -353,7 +342,7 @@ def stats_kernel(
     tl.store(out + NORM_SQ * num_chunks, norm_sq)
     # Last, when nothing else is wanted any more: its loop needs the registers.
     count = n.to(tl.float64) - nans - infs
-    deviations = _deviations(address, n, head, count, sum_sq, total, high, low, zeros, DTYPE, LANES)
+    deviations = _deviations(address, n, count, sum_sq, total, high, low, zeros, DTYPE, LANES)
     tl.store(out + SUM_SQ_DEV * num_chunks, deviations)
 
 
