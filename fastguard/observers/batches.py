@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -188,17 +188,11 @@ class BatchWatch(Transient, Observer):
         found, self.found = tuple(self.found), []
         return found
 
-    def state(self) -> list[int]:
-        schedule = self._schedule  # the second number was a count of passes
-        return [self._num_taken, 0, schedule.training_from, schedule.evaluation_from, int(schedule.is_evaluation_due)]
-
-    def load(self, state: Sequence[int]) -> None:
-        schedule = self._schedule
-        self._num_taken, _, schedule.training_from, schedule.evaluation_from, due = state
-        if self._num_taken < _NUM_FIRST:
-            schedule.training_from = 0
-        schedule.is_evaluation_due = bool(due)
-        self.loss.is_late = self._num_taken > 0
+    def resume(self, step: int) -> None:
+        """The first passes were looked at before the run was resumed at `step`."""
+        self._num_taken = _NUM_EARLY if step >= _EARLY * _NUM_EARLY else _NUM_FIRST
+        self._schedule.training_from = self._schedule.evaluation_from = step + _EARLY
+        self.loss.is_late = True
 
     def close(self) -> None:
         self.first.close()

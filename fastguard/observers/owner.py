@@ -1,15 +1,15 @@
-"""The observers of one guard: which one is called at which step, and their hooks, facts and saved states."""
+"""The observers of one guard: which one is called at which step, and their hooks and facts."""
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ..records import values
+from ..records import ModelNotes
 from .batches import BatchWatch
 from .coverage import CoverageWatch
 from .facts import ModelFacts
@@ -18,16 +18,6 @@ from .observer import ObservedRun, Observer, held_weakly
 from .sketches import Sketches
 
 _NEVER = 1 << 62
-
-
-def checked(state: Any) -> dict[str, list[int]]:
-    """Checks what `Observers.state_dict` returned; a MisfitError for anything else."""
-    found = {}
-    for name, lengths in (("batches", (0, 5)), ("left_gradients", (4, 5)), ("parameters", (2,)), ("may_wait", (1,))):
-        found[name] = values.entry(state, name, lambda plain: values.each(values.count, plain))
-        if len(found[name]) not in lengths:
-            raise values.MisfitError(f"must have {lengths[-1]} numbers, got {len(found[name])}", (name,))
-    return found
 
 
 class Observers:
@@ -134,22 +124,13 @@ class Observers:
             found.update(self._ask(observer, observer.facts) or {})
         return found
 
-    def state_dict(self) -> dict[str, list[int]]:
-        """Where a resumed run continues; the findings are in the history."""
-        return {
-            "batches": [] if self.batches is None else self.batches.state(),
-            "left_gradients": self._left.state(),
-            "parameters": self._sketches.state(),
-            "may_wait": [int(self._run.may_wait)],  # until the first step tells
-        }
-
-    def load_state_dict(self, state: Mapping[str, Sequence[int]], overwritten: Sequence[str]) -> None:
-        """Resumes from `state`, which `checked` returned; `overwritten` are the names in the notes about the model."""
-        self._left.load(state["left_gradients"])
-        self._sketches.load(state["parameters"], overwritten)
-        if self.batches is not None and state["batches"]:
-            self.batches.load(state["batches"])
-        self._run.may_wait = bool(state["may_wait"][0])
+    def resume(self, notes: ModelNotes) -> None:
+        """Resumes at the run's step, with the findings in the notes about the model."""
+        step = self._run.step
+        self._left.resume(step, notes)
+        self._sketches.resume(notes.overwritten)
+        if self.batches is not None and step:
+            self.batches.resume(step)
         self.forget()
 
     def forget(self) -> None:

@@ -147,7 +147,6 @@ class Sketches(Observer):
         self._gradients: tuple[int, bytearray] | None = None  # of the last step that was read
         self._kept: Snapshot | None = None
         self._names: dict[str, None] = {}  # of parameters that had changed
-        self._num_compared = self._num_changed = 0
         _guarded.update(optimizers)
 
     def next_after(self, step: int) -> float:
@@ -164,10 +163,7 @@ class Sketches(Observer):
         changed = kept.changed()
         if changed:  # by more than rounding: unless another guard steps them
             changed = kept.changed(guarded_parameters(but=self._own))
-        if changed is not None:
-            self._num_compared += 1
-            self._num_changed += bool(changed)
-            self._names.update(dict.fromkeys(changed[: _MAX_NAMES - len(self._names)]))
+        self._names.update(dict.fromkeys((changed or ())[: _MAX_NAMES - len(self._names)]))
 
     def after(self, step: int) -> None:
         run, what = self._run, looks(step // _BLOCK).get(step, 0)
@@ -211,17 +207,12 @@ class Sketches(Observer):
             gradients.append(gradient)
         return sample(gradients, _PER_GRADIENT) if gradients else None
 
-    def state(self) -> list[int]:
-        """The counts; the names are among the facts."""
-        return [self._num_compared, self._num_changed]
-
-    def load(self, state: Sequence[int], names: Sequence[str]) -> None:
-        self._num_compared, self._num_changed = state
+    def resume(self, names: Sequence[str]) -> None:
+        """Goes on from `names`, which had changed before."""
         self._names = dict.fromkeys(names)
 
     def facts(self) -> dict[str, Any]:
-        counts = {"num_overwritten": self._num_changed, "num_compared": self._num_compared}
-        return {"overwritten": list(self._names), **counts} if self._num_compared else {}
+        return {"overwritten": list(self._names)}
 
     def forget(self) -> None:
         self._gradients = self._kept = None

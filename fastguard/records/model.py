@@ -140,8 +140,6 @@ class CoverageNotes:
     # Parameters that changed between two steps while no guarded optimizer stepped; a few elements of up to 16
     # parameters are compared, at one step in twenty or fewer
     overwritten: Names = ()
-    num_overwritten: Count | None = None  # at how many of the `num_compared` steps some had changed
-    num_compared: Count | None = None
 
 
 @dataclass
