@@ -134,9 +134,6 @@ class CoverageNotes:
     # Of the first 20 sampled steps, the number at which a backward pass reached a parameter of `never_seen` whose
     # gradient was gone at the step; None if not sampled
     num_reached_unseen: Count | None = None
-    # The attribute of such a parameter in which another library keeps its gradient, such as "main_grad"; empty if there
-    # is none
-    gradients_elsewhere: str = ""
     # Parameters that changed between two steps while no guarded optimizer stepped; a few elements of up to 16
     # parameters are compared, at one step in twenty or fewer
     overwritten: Names = ()

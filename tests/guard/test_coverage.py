@@ -24,7 +24,7 @@ def found(optimizer):
 class Other(torch.optim.Optimizer):
     """Takes its gradients from an attribute of the parameters."""
 
-    attribute = "main_grad"
+    attribute = "of_my_own"
 
     def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})
@@ -35,10 +35,6 @@ class Other(torch.optim.Optimizer):
             for p in group["params"]:
                 if hasattr(p, self.attribute):
                     p.add_(getattr(p, self.attribute), alpha=-group["lr"])
-
-
-class Projected(Other):
-    attribute = "of_my_own"
 
 
 def take_away(optimizer):
@@ -106,8 +102,7 @@ LOOPS = {
     "cleared-before-step": (torch.optim.AdamW, too_early(set_to_none=True)),
     "cleared-before-step, zeros": (torch.optim.AdamW, too_early(set_to_none=False)),
     "step-in-backward": (torch.optim.AdamW, in_backward),
-    "elsewhere": (Other, elsewhere),
-    "other-gradients": (Projected, elsewhere),
+    "other-gradients": (Other, elsewhere),
 }
 
 
