@@ -149,8 +149,8 @@ def attention_extracts(*args: Any, **kwargs: Any) -> Iterator[Extract] | str:
     """Weights and logits of one call, in parts; a text says why there are none.
 
     Of up to 16 queries of up to 16 heads of up to 2 sequences, evenly spaced. Masked keys have weight 0 and do not
-    count towards the largest entropy. It computes in float32, draws no random numbers and does not sync. Cost: 2 · queries ·
-    keys · width multiplications; on a CPU memory for the keys of a few heads.
+    count towards the largest entropy. It computes in float32, draws no random numbers and does not sync. Cost: 2 ·
+    queries · keys · width multiplications; on a CPU memory for the keys of a few heads.
     """
     query, key, _, mask, _, is_causal, scale, _ = _Call(*args, **kwargs)
     for x in (query, key):
