@@ -14,11 +14,8 @@ from torch.nn.utils import parametrize
 from .. import kernels
 from ..names import Namer, strip_wrappers
 from ..records import values
-from .observer import Observer, parameter_hook
 
 _is_lazy = torch.nn.parameter.is_lazy
-_NUM_COUNTED = 4  # steps whose backward passes are counted
-_MAX_STEPS = 64  # after which counting ends, also if gradients never came from a backward pass
 _MAX_GROUPS = 64  # with their settings in the facts
 _MAX_KINDS = 256  # of modules
 _NUMBERS = ("lr", "eps", "momentum", "alpha", "rho", "dampening", "weight_decay")
@@ -28,7 +25,7 @@ _LOOKED_UP = (torch.nn.Embedding, torch.nn.EmbeddingBag)  # whose rows are not s
 _CONVOLVING = (torch.nn.modules.conv._ConvNd, torch.nn.utils.parametrize.ParametrizationList)
 
 
-class ModelFacts(Observer):
+class ModelFacts:
     """Facts about the model, held weakly, and the optimizers of one guard; empty without a model.
 
     Cost: one read of the weights when the guard is made; 0.3 us a parameter each time the rules are checked.
@@ -40,17 +37,10 @@ class ModelFacts(Observer):
         self._model = None if model is None else weakref.ref(model)
         self._namer = namer
         self._backend = backend
-        self._passes = 0
-        self._steps_left = _NUM_COUNTED
-        self._num_steps = 0
-        self._per_step: int | None = None
         self._settings: list[dict[str, Any]] = []
         params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
         self._dtypes = _dtypes(params)
         self._devices = {p.device for p in params}  # others may be out of the backend's reach
-        counted = next((p for p in params if p.requires_grad and p.is_leaf and p.layout is torch.strided), None)
-        if counted is not None:
-            self.hold(counted.register_post_accumulate_grad_hook(parameter_hook(self._count_pass)))
 
     def at_first(self) -> dict[str, Any]:
         """The facts when the guard is made. Cost: one read of the model's weights; on a GPU one sync."""
@@ -93,8 +83,6 @@ class ModelFacts(Observer):
         if [{**one, "lr": 0.0} for one in found] != [{**one, "lr": 0.0} for one in self._settings]:
             self._settings = found  # with the learning rates at the last change of another setting
         facts["optimizer_settings"] = self._settings
-        if self._per_step is not None:
-            facts["backward_per_step"] = self._per_step
         still = _not_moving(optimizers)
         known = {id(p): name for p, name in self._namer.known()} if still else {}
         facts["zero_lr"] = [known.get(i, "a parameter without a name") for i in still]
@@ -104,22 +92,6 @@ class ModelFacts(Observer):
             facts["not_in_optimizer"] = [n for i, n in left if i not in others and n not in self._namer.given]
             facts["without_gradient"] = [n for p, n in self._namer.known() if not p.requires_grad]
         return facts
-
-    def _count_pass(self, parameter: torch.Tensor) -> None:
-        self._passes += 1
-
-    def next_after(self, step: int) -> float:
-        return step + 1 if self._handles else math.inf
-
-    def after(self, step: int) -> None:
-        if not self._handles:
-            return
-        self._num_steps += 1
-        if self._passes:
-            self._per_step, self._passes = self._passes, 0
-            self._steps_left -= 1
-        if not self._steps_left or self._num_steps >= _MAX_STEPS:
-            self.close()
 
 
 def leaves_of(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -1,4 +1,4 @@
-"""Finds missing `zero_grad` calls: gradients of a step that are still there when those of the next are added."""
+"""Counts backward passes, and finds missing `zero_grad` calls: old gradients to which those of a step are added."""
 
 from __future__ import annotations
 
@@ -83,12 +83,14 @@ class LeftGradients(Observer):
         # Those at which the gradients of the backward passes were gone, or, where they may not be read, written to
         self._num_cleared = 0
         self._has_begun = False  # there was a step with gradients
+        self._most_passes = 0  # before one step
 
     def next_after(self, step: int) -> float:
         return step + 1 if self._watched else math.inf
 
     def after(self, step: int) -> None:
         reached = [watched for watched in self._watched if watched.num_passes]
+        self._most_passes = max([self._most_passes, *(watched.num_passes for watched in reached)])
         if reached and self._has_begun:
             self._num_watched += 1
             self._num_left += any(watched.is_left for watched in reached)
@@ -111,8 +113,9 @@ class LeftGradients(Observer):
             self.close()
 
     def facts(self) -> dict[str, Any]:
+        passes = {"backward_per_step": self._most_passes} if self._most_passes else {}
         counts = {"num_watched_backwards": self._num_watched, "num_left_gradients": self._num_left}
-        return {**counts, "num_cleared_gradients": self._num_cleared} if self._num_watched else {}
+        return {**passes, **counts, "num_cleared_gradients": self._num_cleared} if self._num_watched else passes
 
     def close(self) -> None:
         for watched in self._watched:

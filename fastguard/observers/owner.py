@@ -12,7 +12,6 @@ import torch
 from ..records import ModelNotes
 from .batches import BatchWatch
 from .coverage import CoverageWatch
-from .facts import ModelFacts
 from .left_gradients import LeftGradients
 from .observer import ObservedRun, Observer, held_weakly
 from .sketches import Sketches
@@ -32,16 +31,13 @@ class Observers:
         run: ObservedRun,
         model: torch.nn.Module | None,
         optimizers: Sequence[torch.optim.Optimizer],
-        facts: ModelFacts,
         others: Sequence[Observer] = (),
     ) -> None:
         self._run = run
         self._begun = -1  # the step that `begin_step` was called before
         self._due: list[Observer] = []
         self._left, self._sketches = LeftGradients(run, optimizers), Sketches(run, optimizers)
-        self._next: dict[Observer, float] = dict.fromkeys(
-            (facts, self._left, self._sketches, CoverageWatch(run), *others), 0
-        )
+        self._next: dict[Observer, float] = dict.fromkeys((self._left, self._sketches, CoverageWatch(run), *others), 0)
         self.batches: BatchWatch | None = None  # stays so without a model, and where it takes no hooks
         if model is not None and not isinstance(model, torch.jit.ScriptModule):
             device = next((p.device.type for o in optimizers for g in o.param_groups for p in g["params"]), "cpu")

@@ -146,7 +146,7 @@ class OptimizerNotes:
     # The largest share so far by which weight decay shrinks a parameter in one step. It includes the learning rate if
     # the decay is decoupled (AdamW) or plain (SGD); None if not known.
     decay_per_step: float | None = None
-    backward_per_step: Count | None = None  # backward passes before one step; None if not known
+    backward_per_step: Count | None = None  # most backward passes before one step; None if not known
     has_scheduler: bool | None = None  # whether the optimizer has a learning rate scheduler; None if not known
     initial_lr: float | None = None  # the learning rate that the scheduler started from, if there is one
     steps_per_epoch: Length | None = None  # steps in one pass over the data, if known

@@ -95,7 +95,6 @@ class Guard(GuardState):
         self._judge = Judge(self._run, self._ledger, settings.clip_through)
         self._is_loss_new = True
         facts = ModelFacts(model, optimizers, namer, self._run.backend)
-        made.callback(facts.close)
         if parity is not None:
             parity.start(self._run)
         others: list[Observer] = [one for one in (parity, local) if one is not None]
@@ -105,7 +104,7 @@ class Guard(GuardState):
         if monitor is not None and activations is not None:
             monitor.failures = self._run.failures
             others.append(activations)
-        observers = Observers(self._run, model, optimizers, facts, others)
+        observers = Observers(self._run, model, optimizers, others)
         made.callback(observers.close)
         if activations is not None:
             activations.start()

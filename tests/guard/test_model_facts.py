@@ -76,7 +76,7 @@ def test_schedulers_and_dropout():
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-def test_backward_passes_of_a_step_are_counted_for_four_steps(passes):
+def test_backward_passes_of_a_step_are_counted(passes):
     model, optimizer = guarded_model()
     first = next(model.parameters())
     assert notes_of(optimizer).backward_per_step is None
@@ -87,7 +87,7 @@ def test_backward_passes_of_a_step_are_counted_for_four_steps(passes):
         optimizer.step()
         optimizer.zero_grad()
     assert notes_of(optimizer).backward_per_step == passes
-    for _ in range(17):  # left gradients are watched longer
+    for _ in range(17):
         assert len(first._post_accumulate_grad_hooks) == len(first._backward_hooks) == 1
         model(torch.ones(2, 6)).sum().backward()
         optimizer.step()
