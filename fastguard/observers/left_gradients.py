@@ -105,7 +105,7 @@ class LeftGradients(Observer):
         """Goes on at `step` from the counts in the notes."""
         self._num_watched, self._num_left = notes.num_watched_backwards or 0, notes.num_left_gradients or 0
         self._num_steps, self._num_cleared = step, notes.num_cleared_gradients or 0
-        self._has_begun = self._num_watched > 0
+        self._has_begun, self._most_passes = self._num_watched > 0, notes.backward_per_step or 0
         self._end_if_done()
 
     def _end_if_done(self) -> None:
