@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .observer import ObservedRun, Observer, parameter_hook
+from .observer import Observer, parameter_hook
 from .sketches import Snapshot, guarded_parameters, next_look
 
 _REST = 64  # steps without a look while no gradient is missing
@@ -25,7 +25,7 @@ class CoverageWatch(Observer):
     steps.
     """
 
-    def __init__(self, run: ObservedRun) -> None:
+    def __init__(self, run: Any) -> None:
         self._run = run
         self._before: Snapshot | None = None
         self._after: Snapshot | None = None

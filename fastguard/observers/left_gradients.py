@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..records import ModelNotes
-from .observer import ObservedRun, Observer, parameter_hook
+from .observer import Observer, parameter_hook
 from .sketches import sample
 from .tensors import can_be_read, strided
 
@@ -71,7 +71,7 @@ class LeftGradients(Observer):
     Cost: 5 us a backward pass until it is over; then nothing.
     """
 
-    def __init__(self, run: ObservedRun, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, run: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._run = run
         params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
         params = [p for p in params if p.requires_grad and p.is_leaf and p.layout is torch.strided]

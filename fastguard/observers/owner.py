@@ -13,7 +13,7 @@ from ..records import ModelNotes
 from .batches import BatchWatch
 from .coverage import CoverageWatch
 from .left_gradients import LeftGradients
-from .observer import ObservedRun, Observer, held_weakly
+from .observer import Observer, held_weakly
 from .sketches import Sketches
 
 _NEVER = 1 << 62
@@ -28,7 +28,7 @@ class Observers:
 
     def __init__(
         self,
-        run: ObservedRun,
+        run: Any,
         model: torch.nn.Module | None,
         optimizers: Sequence[torch.optim.Optimizer],
         others: Sequence[Observer] = (),

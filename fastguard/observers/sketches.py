@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..kernels.cpu import extension
-from .observer import ObservedRun, Observer
+from .observer import Observer
 
 _NUM_GRADIENTS, _PER_GRADIENT = 4, 1024
 _NUM_CHECKED = 64  # the largest gradients, among which those that are compared are looked for
@@ -126,7 +126,7 @@ class Sketches(Observer):
     a `Snapshot` after a step, compared when the next one begins. Cost: 10 us for gradients, and that of `Snapshot`.
     """
 
-    def __init__(self, run: ObservedRun, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, run: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._run = run
         self._own: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet(optimizers)
         self._chosen: list[tuple[weakref.ref[torch.Tensor], int]] = []  # parameters, and the sizes of their gradients

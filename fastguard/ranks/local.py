@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.hooks import unserializable_hook
 
 from .. import kernels
-from ..observers.observer import ObservedRun, Observer, while_alive
+from ..observers.observer import Observer, while_alive
 from ..records import TrainingHistory
 from ..records.columns import COLUMNS, INDEX, norm_of, norm_parts
 from ..records.events import MAX_RANKS
@@ -86,7 +86,7 @@ class LocalGradients(Observer):
         self._trouble: tuple[int, list[tuple[int, str, int, int]]] = -1, []
         self._num_exchanges = 0
 
-    def start(self, run: ObservedRun, history: Callable[[], TrainingHistory]) -> None:
+    def start(self, run: Any, history: Callable[[], TrainingHistory]) -> None:
         """Connects to a guard, before the first backward pass."""
         self._run, self._history = run, history
         self._next = run.step

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .. import kernels
-from ..observers.observer import ObservedRun, Observer
+from ..observers.observer import Observer
 from . import shards
 from .exchange import device_of
 from .shards import has_other_ranks, is_under_fully_shard, ranks_of
@@ -54,7 +54,7 @@ class Parity(Observer):
     """
 
     what = "comparison of replicas"
-    _run: ObservedRun
+    _run: Any
 
     def __init__(self, model: torch.nn.Module | None, every: int | None = None) -> None:
         self._every = (every or GRADIENTS_EVERY, every or WEIGHTS_EVERY)
@@ -63,7 +63,7 @@ class Parity(Observer):
         # the first 16 differences, as `fastguard.records.events.ReplicaDifference`
         self.events: list[dict[str, Any]] = []
 
-    def start(self, run: ObservedRun) -> None:
+    def start(self, run: Any) -> None:
         """Connects to a guard."""
         self._run = run
 

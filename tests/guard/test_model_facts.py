@@ -278,7 +278,7 @@ def test_a_learning_rate_that_the_host_would_have_to_wait_for_is_not_asked():
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), model)
     optimizer.param_groups[0]["lr"] = torch.tensor(0.0, device="meta")  # float() of it would raise
-    facts = optimizer.guard._facts.facts.now([optimizer])
+    facts = optimizer.guard._facts.now([optimizer])
     assert (facts["decay_per_step"], facts["zero_lr"]) == (0.0, [])
 
 
