@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..ranks.exchange import all_reduced
-from ..records import values
-from ..records.codec import Count, Part, reader_of
+from ..records.codec import Count, Part
 from ..records.events import RecoveryEvent
 from .rise import LossRise, Trial
 from .settings import Recovery
@@ -27,9 +26,6 @@ _MOST_LOST = 1 / 3  # of the progress since the beginning, to a higher learning 
 _MOST_FASTER = 2.0  # times the learning rate at a snapshot, at which training continues from it
 _NUM_FIRST = 20  # losses at the beginning of the run
 _LEAST_SPREAD, _LEAST_GAIN = 0.02, 0.05  # of the level, and of the progress since the beginning
-
-
-read_events = reader_of(list[RecoveryEvent])
 
 
 class LossLevel(Part):
@@ -80,42 +76,33 @@ class LossLevel(Part):
         return median([*self.losses][-_NUM_NEEDED:]) if self.losses else math.nan
 
 
-class Ladder(Part):
+class Ladder:
     """Watches losses and norms, and counts rollbacks.
 
     Attributes:
+        rise: detects losses that stay above their level, also below the limit.
         cut, cut_at: the factor of the learning rate after a rollback, and the step of the rollback.
         lr, lr_back: the newest learning rate of the schedule, and that of the restored snapshot.
         has_aim: whether a lower loss is better.
         has_grown: whether parameters are many times larger than before the loss began to rise.
+        num_high, num_bad: losses in a row above the limit; steps in a row with non-finite gradients.
+        is_waiting: the run was rolled back, and its loss is not yet known to be normal.
     """
-
-    level: LossLevel  # of the losses
-    rise: LossRise  # detects losses that stay above their level, also below the limit
-    cut: float
-    cut_at: Count
-    lr: float | None
-    lr_back: float | None
-    _norms: deque[float]
-    num_high: Count  # losses in a row above the limit
-    num_bad: Count  # steps in a row with non-finite gradients
-    attempts: list[Count]  # steps of the rollbacks
-    is_waiting: bool  # the run was rolled back, and its loss is not yet known to be normal
-    num_sat_out: Count  # steps skipped since then
 
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
-        self._norms = deque(maxlen=_NUM_KEPT)
+        self._norms: deque[float] = deque(maxlen=_NUM_KEPT)
         self.level, self.rise = LossLevel(settings), LossRise()
         self.cut, self.cut_at = 1.0, 0
-        self.lr = self.lr_back = None
+        self.lr: float | None = None
+        self.lr_back: float | None = None
         self.has_aim, self.has_grown = True, False
         self.trial: Trial | None = None  # of a snapshot; None without one
         self.num_high = self.num_bad = 0
         self.cause = ""  # a reason to roll back that was found elsewhere; "" for none
-        self.attempts = []
+        self.attempts: list[int] = []  # steps of the rollbacks
         self.is_waiting = False
-        self.num_sat_out = 0
+        self.num_sat_out = 0  # steps skipped since then
 
     def see(
         self, loss: float | None, norm: float, *, skipped: bool, vetoed: bool = False, lr: float | None = None
@@ -223,6 +210,13 @@ class Ladder(Part):
         self.attempts = [one for one in self.attempts if step - one < self._settings.window]
         return len(self.attempts)
 
+    def resume(self, events: Sequence[RecoveryEvent]) -> None:
+        """Goes on after these events."""
+        for event in events:
+            if event["kind"] == "rollback":
+                self.attempts.append(event["step"])
+                self.cut, self.cut_at = event.get("lr_factor", 1.0), event["step"]
+
     def went_back(self, step: int, baseline: dict[str, Any]) -> float:
         """Notes a rollback. Returns the factor of the learning rate from here on."""
         earlier = len(self.attempts)
@@ -289,9 +283,6 @@ def reduced(numbers: Sequence[float], groups: Groups, how: Any) -> list[float]:
     return list(all_reduced(words, groups, how).tolist())
 
 
-seen_of = reader_of(StepSeen)  # from a list of its fields; a MisfitError for anything else
-
-
 def exchanged(ladder: Ladder, arrived: list[StepSeen], groups: Groups) -> list[StepSeen]:
     """The mean of the records of all processes, so that all decide alike. It takes one `all_reduce` a group."""
     losses = [one.loss for one in arrived if one.loss is not None]
@@ -323,11 +314,3 @@ class Slowed:
         for (group, lr), slow in zip(self._entries, self._slow):
             if group["lr"] is slow:
                 group["lr"] = lr
-
-
-def check_state(state: Any) -> Any:
-    """Returns `state`. Raises MisfitError if it does not come from `Rescue.state_dict`."""
-    values.entry(state, "ladder", Ladder(Recovery()).load)
-    values.entry(state, "events", read_events)
-    values.entry(state, "arrived", lambda plain: values.each(seen_of, plain))
-    return state
