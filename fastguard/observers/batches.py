@@ -19,7 +19,7 @@ from ..records.failures import Failures
 from ..records.samples import BatchSample
 from .batch_sample import data_of, sample_of
 from .facts import kind_of, leaves_of
-from .loss_gradient import LossGradient
+from .loss_gradient import LossGradient, chain_of
 from .observer import ModuleHook, Observer, Transient, leave_to_python, unwrapped
 from .tensors import can_be_read, leaves, thinned
 
@@ -339,16 +339,11 @@ def _operations(output: Any) -> list[str]:
     """Names of the operations that autograd recorded last, the last one first."""
     floating = [y for _, y in leaves(output) if y.is_floating_point()]
     y = next((y for y in floating if y.dim()), floating[0] if floating else None)
-    node: Any = None if y is None else y.grad_fn
-    found: list[str] = []
-    while node is not None and len(found) < _NUM_OPERATIONS:
-        found.append(node.name().partition("Backward")[0].rpartition("::")[2])
-        before = [n for n, _ in node.next_functions if n is not None]
-        node = next((n for n in before if n.name() not in _NO_OPERATION), None)
-    return found
+    names = [node.name() for node in chain_of(None if y is None else y.grad_fn) if node.name() not in _NO_OPERATION]
+    return [name.partition("Backward")[0].rpartition("::")[2] for name in names[:_NUM_OPERATIONS]]
 
 
-_NO_OPERATION = ("torch::autograd::AccumulateGrad", "TBackward0", "TransposeBackward0")
+_NO_OPERATION = ("TBackward0", "TransposeBackward0")
 
 
 leave_to_python(BatchWatch)

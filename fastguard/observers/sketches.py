@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import math
@@ -20,36 +19,40 @@ _NUM_CHECKED = 64  # the largest gradients, among which those that are compared 
 _NUM_PARAMETERS, _PER_PARAMETER = 16, 4
 _MAX_NAMES = 64
 _SPAN = 50  # steps with one pair of looks
-_BLOCK = 1000  # steps whose looks are worked out together
+_NUM_FIRST, _RARE_FROM = 20, 1000
 READ, COMPARE, KEEP = 1, 2, 4  # gradients; gradients with those of the step before; parameters, as the step leaves them
 
 _guarded: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
-@functools.lru_cache(maxsize=4)
-def looks(block: int) -> dict[int, int]:
-    """The steps of a block of 1000 that are sampled, in order, and what to do: READ, COMPARE, KEEP.
+def look_at(step: int) -> int:
+    """What is sampled at a step: READ, COMPARE, KEEP, or 0.
 
-    These are the first twenty steps, then one pair of steps in each span of fifty, at another place in each, so that
+    The first twenty steps are sampled, then one pair of steps in each span of fifty, at another place in each, so that
     nothing periodic can hide: gradients are compared within the pair, and parameters between its steps; from step 1000
     on, parameters in every second pair.
 
-    >>> [step for step, what in looks(1).items() if what & COMPARE][:5]
+    >>> [step for step in range(1000, 1250) if look_at(step) & COMPARE]
     [1043, 1051, 1108, 1165, 1222]
     """
-    found = {}
-    if not block:
-        found = {step: READ | (COMPARE if step else 0) | (KEEP if step % 4 == 3 else 0) for step in range(21)}
-    for number in range(block * _BLOCK // _SPAN or 1, (block + 1) * _BLOCK // _SPAN):
-        start = number * _SPAN + number * 7 % (_SPAN - 1)
-        found[start] = READ | (0 if block and number % 2 else KEEP)
-        found[start + 1] = READ | COMPARE
-    return found
+    if step <= _NUM_FIRST:
+        return READ | (COMPARE if step else 0) | (KEEP if step % 4 == 3 else 0)
+    start = _pair_of(step // _SPAN)
+    if step == start:
+        return READ | (0 if step >= _RARE_FROM and step // _SPAN % 2 else KEEP)
+    return READ | COMPARE if step == start + 1 else 0
+
+
+def _pair_of(span: int) -> int:
+    """The first step of the pair in a span; none in the first span, whose first steps are all sampled."""
+    return span * _SPAN + span * 7 % (_SPAN - 1) if span else -_SPAN
 
 
 def next_look(step: int) -> int:
     """The first step after `step` that is sampled."""
-    return next(due for block in itertools.count(step // _BLOCK) for due in looks(block) if due > step)
+    span = step // _SPAN
+    pairs = [due for start in (_pair_of(span), _pair_of(span + 1)) for due in (start, start + 1)]
+    return step + 1 if step < _NUM_FIRST else next(due for due in pairs if due > step)
 
 
 def guarded_parameters(but: Collection[torch.optim.Optimizer] = ()) -> set[int]:
@@ -152,7 +155,7 @@ class Sketches(Observer):
         self._names.update(dict.fromkeys((changed or ())[: _MAX_NAMES - len(self._names)]))
 
     def after(self, step: int) -> None:
-        run, what = self._run, looks(step // _BLOCK).get(step, 0)
+        run, what = self._run, look_at(step)
         if not what or not run.may_wait:
             return
         if what & READ:

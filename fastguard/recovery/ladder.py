@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from ..ranks.exchange import all_reduced
-from ..records.codec import Count, Part
 from ..records.events import RecoveryEvent
 from .rise import LossRise, Trial
 from .settings import Recovery
@@ -28,7 +28,7 @@ _NUM_FIRST = 20  # losses at the beginning of the run
 _LEAST_SPREAD, _LEAST_GAIN = 0.02, 0.05  # of the level, and of the progress since the beginning
 
 
-class LossLevel(Part):
+class LossLevel:
     """Where the losses of a healthy run are, how far they scatter, and from where on a loss is too high.
 
     Attributes:
@@ -36,21 +36,19 @@ class LossLevel(Part):
             while it is not known.
     """
 
-    losses: deque[float]
-    _num_new: Count
-    limit: float  # Inf while too little is known
-    value: float  # median of the newest 32 losses; 0 while it is not known
-    spread: float
-    first: list[float]  # the first twenty losses
-    harder: float  # by how much the losses of data that were left out were above the level
-
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
-        self.losses = deque(maxlen=_NUM_KEPT)
-        self.first = []
+        self.losses: deque[float] = deque(maxlen=_NUM_KEPT)
+        self.first: list[float] = []  # the first twenty losses
         self._num_new = 0
-        self.value = self.spread = self.harder = 0.0
-        self.limit = math.inf
+        self.value = self.spread = 0.0  # the value is the median of the newest 32 losses, or 0
+        self.harder = 0.0  # by how much the losses of data that were left out were above the level
+        self.limit = math.inf  # while too little is known
+
+    def copied(self) -> LossLevel:
+        found = copy.copy(self)
+        found.losses = self.losses.copy()
+        return found
 
     def take(self, loss: float) -> None:
         """Takes the loss of a healthy step."""
@@ -250,13 +248,13 @@ class Ladder:
         return 1.0 if self.cut == 1.0 else self.cut + (1.0 - self.cut) * since / ramp
 
     def baseline(self) -> dict[str, Any]:
-        """Losses and norms as plain data."""
-        return {"level": self.level.state(), "norms": [*self._norms], "lr": self.lr}
+        """Losses and norms as they are now."""
+        return {"level": self.level.copied(), "norms": [*self._norms], "lr": self.lr}
 
     def load_baseline(self, baseline: dict[str, Any]) -> None:
         """Goes back to what `baseline` returned; all alarms are over."""
         first, harder = self.level.first, self.level.harder
-        self.level.load(baseline["level"])
+        self.level = baseline["level"].copied()
         self.level.first, self.level.harder = first, harder
         self._norms = deque(baseline["norms"], _NUM_KEPT)
         self.num_high, self.num_bad, self.cause = 0, 0, ""
