@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,18 +68,11 @@ class BatchWatch(Transient, Observer):
     Cost: 2 us a pass, 6 if the model has other hooks; 0.1 ms for a sample, of some 4096 elements of input and output.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        place: Callable[[], int | None],
-        awake: Callable[[], None],
-        failures: Failures,
-        device: str,
-        clock: Any = None,
-    ) -> None:
-        self._model = weakref.ref(model)
+    def __init__(self, model: nn.Module, run: Any, device: str) -> None:
+        failures, clock = run.failures, getattr(run, "clock", None)  # of the extension
+        self._model, self._run = weakref.ref(model), weakref.ref(run)
         self._inner = weakref.ref(unwrapped(model))
-        self._place, self._awake, self._failures = place, awake, failures
+        self._failures = failures
         self._num_taken = 0
         # In steps: an accumulated gradient takes many passes, an actor many without a gradient.
         self._schedule = schedule_for(clock, model)
@@ -141,26 +133,22 @@ class BatchWatch(Transient, Observer):
 
     def _is_due(self, is_training: bool) -> bool:
         """Whether to sample such a pass now. Asking changes nothing."""
-        try:
-            step = self._place()
-        except ReferenceError:  # the guard is going, and so is this hook
-            return False
-        schedule = self._schedule
-        if step is None:
+        run, schedule = self._run(), self._schedule
+        if run is None or not run.may_wait:
             return False
         if is_training:
             schedule.is_evaluation_due = True
-            return step >= schedule.training_from
-        return schedule.is_evaluation_due and step >= schedule.evaluation_from
+            return bool(run.step >= schedule.training_from)
+        return bool(schedule.is_evaluation_due and run.step >= schedule.evaluation_from)
 
     def _look(
         self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any, is_training: bool, with_grad: bool
     ) -> None:
-        step, schedule = self._place(), self._schedule
-        if step is None or len(self.found) >= _MAX_WAITING:
+        run, schedule = self._run(), self._schedule
+        if run is None or len(self.found) >= _MAX_WAITING:
             return
         self._num_taken += is_training
-        following = step + (_EARLY if self._num_taken < _NUM_EARLY else _LATE)
+        following = run.step + (_EARLY if self._num_taken < _NUM_EARLY else _LATE)
         if is_training:
             schedule.training_from = 0 if self._num_taken < _NUM_FIRST else following
         else:
@@ -177,7 +165,7 @@ class BatchWatch(Transient, Observer):
                 self.output_width = sample.output_width
         if sample is not None:
             self.found.append(sample)
-            self._awake()
+            run.has_more_to_do = True
 
     def facts(self) -> dict[str, Any]:
         norms = {"norm_statistics": dict(self.norms.found)} if self.norms.found else {}

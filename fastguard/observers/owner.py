@@ -13,7 +13,7 @@ from ..records import ModelNotes
 from .batches import BatchWatch
 from .coverage import CoverageWatch
 from .left_gradients import LeftGradients
-from .observer import Observer, held_weakly
+from .observer import Observer
 from .sketches import Sketches
 
 _NEVER = 1 << 62
@@ -42,21 +42,12 @@ class Observers:
         if model is not None and not isinstance(model, torch.jit.ScriptModule):
             device = next((p.device.type for o in optimizers for g in o.param_groups for p in g["params"]), "cpu")
             with run.failures.kept("batch sampler", "No forward pass is looked at."):
-                place, awake = held_weakly(self._place), held_weakly(self._awake)
-                clock = getattr(run, "clock", None)  # of the extension
-                self.batches = BatchWatch(model, place, awake, run.failures, device, clock)
+                self.batches = BatchWatch(model, run, device)
         for observer in self._all():
             weakref.finalize(self, observer.close).atexit = False  # no hook outlives the guard
 
     def _all(self) -> list[Observer]:
         return [*self._next] if self.batches is None else [*self._next, self.batches]
-
-    def _place(self) -> int | None:
-        """Number of the current step; None if nothing may be read."""
-        return self._run.step if self._run.may_wait else None
-
-    def _awake(self) -> None:
-        self._run.has_more_to_do = True
 
     def _ask(self, observer: Observer, method: Callable[..., Any], *args: Any) -> Any:
         """What a method of an observer returns; None if it raises, which is counted."""
