@@ -129,11 +129,9 @@ class ModelFacts:
             node = getattr(loss, "grad_fn", None)
             self._loss = None if node is None else node._sequence_nr()
             for other in [one for one in _ALIVE if one is not self]:
-                if other._loss == self._loss is not None:  # the same loss: both minimise it
-                    self._share(other)
-                    other._share(self)
-                other._note_adversary(self)
-                self._note_adversary(other)
+                is_shared = other._loss == self._loss is not None
+                self._compare(other, is_shared)
+                other._compare(self, is_shared)
 
     def _of_run(self) -> dict[str, Any]:
         run = self._run
@@ -164,21 +162,17 @@ class ModelFacts:
     def _guarded(self) -> set[int]:
         return set(map(id, self._run.params()))
 
-    def _share(self, other: ModelFacts) -> None:
-        """The parameters of `other` are not those of an adversary."""
-        shared = self._foreign.keys() & other._guarded()
-        for number in shared:
-            del self._foreign[number]
-        if shared:
-            self._ledger.history.note_model(num_foreign_parameters=len(self._foreign))
-
-    def _note_adversary(self, other: ModelFacts) -> None:
-        """Records how many parameters are in the loss of the model of `other`, as in a GAN."""
-        own = self._guarded() if other._foreign else set()
-        num = len([i for i, ref in other._foreign.items() if i in own and ref() is not None])
-        history = self._ledger.history
-        if num > (history.model.num_foreign_parameters or 0):
-            history.note_model(num_foreign_parameters=num)
+    def _compare(self, other: ModelFacts, is_shared: bool) -> None:
+        """Parameters of `other` in this loss are as the model's own if both minimise it, and else an adversary's."""
+        params = other._guarded() if self._foreign else set()
+        met = [number for number, ref in self._foreign.items() if number in params and ref() is not None]
+        history = (self if is_shared else other)._ledger.history
+        if is_shared and met:
+            for number in met:
+                del self._foreign[number]
+            history.note_model(num_foreign_parameters=len(self._foreign))
+        elif len(met) > (history.model.num_foreign_parameters or 0):
+            history.note_model(num_foreign_parameters=len(met))
 
 
 def leaves_of(model: torch.nn.Module) -> list[torch.nn.Module]:
