@@ -69,10 +69,6 @@ def sample(tensors: Sequence[torch.Tensor], number: int) -> bytearray | None:
     return found
 
 
-def _is_plain(x: torch.Tensor) -> bool:
-    return sample([x], 1) is not None
-
-
 class Snapshot:
     """Four elements each of up to sixteen parameters around `step`, to say later which of them have changed.
 
@@ -85,14 +81,10 @@ class Snapshot:
     ) -> None:
         self.step, self._is_exact = step, is_exact
         chosen = named[:: max(1, -(-len(named) // _NUM_PARAMETERS))]
-        values = sample([p for p, _ in chosen], _PER_PARAMETER) if may_read else None
-        others: Sequence[tuple[torch.Tensor, str]] = []
-        if values is None:
-            plain = [may_read and _is_plain(p) for p, _ in chosen]
-            others = [pair for pair, is_read in zip(chosen, plain) if not is_read and is_exact]
-            chosen = [pair for pair, is_read in zip(chosen, plain) if is_read]
-            values = sample([p for p, _ in chosen], _PER_PARAMETER)
-        self._values = values or bytearray()
+        plain = [may_read and sample([p], 1) is not None for p, _ in chosen]
+        others = [pair for pair, is_read in zip(chosen, plain) if not is_read and is_exact]
+        chosen = [pair for pair, is_read in zip(chosen, plain) if is_read]
+        self._values = sample([p for p, _ in chosen], _PER_PARAMETER) or bytearray()
         self._read = [(weakref.ref(p), name, p.dtype) for p, name in chosen]
         self._counted = [(weakref.ref(p), name, p._version) for p, name in others]
 
@@ -175,7 +167,9 @@ class Sketches(Observer):
             # Checks only the largest: torch keeps 64 bytes for each storage that Python has seen.
             sizes = ((p, -1 if p.grad is None else p.grad.numel()) for p in self._run.params())
             largest = heapq.nlargest(_NUM_CHECKED, sizes, key=lambda pair: pair[1])
-            plain = ((weakref.ref(p), size) for p, size in largest if p.grad is not None and _is_plain(p.grad))
+            plain = (
+                (weakref.ref(p), size) for p, size in largest if p.grad is not None and sample([p.grad], 1) is not None
+            )
             self._chosen = list(itertools.islice(plain, _NUM_GRADIENTS))
             now = self._sample_chosen()
         before, self._gradients = self._gradients, None if now is None else (step, now)
