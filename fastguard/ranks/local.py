@@ -1,4 +1,4 @@
-"""Reads each rank's own gradients under DistributedDataParallel, before they are averaged."""
+"""Reads each rank's own gradients under DistributedDataParallel and `fully_shard`, before they are averaged."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from ..observers.observer import Observer, while_alive
 from ..records import TrainingHistory
 from ..records.columns import COLUMNS, INDEX, norm_of, norm_parts
 from ..records.events import MAX_RANKS
+from . import shards
 from .ranks import describe, with_bad_step
-from .shards import compares_ranks
+from .shards import Unsharded, compares_ranks, num_averaged, ranks_of
 
 EVERY = 10  # steps
 _MAX_HELD = 4  # tensors of a rank
@@ -39,8 +40,14 @@ _LEAST_RANKS = 3  # of two, either may be the odd one
 class _OwnGradients(NamedTuple):
     """This rank's own gradients of the newest averaged backward pass of a step."""
 
-    sum_sq: float  # squared norm; NaN if it is not finite
+    sum_sq: float  # squared norm; NaN if it is not finite, or if ranks have different tensors
     held: list[tuple[int, int, int]]  # index, NaNs and Infs of the first four bad parameters in backward order
+
+
+def _hooked(arrived: Callable[..., None], index: int, parameter: torch.Tensor) -> Any:
+    """Hooks a parameter after its gradient was accumulated, before DistributedDataParallel does."""
+    hook: Any = unserializable_hook(functools.partial(arrived, index))
+    return parameter.register_post_accumulate_grad_hook(hook)
 
 
 class LocalGradients(Observer):
@@ -50,7 +57,7 @@ class LocalGradients(Observer):
     have one, made at the same time, and step together; a rank that does not answer within a minute ends it.
 
     Cost: one read of the gradients, 1 us a parameter, and on a GPU a sync; 224 bytes from each rank and some 0.3 ms at
-    each exchange.
+    each exchange. Under `fully_shard` one kernel call a parameter.
     """
 
     what, so = "comparison of the ranks' own gradients", "Nothing more is said of single ranks."
@@ -58,12 +65,15 @@ class LocalGradients(Observer):
     def __init__(self, model: Any, params: Sequence[torch.Tensor], every: int = EVERY) -> None:
         self._every = every
         self._model = weakref.ref(model)
-        self._members = dist.get_process_group_ranks(model.process_group)
-        averaged, arrived = {id(p) for p in model.module.parameters() if p.requires_grad}, while_alive(self._arrived)
-        for i, p in enumerate(params):
-            if id(p) in averaged:  # after its gradient was accumulated, before DistributedDataParallel's own hook
-                hook: Any = unserializable_hook(functools.partial(arrived, i))
-                self.hold(p.register_post_accumulate_grad_hook(hook))
+        self._is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+        put = functools.partial(_hooked, while_alive(self._arrived))
+        if self._is_ddp:
+            self._members = dist.get_process_group_ranks(model.process_group)
+            averaged = {id(p) for p in model.module.parameters() if p.requires_grad}
+            self.hold(*(put(i, p) for i, p in enumerate(params) if id(p) in averaged))
+        else:
+            self._members = ranks_of(params)
+            self.hold(Unsharded(model, params, put))
         self.num_ranks = len(self._members)
         self._group: Any = None  # made once the settings of the ranks were compared, because that waits for all of them
         self._fired: dict[int, torch.Tensor] = {}
@@ -137,9 +147,12 @@ class LocalGradients(Observer):
             self._fired[index] = parameter  # the first one of this pass has queued the callback
             return
         model: Any = self._model()
-        if model is None or not model.require_backward_grad_sync:
+        if model is None or (self._is_ddp and not model.require_backward_grad_sync):
             return
         self._fired[index] = parameter
+        if not self._is_ddp:
+            self._measure()
+            return
         if model.gradient_as_bucket_view or (model.static_graph and self._num_passes < 2):
             self._measure()  # written over while the pass goes on, as all are in the first one of a static graph
             return
@@ -158,17 +171,19 @@ class LocalGradients(Observer):
             if known is None or not self._seen.isdisjoint(fired):
                 self._seen = set()  # another pass, which has added to the gradients of the last one
                 self._num_passes += 1
-                known = _OwnGradients(0.0, [])
+                # fully_shard may have reduced the gradients between the passes, and started again
+                known = _OwnGradients(0.0, [] if known is None or self._is_ddp else known.held)
             self._seen.update(fired)
             gradients: list[Any] = [parameter.grad for parameter in fired.values()]
-            table, fold = kernels.run_stats(gradients, self._run.backend)
+            is_part = any(map(shards.is_sharded, gradients))
+            table, fold = kernels.run_stats(shards.locals_of(gradients), self._run.backend)
             norm = norm_of(*norm_parts(kernels.fold_rows(table) if fold is None else fold))
             held = known.held
             if not math.isfinite(norm):
                 rows = torch.frombuffer(table, dtype=torch.float64).view(-1, len(COLUMNS))[:, [_NANS, _INFS]].tolist()
                 bad = [(index, int(nans), int(infs)) for index, (nans, infs) in zip(fired, rows) if nans or infs]
                 held = sorted({one[0]: one for one in [*held, *bad]}.values(), reverse=True)[:_MAX_HELD]
-            sum_sq = known.sum_sq + norm * norm
+            sum_sq = math.nan if is_part else known.sum_sq + norm * norm
             self._read[step] = _OwnGradients(sum_sq if math.isfinite(sum_sq) else math.nan, held)
 
     def _tell(self, step: int) -> None:
@@ -270,14 +285,12 @@ def local_gradients(
     """The reader of each rank's own gradients; None if `every` does not ask for it, or there is only one rank."""
     if not compares_ranks("watch_ranks", every):
         return None
-    if not isinstance(model, nn.parallel.DistributedDataParallel):
+    params = [p for group in groups for p in group]
+    num_ranks = num_averaged(model, params)
+    if model is None or num_ranks is None:
         raise TypeError(
-            "`watch_ranks` must come with a model under DistributedDataParallel, got "
+            "`watch_ranks` must come with a model under DistributedDataParallel or fully_shard, got "
             f"{'none' if model is None else type(model).__name__}. Pass the wrapped model: wrap(optimizer, ddp_model, "
             "watch_ranks=True)."
         )
-    if dist.get_world_size(model.process_group) == 1:
-        return None
-    return LocalGradients(
-        model, [p for group in groups for p in group], EVERY if every is True else int(every or EVERY)
-    )
+    return None if num_ranks == 1 else LocalGradients(model, params, EVERY if every is True else int(every or EVERY))

@@ -222,9 +222,9 @@ def wrap(
             DistributedDataParallel averages over ranks of the group count once.
         parity: compare replicas bit for bit: True for gradients every 20 steps and weights every 100, or one number of
             steps for both. Differences are the finding `replicas-differ`.
-        watch_ranks: with DistributedDataParallel, read each rank's own gradients before they are averaged: a skip names
-            the rank and the tensor, and `odd-rank` finds ranks whose norms differ. True: exchange every 10 steps; or a
-            number of steps (docs/scale.md).
+        watch_ranks: with DistributedDataParallel or `fully_shard`, read each rank's own gradients before they are
+            averaged: a skip names the rank and the tensor, and `odd-rank` finds ranks whose norms differ. True:
+            exchange every 10 steps; or a number of steps (docs/scale.md).
 
         experiments: try causes that are neither sure nor unlikely: True, or `fastguard.experiments.Experiments`. Forked
             copies of the process take the same steps with one thing changed (docs/guide/try.md).
@@ -285,7 +285,7 @@ def wrap(
     )
     params, run = [p for group in groups for p in group], guard._run
     world = dist.get_world_size() if over is None and has_other_ranks() else None  # a framework may hide its wrapper
-    run.num_averaged = None if local is not None else num_averaged(model) or world
+    run.num_averaged = None if local is not None else num_averaged(model, params) or world
     with run.failures.kept("comparison of the ranks' settings", "They are not compared."):
         has_collectives = settings.recovery is not None or bool(parity) or local is not None
         run.alike = alike_settings(settings.of_all_ranks(), model, params, over, has_collectives)
