@@ -56,10 +56,14 @@ class Ranks:
         self,
         params: Sequence[torch.Tensor],
         beyond: dist.ProcessGroup | None = None,  # its ranks hold other tensors of the model: pipeline stages, experts
+        flat: shards.FlatShards | None = None,  # the layout of FSDP1's parameters
         copies: Sequence[int] | None = None,  # number of ranks of `beyond` with the same parameter, for each
     ) -> None:
         # the collectives, with counts
-        self.wire = Wire(shards.groups_of(one.mesh for one in shards.layouts_of(params)))
+        self.wire = Wire(
+            shards.groups_of(one.mesh for one in shards.layouts_of(params)) if flat is None else flat.groups
+        )
+        self._flat = flat
         self._copies = None if copies is None else torch.tensor(copies, dtype=torch.float64, device="cpu").unsqueeze(1)
         self._reader = PieceReader()
         is_one = beyond is None or dist.get_world_size(beyond) == 1
@@ -118,6 +122,9 @@ class Ranks:
         """
         self._num_measured += 1
         pieces = self._reader.gradients(groups, backend, inverse)
+        if self._flat is not None:
+            counts = self._flat.num_shards
+            pieces = pieces._replace(num_shards=counts if pieces.present is None else counts[pieces.present])
         times = pieces.replication(self.wire.num_ranks)
         own = pieces.table if times is None else divided(pieces.table, times)
         num_params = sum(map(len, groups))
@@ -205,19 +212,22 @@ class Ranks:
 def ranks_over(groups: Sequence[Sequence[torch.Tensor]], model: torch.nn.Module | None, settings: Any) -> Ranks | None:
     """The ranks that hold the parameters; None if this process holds all of them, and none is a DTensor. Raises
     TypeError for `settings` that need whole tensors, and for parameters that cannot be measured over ranks."""
-    process_group = settings.process_group
+    process_group, recovery = settings.process_group, settings.recovery
     if process_group is not None and not hasattr(process_group, "size"):
         raise TypeError(f"`process_group` must be a process group that this process is in, got {process_group!r}")
     params = [p for group in groups for p in group]
-    shards.refuse_sharding_model(model, params)
-    has_shards = any(map(shards.is_sharded, params))
+    flat = shards.flat_shards(model, params)
+    if flat is None:
+        shards.refuse_sharding_model(model)
+    has_shards = flat is not None or any(map(shards.is_sharded, params))
     if process_group is None and not has_shards:
         return None
-    over = Ranks(params, process_group, shards.copies_of(params, model, process_group))
+    over = Ranks(params, process_group, flat, shards.copies_of(params, model, process_group))
     if over.is_alone and not has_shards:
         return None
     scope = getattr(settings.clip.value, "scope", "model")
     for argument, is_given, reason in (
+        ("recovery", recovery is not None and flat is not None, "FSDP1 keeps its parameters in storage of its own"),
         ("weights", settings.weights is not None, "rows of a weight lie on several ranks"),
         ("clip", scope in ("unit", "element"), f"{scope}s of a tensor lie on several ranks; clip the norm of tensors"),
     ):

@@ -1,4 +1,4 @@
-"""The layout of a model over ranks: DTensors, and gradients that DDP and FSDP2 average."""
+"""The layout of a model over ranks: DTensors, flat parameters of FSDP1, gradients that DDP and FSDP2 average."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import nn
 from ..observers.observer import ModuleHook
 
 _FSDP1 = "FullyShardedDataParallel"
+_HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _REMEDY = "Shard with fully_shard (FSDP2), whose parameters can be guarded; or clip with model.clip_grad_norm_."
 _Put = Callable[[int, torch.Tensor], Any]
 
@@ -120,6 +121,51 @@ def groups_of(meshes: Iterable[Any]) -> list[dist.ProcessGroup]:
     return [group for group in groups if dist.get_world_size(group) > 1]
 
 
+class FlatShards(NamedTuple):
+    """The layout of the flat parameters of a model over the ranks.
+
+    Attributes:
+        num_shards: number of different parts of each parameter, float64 [T, 1]: 1 of those that are not flat, which
+            are whole on each rank.
+    """
+
+    groups: list[dist.ProcessGroup]  # to reduce over, one after the other: of shards, then of their replicas
+    num_shards: torch.Tensor
+
+
+def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -> FlatShards | None:
+    """The layout of the flat parameters, or of views of them, among `params`; None if there are none.
+
+    Raises:
+        TypeError: `model` does not own them, or they do not all lie on the same ranks in the same way.
+    """
+    are_flat = [bool(getattr(p, "_fsdp_flattened", False)) for p in params]
+    if not any(are_flat):
+        return None
+    modules: list[Any] = [m for m in (() if model is None else model.modules()) if _is_fsdp1(m)]
+    if not modules:
+        raise TypeError(
+            f"`model` must be the {_FSDP1} module whose flat parameters `optimizer` holds, got another or none. "
+            f"Without it a norm would cover one rank only. Call wrap(optimizer, fsdp_model). {_REMEDY}"
+        )
+    layouts = []
+    for module in (module for module in modules if getattr(module, "_handle", None) is not None):
+        strategy, groups = module.sharding_strategy.name, [module.process_group]
+        if strategy in _HYBRID:
+            groups.append(module._inter_node_pg)
+        layouts.append((groups, strategy != "NO_SHARD"))
+    if len({(*map(id, groups), is_cut) for groups, is_cut in layouts}) != 1:
+        raise TypeError(
+            f"`model` must have all its {_FSDP1} modules over the same process group, with one sharding strategy. "
+            f"{_REMEDY}"
+        )
+    groups, is_cut = layouts[0]
+    sizes = [dist.get_world_size(group) for group in groups]
+    several = [group for group, size in zip(groups, sizes) if size > 1]
+    counts = [sizes[0] if is_cut and is_flat else 1 for is_flat in are_flat]
+    return FlatShards(several, torch.tensor(counts, dtype=torch.float64, device="cpu").unsqueeze(1))
+
+
 def _is_fsdp1(module: torch.nn.Module) -> bool:
     return any(c.__name__ == _FSDP1 for c in type(module).__mro__)
 
@@ -136,10 +182,9 @@ def refuse_shards(groups: Iterable[Iterable[torch.Tensor]]) -> None:
             raise TypeError(f"`optimizer` must hold whole parameters, got one of a {_FSDP1} module. {_REMEDY}")
 
 
-def refuse_sharding_model(model: nn.Module | None, params: Iterable[torch.Tensor] = ()) -> None:
-    """Raises TypeError for modules of FSDP1, and for its flat parameters, which look like plain ones."""
-    is_flat = any(getattr(p, "_fsdp_flattened", False) for p in params)
-    if is_flat or (model is not None and any(map(_is_fsdp1, model.modules()))):
+def refuse_sharding_model(model: nn.Module | None) -> None:
+    """Raises TypeError if a module of `model` is FSDP1, whose flat local shards look like plain parameters."""
+    if model is not None and any(map(_is_fsdp1, model.modules())):
         raise TypeError(f"`model` must not be sharded, got a {_FSDP1} module. {_REMEDY}")
 
 

@@ -214,7 +214,7 @@ def _refuse_flat(parameters: list[torch.Tensor]) -> None:
     if sys._getframe(2).f_globals.get("__name__") != _FSDP1:
         raise TypeError(
             "`parameters` must not be the flat ones of FullyShardedDataParallel: their norm here would be one rank's "
-            "own. Clip with model.clip_grad_norm_(max_norm)."
+            "own. Clip with model.clip_grad_norm_(max_norm), or by fastguard.wrap(optimizer, model, max_norm=max_norm)."
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from flat_cases import flat_cases
 from one_rank import RANK, WORLD, fsdp, join, leave, local, net, told
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -227,6 +228,7 @@ def main():
         "scaled": scaled(line),
         "out of step": out_of_step(line),
         "without gradients": without_gradients(line),
+        "flat": flat_cases(),
         "told": told,
     }
     leave(found)

@@ -9,6 +9,7 @@ from several_processes import run, slow
 pytestmark = slow
 SCRIPT = Path(__file__).with_name("script.py")
 WORLD = 4
+FLAT = ("flat, NaN", "originals, NaN", "gradients only", "not sharded", "hybrid")
 TRAININGS = ("fsdp", "fsdp, NaN", "hsdp", "tp", "tp on a part", "tp and fsdp", "tp and fsdp, NaN")
 
 
@@ -141,3 +142,34 @@ def test_the_functions_agree_with_torchs_on_dtensors(found, case):
             assert norm < 1e-6 and gradients < 1e-6
         assert each[case]["norm"] == "inf" and each[case]["error"] is True
         assert each[case]["groups"] == ([WORLD // 2] if "hsdp" in case else [WORLD])  # of replicas one is asked
+
+
+@pytest.mark.parametrize("case", FLAT)
+def test_flat_parameters_have_the_norm_of_the_whole_model_and_its_steps(found, case):
+    for flat in (each["flat"][case] for each in found):
+        assert flat["norm"] < 1e-6 and flat["rows"] < 1e-6 and flat["outputs"] < 1e-6
+        assert flat["bits"] == found[0]["flat"][case]["bits"]
+        assert (flat["failures"], flat["num_ranks"]) == ([], WORLD)
+        assert flat["findings"] == (["non-finite-gradients"] if "NaN" in case else [])
+
+
+@pytest.mark.parametrize(("case", "name"), [("flat, NaN", "0._flat_param"), ("originals, NaN", "0.weight")])
+def test_a_nan_in_one_ranks_part_of_a_flat_parameter_skips_the_step_on_all(found, case, name):
+    for flat in (each["flat"][case] for each in found):
+        assert [step for step, skipped in enumerate(flat["skipped"]) if skipped] == [6]
+        assert flat["trouble"] == [[1, name, 1, 0]]
+
+
+def test_parameters_shown_by_fsdp1_have_their_names_and_sizes(found):
+    for case in ("originals, NaN", "hybrid"):
+        assert found[0]["flat"][case]["names"] == [f"{i}.{kind}" for i in (0, 2, 4) for kind in ("weight", "bias")]
+        assert set(found[0]["flat"][case]["elements"]) == {16 * 33 + 33 + 33 * 48 + 48 + 48 * 5 + 5}
+
+
+def test_flat_parameters_that_cannot_be_right_are_refused(found):
+    said = found[0]["flat"]["refusals"]
+    for case in ("no model", "another model"):
+        assert said[case].startswith("`model` must be the FullyShardedDataParallel module whose flat parameters")
+    assert "over the same process group, with one sharding strategy" in said["two strategies"]
+    assert said["recovery"].startswith("`recovery` must be left out") and said["units"].startswith("`clip` must be")
+    assert said["plain"].startswith("`model` must not be sharded")
