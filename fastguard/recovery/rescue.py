@@ -41,32 +41,24 @@ class Rescue:
         self, settings: Recovery, run: Any, ledger: Any, judge: Any, observers: Any, objective: str | None = None
     ) -> None:
         self._settings, self._run, self._ledger, self._judge = settings, run, ledger, judge
-        self._observers, self._objective = observers, objective
-        self._is_to_fall = objective == "minimise"
-        self._due = 0  # the step after which to take the next snapshot
-        self.lr_factor = 1.0  # of the current step; 1.0 except after a rollback
-        self._clip: Any = _UNSET  # the user's policy, while another replaces it
-        self._num_unheard = 0
-        self._groups: Groups = ()
-        self.resume(0)
-        ledger.skips.instead, ledger.seen = while_alive(self._note_due), while_alive(self.see)
-
-    def resume(self, step: int) -> None:
-        """Begins at `step`, after the events in the notes: takes a snapshot first, and learns the level of the loss."""
-        self.events: list[RecoveryEvent] = list(self._ledger.history.model.recoveries)  # what was done
-        self.ladder = Ladder(self._settings)  # decides what to do
-        self.ladder.has_aim = self._objective not in ("game", "reward")
-        self.ladder.resume(self.events)
-        settings = self._settings
+        self.ladder = Ladder(settings)  # decides what to do
+        self._observers = observers
         self._snapshots = Snapshots(settings.keep, settings.quarantine or 0, settings.patience)
-        self._is_fresh = True  # take a snapshot before anything else
+        self._due = 0  # the step after which to take the next
         self._flags: list[tuple[int, torch.Tensor, str]] = []  # step; whether all is well; the problem if not
+        self.events: list[RecoveryEvent] = []  # what was done
+        self.lr_factor = 1.0  # of the current step; 1.0 except after a rollback
+        self._begun = self._seen = self._newest_to = -1
+        self._heard_from = 0  # losses belong to the restored state from this step on
+        self._is_fresh = True  # take a snapshot before anything else
         self._vetoed: set[int] = set()
         self._arrived: list[StepSeen] = []
-        self._begun = self._seen = step - 1
-        self._newest_to = -1
-        self._heard_from = step  # losses belong to the restored state from this step on
+        self._clip: Any = _UNSET  # the user's policy, while another replaces it
+        self._is_to_fall, self.ladder.has_aim = objective == "minimise", objective not in ("game", "reward")
+        self._num_unheard = 0
+        self._groups: Groups = ()
         self._doubt: _Doubt | None = None
+        ledger.skips.instead, ledger.seen = while_alive(self._note_due), while_alive(self.see)
 
     def see(self) -> None:
         """Takes the newest record, if one has arrived."""
@@ -375,3 +367,18 @@ class Rescue:
     def close(self) -> None:
         """Removes the hooks, once the optimizers are no longer guarded."""
         self._ledger.skips.instead = self._ledger.seen = None
+
+    def resume(self, step: int) -> None:
+        """Resumes at `step` after the events in the notes; takes a snapshot first, and learns the level again."""
+        self.events = list(self._ledger.history.model.recoveries)
+        has_aim, self.ladder = self.ladder.has_aim, Ladder(self._settings)
+        self.ladder.has_aim = has_aim
+        self.ladder.resume(self.events)
+        self._arrived.clear()
+        self._snapshots.forget()
+        self._flags.clear()
+        self._is_fresh = True
+        self._begun = self._seen = step - 1
+        self._heard_from, self._newest_to = step, -1
+        self._doubt = None
+        self._vetoed.clear()

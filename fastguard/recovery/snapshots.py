@@ -275,8 +275,7 @@ class Snapshots:
         if not proved:
             return None
         chosen = proved[1] if older and len(proved) > 1 else proved[0]
-        self._free += [one for one in self._all if one.step > chosen.step]
-        self._all = [one for one in self._all if one.step <= chosen.step]
+        self._give_up(lambda one: one.step > chosen.step)
         return chosen
 
     def spare(self, chosen: Snapshot) -> Snapshot:
@@ -301,6 +300,14 @@ class Snapshots:
         proved = [one for one in self._all if one.is_proved]
         known = [one for one in proved if one.loss == one.loss]
         return min(known, key=lambda one: one.loss) if known else next(iter(proved), None)
+
+    def forget(self) -> None:
+        """Drops all, because the run resumes elsewhere."""
+        self._give_up(lambda one: True)
+
+    def _give_up(self, is_lost: Callable[[Snapshot], bool]) -> None:
+        self._free += [one for one in self._all if is_lost(one)]
+        self._all = [one for one in self._all if not is_lost(one)]
 
 
 def random_state() -> dict[str, Any]:
