@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -13,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from ..ranks.exchange import all_reduced
+from ..records import values
+from ..records.codec import Count, Part, reader_of
 from ..records.events import RecoveryEvent
 from .rise import LossRise, Trial
 from .settings import Recovery
@@ -28,7 +29,10 @@ _NUM_FIRST = 20  # losses at the beginning of the run
 _LEAST_SPREAD, _LEAST_GAIN = 0.02, 0.05  # of the level, and of the progress since the beginning
 
 
-class LossLevel:
+read_events = reader_of(list[RecoveryEvent])
+
+
+class LossLevel(Part):
     """Where the losses of a healthy run are, how far they scatter, and from where on a loss is too high.
 
     Attributes:
@@ -36,19 +40,21 @@ class LossLevel:
             while it is not known.
     """
 
+    losses: deque[float]
+    _num_new: Count
+    limit: float  # Inf while too little is known
+    value: float  # median of the newest 32 losses; 0 while it is not known
+    spread: float
+    first: list[float]  # the first twenty losses
+    harder: float  # by how much the losses of data that were left out were above the level
+
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
-        self.losses: deque[float] = deque(maxlen=_NUM_KEPT)
-        self.first: list[float] = []  # the first twenty losses
+        self.losses = deque(maxlen=_NUM_KEPT)
+        self.first = []
         self._num_new = 0
-        self.value = self.spread = 0.0  # the value is the median of the newest 32 losses, or 0
-        self.harder = 0.0  # by how much the losses of data that were left out were above the level
-        self.limit = math.inf  # while too little is known
-
-    def copied(self) -> LossLevel:
-        found = copy.copy(self)
-        found.losses = self.losses.copy()
-        return found
+        self.value = self.spread = self.harder = 0.0
+        self.limit = math.inf
 
     def take(self, loss: float) -> None:
         """Takes the loss of a healthy step."""
@@ -74,33 +80,42 @@ class LossLevel:
         return median([*self.losses][-_NUM_NEEDED:]) if self.losses else math.nan
 
 
-class Ladder:
+class Ladder(Part):
     """Watches losses and norms, and counts rollbacks.
 
     Attributes:
-        rise: detects losses that stay above their level, also below the limit.
         cut, cut_at: the factor of the learning rate after a rollback, and the step of the rollback.
         lr, lr_back: the newest learning rate of the schedule, and that of the restored snapshot.
         has_aim: whether a lower loss is better.
         has_grown: whether parameters are many times larger than before the loss began to rise.
-        num_high, num_bad: losses in a row above the limit; steps in a row with non-finite gradients.
-        is_waiting: the run was rolled back, and its loss is not yet known to be normal.
     """
+
+    level: LossLevel  # of the losses
+    rise: LossRise  # detects losses that stay above their level, also below the limit
+    cut: float
+    cut_at: Count
+    lr: float | None
+    lr_back: float | None
+    _norms: deque[float]
+    num_high: Count  # losses in a row above the limit
+    num_bad: Count  # steps in a row with non-finite gradients
+    attempts: list[Count]  # steps of the rollbacks
+    is_waiting: bool  # the run was rolled back, and its loss is not yet known to be normal
+    num_sat_out: Count  # steps skipped since then
 
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
-        self._norms: deque[float] = deque(maxlen=_NUM_KEPT)
+        self._norms = deque(maxlen=_NUM_KEPT)
         self.level, self.rise = LossLevel(settings), LossRise()
         self.cut, self.cut_at = 1.0, 0
-        self.lr: float | None = None
-        self.lr_back: float | None = None
+        self.lr = self.lr_back = None
         self.has_aim, self.has_grown = True, False
         self.trial: Trial | None = None  # of a snapshot; None without one
         self.num_high = self.num_bad = 0
         self.cause = ""  # a reason to roll back that was found elsewhere; "" for none
-        self.attempts: list[int] = []  # steps of the rollbacks
+        self.attempts = []
         self.is_waiting = False
-        self.num_sat_out = 0  # steps skipped since then
+        self.num_sat_out = 0
 
     def see(
         self, loss: float | None, norm: float, *, skipped: bool, vetoed: bool = False, lr: float | None = None
@@ -208,13 +223,6 @@ class Ladder:
         self.attempts = [one for one in self.attempts if step - one < self._settings.window]
         return len(self.attempts)
 
-    def resume(self, events: Sequence[RecoveryEvent]) -> None:
-        """Goes on after these events."""
-        for event in events:
-            if event["kind"] == "rollback":
-                self.attempts.append(event["step"])
-                self.cut, self.cut_at = event.get("lr_factor", 1.0), event["step"]
-
     def went_back(self, step: int, baseline: dict[str, Any]) -> float:
         """Notes a rollback. Returns the factor of the learning rate from here on."""
         earlier = len(self.attempts)
@@ -248,13 +256,13 @@ class Ladder:
         return 1.0 if self.cut == 1.0 else self.cut + (1.0 - self.cut) * since / ramp
 
     def baseline(self) -> dict[str, Any]:
-        """Losses and norms as they are now."""
-        return {"level": self.level.copied(), "norms": [*self._norms], "lr": self.lr}
+        """Losses and norms as plain data."""
+        return {"level": self.level.state(), "norms": [*self._norms], "lr": self.lr}
 
     def load_baseline(self, baseline: dict[str, Any]) -> None:
         """Goes back to what `baseline` returned; all alarms are over."""
         first, harder = self.level.first, self.level.harder
-        self.level = baseline["level"].copied()
+        self.level.load(baseline["level"])
         self.level.first, self.level.harder = first, harder
         self._norms = deque(baseline["norms"], _NUM_KEPT)
         self.num_high, self.num_bad, self.cause = 0, 0, ""
@@ -279,6 +287,9 @@ def reduced(numbers: Sequence[float], groups: Groups, how: Any) -> list[float]:
     """The numbers of all processes as one."""
     words = torch.tensor([float(x) for x in numbers], dtype=torch.float64, device="cpu")
     return list(all_reduced(words, groups, how).tolist())
+
+
+seen_of = reader_of(StepSeen)  # from a list of its fields; a MisfitError for anything else
 
 
 def exchanged(ladder: Ladder, arrived: list[StepSeen], groups: Groups) -> list[StepSeen]:
@@ -312,3 +323,11 @@ class Slowed:
         for (group, lr), slow in zip(self._entries, self._slow):
             if group["lr"] is slow:
                 group["lr"] = lr
+
+
+def check_state(state: Any) -> Any:
+    """Returns `state`. Raises MisfitError if it does not come from `Rescue.state_dict`."""
+    values.entry(state, "ladder", Ladder(Recovery()).load)
+    values.entry(state, "events", read_events)
+    values.entry(state, "arrived", lambda plain: values.each(seen_of, plain))
+    return state

@@ -16,7 +16,7 @@ from ..errors import FastguardError, RecoveryFailedError
 from ..observers.observer import while_alive
 from ..ranks import has_other_ranks
 from ..records.events import RecoveryEvent, describe_recovery
-from .ladder import Groups, Ladder, StepSeen, exchanged, reduced
+from .ladder import Groups, Ladder, StepSeen, exchanged, read_events, reduced
 from .settings import Recovery
 from .snapshots import Snapshot, Snapshots, are_finite, have_not_grown, largest, parameters_of
 
@@ -368,17 +368,23 @@ class Rescue:
         """Removes the hooks, once the optimizers are no longer guarded."""
         self._ledger.skips.instead = self._ledger.seen = None
 
-    def resume(self, step: int) -> None:
-        """Resumes at `step` after the events in the notes; takes a snapshot first, and learns the level again."""
-        self.events = list(self._ledger.history.model.recoveries)
-        has_aim, self.ladder = self.ladder.has_aim, Ladder(self._settings)
-        self.ladder.has_aim = has_aim
-        self.ladder.resume(self.events)
-        self._arrived.clear()
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data. Snapshots are not included: a resumed run starts by taking one."""
+        self.see()
+        events, arrived = [dict(event) for event in self.events], [list(one) for one in self._arrived]
+        return {"ladder": self.ladder.state(), "events": events, "arrived": arrived}
+
+    def go_on(self, state: dict[str, Any] | None, step: int) -> None:
+        """Resumes at `step` from what `state_dict` returned, or from None, and takes a snapshot first."""
+        if state is not None:
+            self.ladder.load(state["ladder"])
+            self.events = read_events(state["events"])
+        self._arrived = [StepSeen(*one) for one in ([] if state is None else state["arrived"])]
         self._snapshots.forget()
         self._flags.clear()
+        self.ladder.has_grown = False
         self._is_fresh = True
         self._begun = self._seen = step - 1
         self._heard_from, self._newest_to = step, -1
-        self._doubt = None
+        self._doubt = self.ladder.trial = None
         self._vetoed.clear()

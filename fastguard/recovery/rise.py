@@ -6,6 +6,8 @@ import math
 from collections import deque
 from statistics import median
 
+from ..records.codec import Count, Part
+
 _ALLOWANCE, _CLIPPED = 0.75, 2.0  # standard deviations of one loss
 _ODD, _SUSPECT, _ALARM = 2.0, 5.0, 12.0
 _NUM_NEWEST, _NUM_USUAL = 8, 128
@@ -17,7 +19,7 @@ def _score(loss: float, level: float, spread: float) -> float:
     return max(-_CLIPPED, min((loss - level) / spread, _CLIPPED)) if math.isfinite(loss) else _CLIPPED
 
 
-class LossRise:
+class LossRise(Part):
     """Adds up how far losses lie above their earlier level, by Page's test.
 
     sum = max(0, sum + min((loss - level) / spread, 2) - 0.75). A rise by one standard deviation reaches the alarm, 12,
@@ -26,12 +28,19 @@ class LossRise:
     Source: E. S. Page, Continuous inspection schemes, Biometrika 41 (1954), 100-115.
     """
 
+    sum: float  # see above; at most twice the alarm
+    known: float  # the largest rise that was accepted
+    num_resting: Count  # number of losses to leave out
+    num_suspect: Count  # suspect losses in a row
+    _lr: float  # of the newest loss
+    _lr_before: float  # of those that the level is of
+    _newest: deque[float]  # losses since then
+
     def __init__(self) -> None:
-        self.sum = 0.0  # at most twice the alarm
-        self.known = 0.0  # the largest rise that was accepted
-        self.num_resting = self.num_suspect = 0  # losses to leave out; suspect losses in a row
-        self._lr = self._lr_before = math.inf  # of the newest loss, and of those that the level is of
-        self._newest: deque[float] = deque(maxlen=_NUM_NEWEST)  # losses since then
+        self.sum = self.known = 0.0
+        self.num_resting = self.num_suspect = 0
+        self._lr = self._lr_before = math.inf
+        self._newest = deque(maxlen=_NUM_NEWEST)
 
     def see(self, loss: float, lr: float | None, level: float, spread: float) -> None:
         """Adds a loss, given the level and the standard deviation `spread` of earlier losses."""

@@ -309,6 +309,9 @@ class Snapshots:
         self._free += [one for one in self._all if is_lost(one)]
         self._all = [one for one in self._all if not is_lost(one)]
 
+    def __iter__(self) -> Any:
+        return iter(self._all)
+
 
 def random_state() -> dict[str, Any]:
     """States of all global generators, as numbers and CPU tensors that `torch.load(weights_only=True)` reads.

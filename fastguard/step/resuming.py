@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from ..clip import CheckedPolicy, ClipPolicy
 from ..records import values
 from ..records.codec import read_fields
+from ..recovery import check_state
 
 VERSION = 1
 _MAX_STEPS = 2**53  # the first integer whose successor is not a float
@@ -35,6 +36,7 @@ class ResumedState:
     clip: Annotated[Any, values.mapping] | None
     skipped_by_policy: list[int] = field(default_factory=list)
     checkup: Annotated[Any, values.mapping] | None = None
+    recovery: Annotated[Any, check_state] | None = None
     clip_loss: float | None = None
 
 
@@ -82,6 +84,7 @@ def dump(guard: Any) -> dict[str, Any]:
         "checkup": guard._checkup.watch.state_dict(),
         "clip": None if clip is None else clip.state_dict(),
         "clip_loss": loss,
+        "recovery": None if guard._rescue is None else guard._rescue.state_dict(),
     }
 
 
@@ -99,7 +102,7 @@ def restore(guard: Any, state: Any) -> None:
     if history.model.num_seen is not None:
         run.ring.seen.go_on(history.model.never_seen)
     if guard._rescue is not None:
-        guard._rescue.resume(given.step)
+        guard._rescue.go_on(given.recovery, given.step)
     observers.resume(history.model)
     if given.checkup is not None:
         guard._checkup.watch.load_state_dict(given.checkup)

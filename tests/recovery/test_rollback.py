@@ -156,8 +156,15 @@ def test_a_resumed_run_goes_on_to_the_bit():
     other, resumed = _resumed(model, guarded)
     assert train(model, guarded, range(75, 110)) == train(other, resumed, range(75, 110))
     assert guarded.guard.recoveries == resumed.guard.recoveries
-    ladders = [one.guard._rescue.ladder for one in (guarded, resumed)]
-    assert ladders[0].attempts == ladders[1].attempts and len(ladders[0].attempts) == 1
+    assert guarded.guard._rescue.ladder.state() == resumed.guard._rescue.ladder.state()
+
+
+@pytest.mark.parametrize("broken", [{"ladder": {}}, {"ladder": None, "events": []}, 3])
+def test_a_broken_state_changes_nothing(broken):
+    guarded = wrapped(make())
+    state = guarded.guard.state_dict()
+    with pytest.raises(ValueError, match="recovery"):
+        guarded.guard.load_state_dict({**state, "recovery": broken})
 
 
 def test_a_report_tells_and_a_log_too(tmp_path, caplog):
