@@ -5,7 +5,7 @@
 namespace fastguard {
 
 // Up to `number` elements of each of `tensors`, evenly over its memory, as float64: a bytearray. None if one of them is empty,
-// has gaps, or is odd. Equivalent to: what `fastguard.observers.sketches.sample` does without it.
+// has gaps, or is odd.
 py::object sketch(py::Held tensors, Py_ssize_t number);
 
 // The sum of the products of two bytearrays of float64, of the same length.

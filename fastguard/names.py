@@ -19,7 +19,7 @@ from .errors import write_limit
 _WRAPPER_PREFIXES = re.compile(
     r"(^|(?<=\.))(module|_orig_mod|_forward_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
-PEFT_PREFIX = "base_model.model."
+_PEFT_PREFIX = "base_model.model."
 
 
 def strip_wrappers(name: str) -> str:
@@ -28,7 +28,7 @@ def strip_wrappers(name: str) -> str:
     >>> strip_wrappers("module._orig_mod.layers.0.weight"), strip_wrappers("base_model.model.layers.0.lora_A.weight")
     ('layers.0.weight', 'layers.0.lora_A.weight')
     """
-    return _WRAPPER_PREFIXES.sub("", name).removeprefix(PEFT_PREFIX)
+    return _WRAPPER_PREFIXES.sub("", name).removeprefix(_PEFT_PREFIX)
 
 
 def named_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:

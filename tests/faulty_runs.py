@@ -217,7 +217,7 @@ BAD = {
         flat_losses(160), optimizer_settings=settings(lr=1e-3, betas=(0.9, 0.999), eps=0.1)
     ),
     "learning-rate-gone": run(flat_losses(150), lrs=[1e-3 if s < 50 else 1e-6 for s in range(150)]),
-    "weights-overwritten": run(flat_losses(120), overwritten=["a", "b"], num_overwritten=5, num_compared=6),
+    "weights-overwritten": run(flat_losses(120), overwritten=["a", "b"]),
     "validation-in-training-mode": batches_run(
         falling_losses(100), batch(), passed(training=True), val_losses=validated(100), dropout={"drop": 0.3}
     ),

@@ -34,7 +34,7 @@ WEIGHTS = tuple(f"{place}.weight" for place in range(8))
 BESIDE = ("router.weight", *(f"experts.{i}.weight" for i in range(7)))
 BIASES = [f"layers.{i}.{kind}" for i in range(4) for kind in ("weight", "bias")]
 LEFT = {"num_left_gradients": 20, "num_watched_backwards": 20}
-OVERWRITTEN = {"overwritten": ["a"], "num_overwritten": 5, "num_compared": 5}
+OVERWRITTEN = {"overwritten": ["a"]}
 DROPS = {"dropout": {"drop": 0.3}}
 
 
@@ -182,7 +182,6 @@ LIMITS = {
     "weights-overwritten": [
         (run(falling_losses(120), **OVERWRITTEN), "info"),
         *((run(flat_losses(num), **OVERWRITTEN), said) for num, said in ((39, "info"), (60, "info"), (200, "warning"))),
-        (run(flat_losses(120), num_overwritten=0, num_compared=5), None),
     ],
     "validation-in-training-mode": [
         (validating(True, **DROPS), "warning"),

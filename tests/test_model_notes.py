@@ -19,7 +19,7 @@ class TestModelNotes:
         facts = {
             **{"module_kinds": {"Linear": 2}, "last_modules": ["Softmax", "Linear"], "dtypes": ["float32"]},
             **{"autocast": "bfloat16", "has_scaler": True, "clip_limit": 1.0, "optimizer_settings": settings},
-            **{"overwritten": ["w"], "num_overwritten": 1, "objective": "game", "num_ranks": 4},
+            **{"overwritten": ["w"], "objective": "game", "num_ranks": 4},
             "bad_ranks": list(with_bad_step([], 12, 4, [(3, "w", 5, 0)])),
         }
         history = TrainingHistory()

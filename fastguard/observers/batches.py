@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ from ..records.failures import Failures
 from ..records.samples import BatchSample
 from .batch_sample import data_of, sample_of
 from .facts import kind_of, leaves_of
-from .loss_gradient import LossGradient
+from .loss_gradient import LossGradient, chain_of
 from .observer import ModuleHook, Observer, Transient, leave_to_python, unwrapped
 from .tensors import can_be_read, leaves, thinned
 
@@ -69,18 +68,11 @@ class BatchWatch(Transient, Observer):
     Cost: 2 us a pass, 6 if the model has other hooks; 0.1 ms for a sample, of some 4096 elements of input and output.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        place: Callable[[], int | None],
-        awake: Callable[[], None],
-        failures: Failures,
-        device: str,
-        clock: Any = None,
-    ) -> None:
-        self._model = weakref.ref(model)
+    def __init__(self, model: nn.Module, run: Any, device: str) -> None:
+        failures, clock = run.failures, getattr(run, "clock", None)  # of the extension
+        self._model, self._run = weakref.ref(model), weakref.ref(run)
         self._inner = weakref.ref(unwrapped(model))
-        self._place, self._awake, self._failures = place, awake, failures
+        self._failures = failures
         self._num_taken = 0
         # In steps: an accumulated gradient takes many passes, an actor many without a gradient.
         self._schedule = schedule_for(clock, model)
@@ -141,26 +133,22 @@ class BatchWatch(Transient, Observer):
 
     def _is_due(self, is_training: bool) -> bool:
         """Whether to sample such a pass now. Asking changes nothing."""
-        try:
-            step = self._place()
-        except ReferenceError:  # the guard is going, and so is this hook
-            return False
-        schedule = self._schedule
-        if step is None:
+        run, schedule = self._run(), self._schedule
+        if run is None or not run.may_wait:
             return False
         if is_training:
             schedule.is_evaluation_due = True
-            return step >= schedule.training_from
-        return schedule.is_evaluation_due and step >= schedule.evaluation_from
+            return bool(run.step >= schedule.training_from)
+        return bool(schedule.is_evaluation_due and run.step >= schedule.evaluation_from)
 
     def _look(
         self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any, is_training: bool, with_grad: bool
     ) -> None:
-        step, schedule = self._place(), self._schedule
-        if step is None or len(self.found) >= _MAX_WAITING:
+        run, schedule = self._run(), self._schedule
+        if run is None or len(self.found) >= _MAX_WAITING:
             return
         self._num_taken += is_training
-        following = step + (_EARLY if self._num_taken < _NUM_EARLY else _LATE)
+        following = run.step + (_EARLY if self._num_taken < _NUM_EARLY else _LATE)
         if is_training:
             schedule.training_from = 0 if self._num_taken < _NUM_FIRST else following
         else:
@@ -177,7 +165,7 @@ class BatchWatch(Transient, Observer):
                 self.output_width = sample.output_width
         if sample is not None:
             self.found.append(sample)
-            self._awake()
+            run.has_more_to_do = True
 
     def facts(self) -> dict[str, Any]:
         norms = {"norm_statistics": dict(self.norms.found)} if self.norms.found else {}
@@ -188,17 +176,11 @@ class BatchWatch(Transient, Observer):
         found, self.found = tuple(self.found), []
         return found
 
-    def state(self) -> list[int]:
-        schedule = self._schedule  # the second number was a count of passes
-        return [self._num_taken, 0, schedule.training_from, schedule.evaluation_from, int(schedule.is_evaluation_due)]
-
-    def load(self, state: Sequence[int]) -> None:
-        schedule = self._schedule
-        self._num_taken, _, schedule.training_from, schedule.evaluation_from, due = state
-        if self._num_taken < _NUM_FIRST:
-            schedule.training_from = 0
-        schedule.is_evaluation_due = bool(due)
-        self.loss.is_late = self._num_taken > 0
+    def resume(self, step: int) -> None:
+        """The first passes were looked at before the run was resumed at `step`."""
+        self._num_taken = _NUM_EARLY if step >= _EARLY * _NUM_EARLY else _NUM_FIRST
+        self._schedule.training_from = self._schedule.evaluation_from = step + _EARLY
+        self.loss.is_late = True
 
     def close(self) -> None:
         self.first.close()
@@ -345,16 +327,11 @@ def _operations(output: Any) -> list[str]:
     """Names of the operations that autograd recorded last, the last one first."""
     floating = [y for _, y in leaves(output) if y.is_floating_point()]
     y = next((y for y in floating if y.dim()), floating[0] if floating else None)
-    node: Any = None if y is None else y.grad_fn
-    found: list[str] = []
-    while node is not None and len(found) < _NUM_OPERATIONS:
-        found.append(node.name().partition("Backward")[0].rpartition("::")[2])
-        before = [n for n, _ in node.next_functions if n is not None]
-        node = next((n for n in before if n.name() not in _NO_OPERATION), None)
-    return found
+    names = [node.name() for node in chain_of(None if y is None else y.grad_fn) if node.name() not in _NO_OPERATION]
+    return [name.partition("Backward")[0].rpartition("::")[2] for name in names[:_NUM_OPERATIONS]]
 
 
-_NO_OPERATION = ("torch::autograd::AccumulateGrad", "TBackward0", "TransposeBackward0")
+_NO_OPERATION = ("TBackward0", "TransposeBackward0")
 
 
 leave_to_python(BatchWatch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -88,25 +88,20 @@ def places_of(model: torch.nn.Module) -> list[BufferPlace]:
 
 
 class _Pack:
-    """Copies of buffers of one dtype and number of dimensions on one device, in one tensor."""
+    """Copies of buffers of one dtype on one device, in one tensor."""
 
     def __init__(self, places: Sequence[BufferPlace], values: Sequence[torch.Tensor]) -> None:
         first = values[0]
         self.places = places
         self._shapes = [value.shape for value in values]
-        self._pack: Callable[[Any], torch.Tensor] = torch.stack if first.dim() == 0 else torch.cat
-        self._is_flat = first.dim() < 2
         self._is_alone = len(values) == 1 and first.nbytes > _SMALL_BYTES
-        self.kept = self._packed(values)  # their elements
+        self.kept = torch.cat([value.reshape(-1) for value in values])  # their elements
         self.may_be_bad = (first.is_floating_point() or first.is_complex()) and first.itemsize > 1
-
-    def _packed(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        return self._pack(tensors if self._is_flat else [t.reshape(-1) for t in tensors])
 
     def gather(self) -> torch.Tensor:
         """All elements now; a large buffer is not copied. Raises RuntimeError if the buffers have changed shape."""
         tensors, kept = [place.dict[place.key] for place in self.places], self.kept
-        now = tensors[0].detach().reshape(-1) if self._is_alone else self._packed(tensors)
+        now = tensors[0].detach().reshape(-1) if self._is_alone else torch.cat([t.reshape(-1) for t in tensors])
         if now.numel() != kept.numel() or now.dtype != kept.dtype or now.device != kept.device:
             raise RuntimeError("the buffers have another size, dtype or device")
         return now
@@ -226,39 +221,23 @@ class Buffers(Observer):
                 kept = now
             left[place.is_written] -= now.nbytes
             own = id(place) if now.nbytes > _SMALL_BYTES else 0
-            kind = place.is_written, now.dtype, now.device, min(now.dim(), 2), own
+            kind = place.is_written, now.dtype, now.device, own
             kinds.setdefault(kind, []).append((place, kept))
         packs = [(is_written, _Pack(*map(list, zip(*members)))) for (is_written, *_), members in kinds.items()]
         self._packs = [pack for is_written, pack in packs if is_written]
         self._calm = [pack for is_written, pack in packs if not is_written]
 
     def _follow(self, skipped: bool | torch.Tensor) -> None:
-        if isinstance(skipped, torch.Tensor) or not all(pack.kept.is_cpu for pack in self._packs):
-            self._follow_on_device(skipped)
-            return
-        found = [(pack, pack.gather()) for pack in (*self._packs, *(self._calm if skipped else ()))]
+        waits = not isinstance(skipped, torch.Tensor) and all(pack.kept.is_cpu for pack in self._packs)
+        found = [(pack, pack.gather()) for pack in (*self._packs, *(self._calm if skipped is True and waits else ()))]
         bad = {}
         for pack, now in found:
-            if pack.may_be_bad and not math.isfinite(abs(now.sum().item())):
+            if pack.may_be_bad and not (waits and math.isfinite(abs(now.sum().item()))):
                 newly_bad = pack.newly_bad(now)
-                if newly_bad.any():
+                if not waits or newly_bad.any():
                     bad[id(pack)] = newly_bad
-        for pack, now in found:
-            if skipped and bad:
-                pack.write(pack.kept)
-            elif id(pack) in bad:
-                pack.kept = torch.where(bad[id(pack)], pack.kept, now)  # nothing good is lost for what is not
-            else:
-                pack.keep(now)
-
-    def _follow_on_device(self, skipped: bool | torch.Tensor) -> None:
-        """The same for buffers that are written to, queued on their device."""
-        found = [(pack, pack.gather()) for pack in self._packs]
-        bad = {id(pack): pack.newly_bad(now) for pack, now in found if pack.may_be_bad}
-        if not bad:
-            return
         is_put_back: Any = None
-        if skipped is not False:
+        if bad and skipped is not False:
             home = next(iter(bad.values())).device
             is_put_back = torch.stack([one.any().to(home, non_blocking=True) for one in bad.values()]).any()
             if isinstance(skipped, torch.Tensor):
@@ -267,5 +246,5 @@ class Buffers(Observer):
             if is_put_back is not None:
                 now = torch.where(is_put_back.to(now.device, non_blocking=True), pack.kept, now)
                 pack.write(now)
-            newly_bad = bad.get(id(pack))
+            newly_bad = bad.get(id(pack))  # nothing good is lost for what is not
             pack.keep(now if newly_bad is None else torch.where(newly_bad, pack.kept, now))

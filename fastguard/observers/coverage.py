@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from .observer import ObservedRun, Observer, ParameterHook
+from .observer import Observer, ParameterHook
 from .sketches import Snapshot, guarded_parameters, next_look
 
 _REST = 64  # steps without a look while no gradient is missing
 _NUM_REACHED, _MAX_LOOKS = 20, 40  # steps for which it counts backward passes; after which it ends
 _NUM_LATELY = 100  # steps
-_ELSEWHERE = ("main_grad", "ds_tensor", "ds_id")  # attributes where Megatron and DeepSpeed keep gradients
 
 
 class CoverageWatch(Observer):
@@ -26,14 +25,13 @@ class CoverageWatch(Observer):
     steps.
     """
 
-    def __init__(self, run: ObservedRun) -> None:
+    def __init__(self, run: Any) -> None:
         self._run = run
         self._before: Snapshot | None = None
         self._after: Snapshot | None = None
         self._in_step: dict[str, None] = {}
         self._between: dict[str, None] = {}
         self._num_passes = self._num_reached = self._num_looks = 0
-        self._elsewhere = ""
 
     @property
     def _is_over(self) -> bool:
@@ -76,8 +74,6 @@ class CoverageWatch(Observer):
         run, params = self._run, self._run.params()
         missing = [(params[i], run.known_names[i]) for i in run.ring.seen.never() if i < len(params)]
         missing = [(p, name) for p, name in missing if p.requires_grad]
-        for p, _ in missing[:1]:
-            self._elsewhere = next((name for name in _ELSEWHERE if hasattr(p, name)), "")
         if missing:
             held = guarded_parameters()
             missing += [(p, name) for p, name in run.model_parameters() if p.requires_grad and id(p) not in held]
@@ -103,7 +99,6 @@ class CoverageWatch(Observer):
             "moved_in_step": [name for name in self._in_step if name not in had],
             "moved_between": [name for name in self._between if name not in had],
             "num_reached_unseen": self._num_reached,
-            "gradients_elsewhere": self._elsewhere,
         }
 
     def _reached(self, parameter: torch.Tensor) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
 
-from .. import kernels
+from .. import _env, kernels
 from ..names import Namer, strip_wrappers
 from ..records import values
-from .observer import Observer, ParameterHook
+from .loss_gradient import facts_of_loss, parameters_of_loss
+from .resources import ResourceUse
+from .sketches import guarded_parameters
 
 _is_lazy = torch.nn.parameter.is_lazy
-_NUM_COUNTED = 4  # steps whose backward passes are counted
-_MAX_STEPS = 64  # after which counting ends, also if gradients never came from a backward pass
 _MAX_GROUPS = 64  # with their settings in the facts
 _MAX_KINDS = 256  # of modules
 _NUMBERS = ("lr", "eps", "momentum", "alpha", "rho", "dampening", "weight_decay")
@@ -28,43 +28,52 @@ _LOOKED_UP = (torch.nn.Embedding, torch.nn.EmbeddingBag)  # whose rows are not s
 _CONVOLVING = (torch.nn.modules.conv._ConvNd, torch.nn.utils.parametrize.ParametrizationList)
 
 
-class ModelFacts(Observer):
-    """Facts about the model, held weakly, and the optimizers of one guard; empty without a model.
+_ALIVE: weakref.WeakSet[ModelFacts] = weakref.WeakSet()
+
+
+class ModelFacts:
+    """Records facts about model, optimizers and loss in the history of one guard. Failures are recorded, never raised.
 
     Cost: one read of the weights when the guard is made; 0.3 us a parameter each time the rules are checked.
     """
 
     def __init__(
-        self, model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer], namer: Namer, backend: str
+        self,
+        run: Any,
+        ledger: Any,
+        observers: Any,
+        model: torch.nn.Module | None,
+        namer: Namer,
+        objective: str | None,
+        local: Any = None,
     ) -> None:
-        self._model = None if model is None else weakref.ref(model)
+        self._run, self._ledger, self._observers = run, ledger, observers
         self._namer = namer
-        self._backend = backend
-        self._passes = 0
-        self._steps_left = _NUM_COUNTED
-        self._num_steps = 0
-        self._per_step: int | None = None
+        self._objective = objective
+        self._local = local
+        self._resources = ResourceUse()
         self._settings: list[dict[str, Any]] = []
-        params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
-        self._dtypes = _dtypes(params)
-        self._devices = {p.device for p in params}  # others may be out of the backend's reach
-        counted = next((p for p in params if p.requires_grad and p.is_leaf and p.layout is torch.strided), None)
-        if counted is not None:
-            self.hold(ParameterHook(counted, self._count_pass))
+        self._foreign: dict[int, weakref.ref[Any]] = {}  # parameters of the loss that are not the model's
+        self._loss: int | None = None  # the number of the loss's operation
+        with run.failures.kept("model facts", "The rules know nothing about the model."):
+            ledger.history.note_model(**self.at_first(model))
+        self.record()
+        _ALIVE.add(self)
 
-    def at_first(self) -> dict[str, Any]:
+    def at_first(self, model: torch.nn.Module | None) -> dict[str, Any]:
         """The facts when the guard is made. Cost: one read of the model's weights; on a GPU one sync."""
-        model = None if self._model is None else self._model()
+        params = self._run.params()
+        dtypes, devices = _dtypes(params), {p.device for p in params}  # others may be out of the backend's reach
         if model is None:
-            return {"dtypes": self._dtypes}
+            return {"dtypes": dtypes}
         others = (m for m in model.modules() if not isinstance(m, _CONVOLVING))
         own = ((m, p) for m in others for p in m._parameters.values() if p is not None)
         left_out = {id(p) for m, p in own if isinstance(m, _LOOKED_UP) or (not _is_lazy(p) and p.dim() == 3)}
         # `weight_norm` keeps the norms of the rows of `weight_v` as `weight_g`, which is not a weight matrix.
         sizes = {f"{name[:-1]}g" for _, name in self._namer.known() if name.endswith("_v")}
-        named = ((name, p) for p, name in self._namer.known() if p.device in self._devices and id(p) not in left_out)
+        named = ((name, p) for p, name in self._namer.known() if p.device in devices and id(p) not in left_out)
         weights = [(name, p) for name, p in named if name not in sizes and _is_matrix(name, p)]
-        rows = kernels.tensor_stats([p.detach() for _, p in weights], backend=self._backend)
+        rows = kernels.tensor_stats([p.detach() for _, p in weights], backend=self._run.backend)
         spread = {
             name: (row.std, math.sqrt(2.0 * p.shape[0] / p.numel()))
             for (name, p), row in zip(weights, rows, strict=True)
@@ -80,46 +89,90 @@ class ModelFacts(Observer):
             "initialization": spread,
             "dropout": dropout,
             "module_kinds": dict(Counter(map(kind_of, leaves_of(model))).most_common(_MAX_KINDS)),
-            "dtypes": _dtypes(p for p, _ in self._namer.known()) or self._dtypes,
+            "dtypes": _dtypes(p for p, _ in self._namer.known()) or dtypes,
         }
 
-    def now(
-        self, optimizers: Sequence[torch.optim.Optimizer], elsewhere: Callable[[], Collection[int]] = tuple
-    ) -> dict[str, Any]:
-        """Facts that may change during a run; `elsewhere` returns the ids of parameters of other guards. No sync."""
+    def record(self) -> None:
+        """Records the facts as they are now."""
+        optimizers = self._run.living_optimizers()
+        with self._run.failures.kept("model facts", "The rules may not know the settings of optimizer and model."):
+            facts = self.now(optimizers) if optimizers else {}
+            self._ledger.history.note_model(**facts, **self._of_run())
+
+    def now(self, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
+        """Facts that may change during a run. No sync."""
         facts: dict[str, Any] = {"decay_per_step": max((_decay(o) for o in optimizers), default=0.0)}
         facts.update(_schedule(optimizers))
         found = [_settings(o, group) for o in optimizers for group in o.param_groups][:_MAX_GROUPS]
         if [{**one, "lr": 0.0} for one in found] != [{**one, "lr": 0.0} for one in self._settings]:
             self._settings = found  # with the learning rates at the last change of another setting
         facts["optimizer_settings"] = self._settings
-        if self._per_step is not None:
-            facts["backward_per_step"] = self._per_step
         still = _not_moving(optimizers)
         known = {id(p): name for p, name in self._namer.known()} if still else {}
         facts["zero_lr"] = [known.get(i, "a parameter without a name") for i in still]
         if not self._namer.is_empty:
             left = [(id(p), n) for p, n in self._namer.beyond(optimizers) if p.requires_grad]
-            others = elsewhere() if left else ()
+            others = guarded_parameters() if left else ()
             facts["not_in_optimizer"] = [n for i, n in left if i not in others and n not in self._namer.given]
             facts["without_gradient"] = [n for p, n in self._namer.known() if not p.requires_grad]
         return facts
 
-    def _count_pass(self, parameter: torch.Tensor) -> None:
-        self._passes += 1
+    def record_loss_graph(self, loss: Any) -> None:
+        """Records what the autograd graph of the first loss says about it, also for guards whose models are in it."""
+        with self._run.failures.kept("model facts", "The rules do not know what loss it is."):
+            known = {id(p) for p, _ in self._namer.known()}
+            known |= self._guarded() if known else set()
+            self._ledger.history.note_model(**facts_of_loss(loss, known or None))
+            self._foreign = parameters_of_loss(loss) if known else {}
+            for number in known & self._foreign.keys():
+                del self._foreign[number]
+            node = getattr(loss, "grad_fn", None)
+            self._loss = None if node is None else node._sequence_nr()
+            for other in [one for one in _ALIVE if one is not self]:
+                is_shared = other._loss == self._loss is not None
+                self._compare(other, is_shared)
+                other._compare(self, is_shared)
 
-    def next_after(self, step: int) -> float:
-        return step + 1 if self._handles else math.inf
+    def _of_run(self) -> dict[str, Any]:
+        run = self._run
+        limit = None if run.clip is None else run.clip.limit
+        policy = run.policy
+        return {
+            **self._observers.facts(),
+            "resources": self._resources.facts(run.step) or None,
+            "objective": self._objective,
+            "clip_limit": limit if isinstance(limit, (int, float)) else None,
+            "clip_policy": "" if policy is None else _shown(policy),
+            "has_scaler": run.has_scaler if run.step else None,
+            "num_ranks": self._num_ranks,
+            "num_averaged": run.num_averaged,
+            "num_restarts": _env.num_restarts() or None,
+        }
 
-    def after(self, step: int) -> None:
-        if not self._handles:
-            return
-        self._num_steps += 1
-        if self._passes:
-            self._per_step, self._passes = self._passes, 0
-            self._steps_left -= 1
-        if not self._steps_left or self._num_steps >= _MAX_STEPS:
-            self.close()
+    @property
+    def _num_ranks(self) -> int | None:
+        """Number of ranks that hold or average the gradients; 1 if there were more before a resume."""
+        if self._local is not None:
+            return self._local.num_ranks
+        ranks = self._run.ranks
+        if ranks is not None and not ranks.is_alone:
+            return ranks.num_ranks
+        return None if self._ledger.history.model.num_ranks is None else 1
+
+    def _guarded(self) -> set[int]:
+        return set(map(id, self._run.params()))
+
+    def _compare(self, other: ModelFacts, is_shared: bool) -> None:
+        """Parameters of `other` in this loss are as the model's own if both minimise it, and else an adversary's."""
+        params = other._guarded() if self._foreign else set()
+        met = [number for number, ref in self._foreign.items() if number in params and ref() is not None]
+        history = (self if is_shared else other)._ledger.history
+        if is_shared and met:
+            for number in met:
+                del self._foreign[number]
+            history.note_model(num_foreign_parameters=len(self._foreign))
+        elif len(met) > (history.model.num_foreign_parameters or 0):
+            history.note_model(num_foreign_parameters=len(met))
 
 
 def leaves_of(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -202,3 +255,10 @@ def _schedule(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
     groups = [group for o in marked or optimizers for group in o.param_groups[:1]]
     initial = next((_number(group["initial_lr"]) for group in groups if "initial_lr" in group), None)
     return {"has_scheduler": bool(marked), **({} if initial is None else {"initial_lr": initial})}
+
+
+def _shown(policy: Any) -> str:
+    try:
+        return repr(policy)[:200]
+    except Exception:  # a user's policy may raise
+        return type(policy).__name__

@@ -1,4 +1,4 @@
-"""Finds missing `zero_grad` calls: gradients of a step that are still there when those of the next are added."""
+"""Counts backward passes, and finds missing `zero_grad` calls: old gradients to which those of a step are added."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from .observer import ObservedRun, Observer, ParameterHook
+from ..records import ModelNotes
+from .observer import Observer, ParameterHook
 from .sketches import sample
 from .tensors import can_be_read, strided
 
@@ -70,43 +71,51 @@ class LeftGradients(Observer):
     Cost: 5 us a backward pass until it is over; then nothing.
     """
 
-    def __init__(self, run: ObservedRun, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, run: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._run = run
         params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
         params = [p for p in params if p.requires_grad and p.is_leaf and p.layout is torch.strided]
         params = [p for p in params if not hasattr(p, "to_local")]  # FSDP2 adds to them past the hooks
         self._watched = [_Watched(p) for p in {id(p): p for p in (*params[:1], *params[-1:])}.values()]
-        # Steps that ended with gradients added since the one before; of these, those that included the gradients of the
-        # step before; all steps; whether there was one with gradients; and those at which the gradients of the backward
-        # passes were gone, or, where gradients may not be read, had been written to.
-        self._counts = [0, 0, 0, 0, 0]
+        # num_watched, num_left: steps that ended with gradients added since the one before; of these, those that
+        # included the gradients of the step before
+        self._num_watched = self._num_left = self._num_steps = 0
+        # Those at which the gradients of the backward passes were gone, or, where they may not be read, written to
+        self._num_cleared = 0
+        self._has_begun = False  # there was a step with gradients
+        self._most_passes = 0  # before one step
 
     def next_after(self, step: int) -> float:
         return step + 1 if self._watched else math.inf
 
     def after(self, step: int) -> None:
         reached = [watched for watched in self._watched if watched.num_passes]
-        num_watched, num_left, num_steps, has_begun, num_cleared = self._counts
-        if reached and has_begun:
-            num_watched += 1
-            num_left += any(watched.is_left for watched in reached)
+        self._most_passes = max([self._most_passes, *(watched.num_passes for watched in reached)])
+        if reached and self._has_begun:
+            self._num_watched += 1
+            self._num_left += any(watched.is_left for watched in reached)
         for watched in self._watched:
             watched.end_step(may_read=self._run.may_wait)
-        num_cleared += bool(reached) and all(watched.was_cleared for watched in reached)
-        self.load([num_watched, num_left, num_steps + 1, int(has_begun or bool(reached)), num_cleared])
+        self._num_cleared += bool(reached) and all(watched.was_cleared for watched in reached)
+        self._has_begun = self._has_begun or bool(reached)
+        self._num_steps += 1
+        self._end_if_done()
 
-    def state(self) -> list[int]:
-        return list(self._counts)
+    def resume(self, step: int, notes: ModelNotes) -> None:
+        """Goes on at `step` from the counts in the notes."""
+        self._num_watched, self._num_left = notes.num_watched_backwards or 0, notes.num_left_gradients or 0
+        self._num_steps, self._num_cleared = step, notes.num_cleared_gradients or 0
+        self._has_begun, self._most_passes = self._num_watched > 0, notes.backward_per_step or 0
+        self._end_if_done()
 
-    def load(self, state: Sequence[int]) -> None:
-        """Goes on from `state`, which older versions wrote without the last count."""
-        self._counts = [*state, 0][:5]
-        if self._counts[0] >= _NUM_WATCHED or self._counts[2] >= _MAX_STEPS:
+    def _end_if_done(self) -> None:
+        if self._num_watched >= _NUM_WATCHED or self._num_steps >= _MAX_STEPS:
             self.close()
 
     def facts(self) -> dict[str, Any]:
-        names = ("num_watched_backwards", "num_left_gradients", "", "", "num_cleared_gradients")
-        return {name: count for name, count in zip(names, self._counts) if name} if self._counts[0] else {}
+        passes = {"backward_per_step": self._most_passes} if self._most_passes else {}
+        counts = {"num_watched_backwards": self._num_watched, "num_left_gradients": self._num_left}
+        return {**passes, **counts, "num_cleared_gradients": self._num_cleared} if self._num_watched else passes
 
     def close(self) -> None:
         for watched in self._watched:

@@ -163,7 +163,7 @@ def facts_of_loss(loss: Any, parameters: Collection[int] | None) -> dict[str, An
     """
     if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
         return {}
-    chain = _chain(loss.grad_fn)
+    chain = chain_of(loss.grad_fn)
     ops = tuple(node.name().rpartition("::")[2] for node in chain)
     if parameters is None:
         return {"loss_ops": ops}
@@ -214,8 +214,8 @@ def _nodes(loss: Any) -> Collection[Any]:
     return seen
 
 
-def _chain(node: Any) -> list[Any]:
-    """The nodes from the loss down, along the first argument that has a graph."""
+def chain_of(node: Any) -> list[Any]:
+    """The nodes of autograd from one down, at most 16, along the first argument that has a graph."""
     found: list[Any] = []
     while node is not None and len(found) < NUM_OPS:
         found.append(node)

@@ -7,12 +7,10 @@ import math
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.hooks import unserializable_hook
-
-from ..records.failures import Failures
 
 # Modules that only wrap another one, and the name under which they hold it.
 WRAPPERS = {
@@ -23,30 +21,6 @@ WRAPPERS = {
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
 }
-
-
-class ObservedRun(Protocol):
-    """The state of a guard, as far as observers read it. See `fastguard.step.run.Run`."""
-
-    step: int
-    may_wait: bool
-    has_more_to_do: bool
-    has_scaler: bool
-    backend: str
-    wakes_at: int
-    ends_at: int
-    failures: Failures
-    ring: Any
-    known_names: tuple[str, ...]
-
-    def params(self) -> list[torch.Tensor]:
-        """All parameters of the optimizers."""
-
-    def names_now(self) -> tuple[str, ...]:
-        """Their names, also before the first step."""
-
-    def model_parameters(self) -> list[tuple[torch.Tensor, str]]:
-        """Parameters of the model with their names."""
 
 
 def held_weakly(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,33 +1,22 @@
-"""The observers of one guard: which one is called at which step, and their hooks, facts and saved states."""
+"""The observers of one guard: which one is called at which step, and their hooks and facts."""
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ..records import values
+from ..records import ModelNotes
 from .batches import BatchWatch
 from .coverage import CoverageWatch
-from .facts import ModelFacts
 from .left_gradients import LeftGradients
-from .observer import ObservedRun, Observer, held_weakly
+from .observer import Observer
 from .sketches import Sketches
 
 _NEVER = 1 << 62
-
-
-def checked(state: Any) -> dict[str, list[int]]:
-    """Checks what `Observers.state_dict` returned; a MisfitError for anything else."""
-    found = {}
-    for name, lengths in (("batches", (0, 5)), ("left_gradients", (4, 5)), ("parameters", (2,)), ("may_wait", (1,))):
-        found[name] = values.entry(state, name, lambda plain: values.each(values.count, plain))
-        if len(found[name]) not in lengths:
-            raise values.MisfitError(f"must have {lengths[-1]} numbers, got {len(found[name])}", (name,))
-    return found
 
 
 class Observers:
@@ -39,38 +28,26 @@ class Observers:
 
     def __init__(
         self,
-        run: ObservedRun,
+        run: Any,
         model: torch.nn.Module | None,
         optimizers: Sequence[torch.optim.Optimizer],
-        facts: ModelFacts,
         others: Sequence[Observer] = (),
     ) -> None:
         self._run = run
         self._begun = -1  # the step that `begin_step` was called before
         self._due: list[Observer] = []
         self._left, self._sketches = LeftGradients(run, optimizers), Sketches(run, optimizers)
-        self._next: dict[Observer, float] = dict.fromkeys(
-            (facts, self._left, self._sketches, CoverageWatch(run), *others), 0
-        )
+        self._next: dict[Observer, float] = dict.fromkeys((self._left, self._sketches, CoverageWatch(run), *others), 0)
         self.batches: BatchWatch | None = None  # stays so without a model, and where it takes no hooks
         if model is not None and not isinstance(model, torch.jit.ScriptModule):
             device = next((p.device.type for o in optimizers for g in o.param_groups for p in g["params"]), "cpu")
             with run.failures.kept("batch sampler", "No forward pass is looked at."):
-                place, awake = held_weakly(self._place), held_weakly(self._awake)
-                clock = getattr(run, "clock", None)  # of the extension
-                self.batches = BatchWatch(model, place, awake, run.failures, device, clock)
+                self.batches = BatchWatch(model, run, device)
         for observer in self._all():
             weakref.finalize(self, observer.close).atexit = False  # no hook outlives the guard
 
     def _all(self) -> list[Observer]:
         return [*self._next] if self.batches is None else [*self._next, self.batches]
-
-    def _place(self) -> int | None:
-        """Number of the current step; None if nothing may be read."""
-        return self._run.step if self._run.may_wait else None
-
-    def _awake(self) -> None:
-        self._run.has_more_to_do = True
 
     def _ask(self, observer: Observer, method: Callable[..., Any], *args: Any) -> Any:
         """What a method of an observer returns; None if it raises, which is counted."""
@@ -134,22 +111,13 @@ class Observers:
             found.update(self._ask(observer, observer.facts) or {})
         return found
 
-    def state_dict(self) -> dict[str, list[int]]:
-        """Where a resumed run continues; the findings are in the history."""
-        return {
-            "batches": [] if self.batches is None else self.batches.state(),
-            "left_gradients": self._left.state(),
-            "parameters": self._sketches.state(),
-            "may_wait": [int(self._run.may_wait)],  # until the first step tells
-        }
-
-    def load_state_dict(self, state: Mapping[str, Sequence[int]], overwritten: Sequence[str]) -> None:
-        """Resumes from `state`, which `checked` returned; `overwritten` are the names in the notes about the model."""
-        self._left.load(state["left_gradients"])
-        self._sketches.load(state["parameters"], overwritten)
-        if self.batches is not None and state["batches"]:
-            self.batches.load(state["batches"])
-        self._run.may_wait = bool(state["may_wait"][0])
+    def resume(self, notes: ModelNotes) -> None:
+        """Resumes at the run's step, with the findings in the notes about the model."""
+        step = self._run.step
+        self._left.resume(step, notes)
+        self._sketches.resume(notes.overwritten)
+        if self.batches is not None and step:
+            self.batches.resume(step)
         self.forget()
 
     def forget(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import math
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from ..kernels.cpu import extension
-from .observer import ObservedRun, Observer
+from .observer import Observer
 from .tensors import can_be_read
 
 _NUM_GRADIENTS, _PER_GRADIENT = 4, 1024
@@ -22,36 +21,40 @@ _NUM_CHECKED = 64  # the largest gradients, among which those that are compared 
 _NUM_PARAMETERS, _PER_PARAMETER = 16, 4
 _MAX_NAMES = 64
 _SPAN = 50  # steps with one pair of looks
-_BLOCK = 1000  # steps whose looks are worked out together
+_NUM_FIRST, _RARE_FROM = 20, 1000
 READ, COMPARE, KEEP = 1, 2, 4  # gradients; gradients with those of the step before; parameters, as the step leaves them
 
 _guarded: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
-@functools.lru_cache(maxsize=4)
-def looks(block: int) -> dict[int, int]:
-    """The steps of a block of 1000 that are sampled, in order, and what to do: READ, COMPARE, KEEP.
+def look_at(step: int) -> int:
+    """What is sampled at a step: READ, COMPARE, KEEP, or 0.
 
-    These are the first twenty steps, then one pair of steps in each span of fifty, at another place in each, so that
+    The first twenty steps are sampled, then one pair of steps in each span of fifty, at another place in each, so that
     nothing periodic can hide: gradients are compared within the pair, and parameters between its steps; from step 1000
     on, parameters in every second pair.
 
-    >>> [step for step, what in looks(1).items() if what & COMPARE][:5]
+    >>> [step for step in range(1000, 1250) if look_at(step) & COMPARE]
     [1043, 1051, 1108, 1165, 1222]
     """
-    found = {}
-    if not block:
-        found = {step: READ | (COMPARE if step else 0) | (KEEP if step % 4 == 3 else 0) for step in range(21)}
-    for number in range(block * _BLOCK // _SPAN or 1, (block + 1) * _BLOCK // _SPAN):
-        start = number * _SPAN + number * 7 % (_SPAN - 1)
-        found[start] = READ | (0 if block and number % 2 else KEEP)
-        found[start + 1] = READ | COMPARE
-    return found
+    if step <= _NUM_FIRST:
+        return READ | (COMPARE if step else 0) | (KEEP if step % 4 == 3 else 0)
+    start = _pair_of(step // _SPAN)
+    if step == start:
+        return READ | (0 if step >= _RARE_FROM and step // _SPAN % 2 else KEEP)
+    return READ | COMPARE if step == start + 1 else 0
+
+
+def _pair_of(span: int) -> int:
+    """The first step of the pair in a span; none in the first span, whose first steps are all sampled."""
+    return span * _SPAN + span * 7 % (_SPAN - 1) if span else -_SPAN
 
 
 def next_look(step: int) -> int:
     """The first step after `step` that is sampled."""
-    return next(due for block in itertools.count(step // _BLOCK) for due in looks(block) if due > step)
+    span = step // _SPAN
+    pairs = [due for start in (_pair_of(span), _pair_of(span + 1)) for due in (start, start + 1)]
+    return step + 1 if step < _NUM_FIRST else next(due for due in pairs if due > step)
 
 
 def guarded_parameters(but: Collection[torch.optim.Optimizer] = ()) -> set[int]:
@@ -59,7 +62,7 @@ def guarded_parameters(but: Collection[torch.optim.Optimizer] = ()) -> set[int]:
     return {id(p) for o in list(_guarded) if o not in but for group in o.param_groups for p in group["params"]}
 
 
-def is_plain(x: torch.Tensor) -> bool:
+def _is_plain(x: torch.Tensor) -> bool:
     """Whether `x` is a dense real tensor in CPU memory that torch computes with (not float8), without gaps."""
     if not (x.is_cpu and x.is_floating_point() and x.itemsize > 1 and can_be_read(x) and x.numel()):
         return False
@@ -69,7 +72,7 @@ def is_plain(x: torch.Tensor) -> bool:
 def sample(tensors: Sequence[torch.Tensor], number: int) -> bytearray | None:
     """Up to `number` elements of each tensor, evenly spaced, as float64; None if one is not plain. Cost: 2 ns each."""
     found: bytearray | None = None if extension is None else extension.sketch(tensors, number)
-    if found is not None or not all(map(is_plain, tensors)):
+    if found is not None or not all(map(_is_plain, tensors)):
         return found
     numbers = array("d")
     for x in tensors:
@@ -96,14 +99,10 @@ class Snapshot:
     ) -> None:
         self.step, self._is_exact = step, is_exact
         chosen = named[:: max(1, -(-len(named) // _NUM_PARAMETERS))]
-        values = sample([p for p, _ in chosen], _PER_PARAMETER) if may_read else None
-        others: Sequence[tuple[torch.Tensor, str]] = []
-        if values is None:
-            plain = [may_read and is_plain(p) for p, _ in chosen]
-            others = [pair for pair, is_read in zip(chosen, plain) if not is_read and is_exact]
-            chosen = [pair for pair, is_read in zip(chosen, plain) if is_read]
-            values = sample([p for p, _ in chosen], _PER_PARAMETER)
-        self._values = values or bytearray()
+        plain = [may_read and sample([p], 1) is not None for p, _ in chosen]
+        others = [pair for pair, is_read in zip(chosen, plain) if not is_read and is_exact]
+        chosen = [pair for pair, is_read in zip(chosen, plain) if is_read]
+        self._values = sample([p for p, _ in chosen], _PER_PARAMETER) or bytearray()
         self._read = [(weakref.ref(p), name, p.dtype) for p, name in chosen]
         self._counted = [(weakref.ref(p), name, p._version) for p, name in others]
 
@@ -140,14 +139,13 @@ class Sketches(Observer):
     a `Snapshot` after a step, compared when the next one begins. Cost: 10 us for gradients, and that of `Snapshot`.
     """
 
-    def __init__(self, run: ObservedRun, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, run: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._run = run
         self._own: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet(optimizers)
         self._chosen: list[tuple[weakref.ref[torch.Tensor], int]] = []  # parameters, and the sizes of their gradients
         self._gradients: tuple[int, bytearray] | None = None  # of the last step that was read
         self._kept: Snapshot | None = None
         self._names: dict[str, None] = {}  # of parameters that had changed
-        self._num_compared = self._num_changed = 0
         _guarded.update(optimizers)
 
     def next_after(self, step: int) -> float:
@@ -164,13 +162,10 @@ class Sketches(Observer):
         changed = kept.changed()
         if changed:  # by more than rounding: unless another guard steps them
             changed = kept.changed(guarded_parameters(but=self._own))
-        if changed is not None:
-            self._num_compared += 1
-            self._num_changed += bool(changed)
-            self._names.update(dict.fromkeys(changed[: _MAX_NAMES - len(self._names)]))
+        self._names.update(dict.fromkeys((changed or ())[: _MAX_NAMES - len(self._names)]))
 
     def after(self, step: int) -> None:
-        run, what = self._run, looks(step // _BLOCK).get(step, 0)
+        run, what = self._run, look_at(step)
         if not what or not run.may_wait:
             return
         if what & READ:
@@ -190,7 +185,9 @@ class Sketches(Observer):
             # Checks only the largest: torch keeps 64 bytes for each storage that Python has seen.
             sizes = ((p, -1 if p.grad is None else p.grad.numel()) for p in self._run.params())
             largest = heapq.nlargest(_NUM_CHECKED, sizes, key=lambda pair: pair[1])
-            plain = ((weakref.ref(p), size) for p, size in largest if p.grad is not None and is_plain(p.grad))
+            plain = (
+                (weakref.ref(p), size) for p, size in largest if p.grad is not None and sample([p.grad], 1) is not None
+            )
             self._chosen = list(itertools.islice(plain, _NUM_GRADIENTS))
             now = self._sample_chosen()
         before, self._gradients = self._gradients, None if now is None else (step, now)
@@ -211,17 +208,12 @@ class Sketches(Observer):
             gradients.append(gradient)
         return sample(gradients, _PER_GRADIENT) if gradients else None
 
-    def state(self) -> list[int]:
-        """The counts; the names are among the facts."""
-        return [self._num_compared, self._num_changed]
-
-    def load(self, state: Sequence[int], names: Sequence[str]) -> None:
-        self._num_compared, self._num_changed = state
+    def resume(self, names: Sequence[str]) -> None:
+        """Goes on from `names`, which had changed before."""
         self._names = dict.fromkeys(names)
 
     def facts(self) -> dict[str, Any]:
-        counts = {"num_overwritten": self._num_changed, "num_compared": self._num_compared}
-        return {"overwritten": list(self._names), **counts} if self._num_compared else {}
+        return {"overwritten": list(self._names)}
 
     def forget(self) -> None:
         self._gradients = self._kept = None

@@ -37,27 +37,24 @@ class Sample(NamedTuple):
     parameters: list[tuple[Tensor, int, dict[str, Any]]]
     rows: TensorStats  # statistics of each
     shares: list[int]  # number of elements of each to copy
-    copies: list[Tensor]  # these elements; empty without updates
+    copies: list[Tensor]  # these elements
 
 
 class WeightSampler:
     """Statistics of the parameters of one optimizer, of their updates, and of second moments.
 
     `before` reads every parameter once and copies some evenly spaced elements of each; `after` compares these.
-    `update_norm` is exact if the copies fit into `max_bytes`. Otherwise it is an estimate: within 1 % from 10,000
-    elements of a parameter, unless a few elements hold most of the update. It knows the second moments of Adam, AdamW,
-    NAdam, RAdam and RMSprop, not of classes derived from them.
+    `update_norm` is exact if the copies fit into the larger of 1 MiB and 1 % of the parameters. Otherwise it is an
+    estimate: within 1 % from 10,000 elements of a parameter, unless a few elements hold most of the update. It knows
+    the second moments of Adam, AdamW, NAdam, RAdam and RMSprop, not of classes derived from them.
 
     Args:
         every: sample steps whose number it divides. A skipped step changes nothing and has `update_norm` None; the
             next step is then sampled, too.
-        updates: whether to measure updates and second moments, besides the statistics of the weights.
-        max_bytes: bound on the copies during the step; None: the larger of 1 MiB and 1 % of the parameters. With 0,
-            `update_norm` is None.
         backend: as for `fastguard.tensor_stats`.
 
     Raises:
-        ValueError: `every` is not an integer >= 1, or `max_bytes` not one >= 0.
+        ValueError: `every` is not an integer >= 1.
 
     Cost of a sampled step: one read of the parameters, one of the second moments, and a few of the copies. On an
     accelerator, three syncs.
@@ -72,13 +69,8 @@ class WeightSampler:
     0.1
     """
 
-    def __init__(
-        self, every: int = _EVERY, *, updates: bool = True, max_bytes: int | None = None, backend: str = "auto"
-    ) -> None:
+    def __init__(self, every: int = _EVERY, *, backend: str = "auto") -> None:
         self.every = values.at_least(1, "every", every, "100 samples every hundredth step.")
-        self.updates, self.max_bytes = bool(updates), max_bytes
-        if max_bytes is not None:
-            values.at_least(0, "max_bytes", max_bytes, "0 copies nothing.")
         self.backend = kernels.resolve_backend(backend)
         self._is_owed = False
 
@@ -98,11 +90,9 @@ class WeightSampler:
         return TensorStats(kernels.run_stats(list(tensors), self.backend)[0])
 
     def _shares(self, parameters: Sequence[Tensor]) -> list[int]:
-        """Number of elements to copy of each: all of small ones, as many as fit of others. Empty for none."""
+        """Number of elements to copy of each: all of small ones, as many as fit of others."""
         sizes = [p.nbytes for p in parameters]
-        left = max(_MIN_BYTES, int(_MAX_SHARE * sum(sizes))) if self.max_bytes is None else self.max_bytes
-        if not left or not self.updates:
-            return []
+        left = max(_MIN_BYTES, int(_MAX_SHARE * sum(sizes)))
         shares = [0] * len(sizes)
         for taken, i in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
             size = min(sizes[i], left // (len(sizes) - taken))
@@ -127,10 +117,9 @@ class WeightSampler:
             gradient_norms: norms of the gradients by name, unscaled and before clipping.
             skipped: the step changed nothing: it has no update, and the next step is due.
         """
-        self._is_owed = skipped and self.updates
-        is_measured = self.updates and not skipped
-        norms = self._update_norms(sample) if is_measured and sample.copies else [None] * len(sample.parameters)
-        moments = self._second_moments(optimizer, sample) if is_measured else {}
+        self._is_owed = skipped
+        norms = [None] * len(sample.parameters) if skipped else self._update_norms(sample)
+        moments = {} if skipped else self._second_moments(optimizer, sample)
         return tuple(
             WeightStats(
                 name=names[place],
@@ -146,7 +135,7 @@ class WeightSampler:
             for i, ((_, place, _), row, norm) in enumerate(zip(sample.parameters, sample.rows, norms, strict=True))
         )
 
-    def _update_norms(self, sample: Sample) -> list[float | None]:
+    def _update_norms(self, sample: Sample) -> Sequence[float | None]:
         whole = [plain(p, i) for i, (p, *_) in enumerate(sample.parameters)]
         with torch.no_grad():
             for copy, p, share in zip(sample.copies, whole, sample.shares):
@@ -231,7 +220,7 @@ def sampler_settings(weights: bool | int | Mapping[str, Any] | None) -> dict[str
         weights = {} if weights is True else {"every": weights}
     if not isinstance(weights, Mapping):
         raise TypeError(f"`weights` must be True, a number of steps or a dict, got {weights!r}")
-    known = {"every", "updates", "max_bytes", "backend"}
+    known = {"every", "backend"}
     if not weights.keys() <= known:
         raise TypeError(f"`weights` must have keys among {sorted(known)}, got {sorted(weights.keys() - known)}")
     WeightSampler(**weights)
@@ -264,11 +253,6 @@ class GradientLine(NamedTuple):
         """Gradient norm over weight norm; None without a gradient or with weights that are all zero."""
         return None if self.grad_norm is None or not self.weight_norm else self.grad_norm / self.weight_norm
 
-    @property
-    def zero_ratio(self) -> float:
-        """Share of the gradient's elements that are exactly zero; 0.0 of nothing."""
-        return self.num_zeros / self.num_elements if self.num_elements else 0.0
-
 
 _HEADINGS = ("parameter", "shape", "grad norm", "weight norm", "ratio", "zeros", "NaN", "Inf")
 
@@ -291,10 +275,6 @@ class GradientTable(list[GradientLine]):
         norms = [line.grad_norm for line in self if line.grad_norm is not None]
         return math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Lines by name, each a dict by column."""
-        return {line.name: {**line._asdict(), "ratio": line.ratio} for line in self}
-
     def __str__(self) -> str:
         rows = [_HEADINGS, *map(_cells, self)]
         text = in_columns(rows, left=(0, 1))
@@ -303,15 +283,12 @@ class GradientTable(list[GradientLine]):
         text.append(f"norm of all gradients: {self.norm:.4g}" + (f"; {missing} without a gradient" if missing else ""))
         return "\n".join(text)
 
-    def __repr__(self) -> str:
-        return f"GradientTable({len(self)} parameters, norm={self.norm:.6g})"
-
 
 def _cells(line: GradientLine) -> tuple[str, ...]:
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.3e}"
 
-    zeros = f"{line.zero_ratio:.1%}" if line.num_elements else "-"
+    zeros = f"{line.num_zeros / line.num_elements:.1%}" if line.num_elements else "-"
     shape = "x".join(map(str, line.shape)) or "scalar"
     numbers = (number(line.grad_norm), number(line.weight_norm), number(line.ratio))
     return (shown(line.name, NAME_WIDTH), shape, *numbers, zeros, str(line.num_nans or ""), str(line.num_infs or ""))

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.hooks import unserializable_hook
 
 from .. import kernels
-from ..observers.observer import ObservedRun, Observer
+from ..observers.observer import Observer, while_alive
 from ..records import TrainingHistory
 from ..records.columns import COLUMNS, INDEX, norm_of, norm_parts
 from ..records.events import MAX_RANKS
@@ -44,16 +44,10 @@ class _OwnGradients(NamedTuple):
     held: list[tuple[int, int, int]]  # index, NaNs and Infs of the first four bad parameters in backward order
 
 
-def _hooked(local: weakref.ref[LocalGradients], index: int, parameter: torch.Tensor) -> Any:
+def _hooked(arrived: Callable[..., None], index: int, parameter: torch.Tensor) -> Any:
     """Hooks a parameter after its gradient was accumulated, before DistributedDataParallel does."""
-
-    def arrived(parameter: torch.Tensor) -> None:
-        one = local()
-        if one is not None:
-            one._arrived(index, parameter)
-
-    unserializable_hook(arrived)
-    return parameter.register_post_accumulate_grad_hook(arrived)
+    hook: Any = unserializable_hook(functools.partial(arrived, index))
+    return parameter.register_post_accumulate_grad_hook(hook)
 
 
 class LocalGradients(Observer):
@@ -72,7 +66,7 @@ class LocalGradients(Observer):
         self._every = every
         self._model = weakref.ref(model)
         self._is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
-        put = functools.partial(_hooked, weakref.ref(self))
+        put = functools.partial(_hooked, while_alive(self._arrived))
         if self._is_ddp:
             self._members = dist.get_process_group_ranks(model.process_group)
             averaged = {id(p) for p in model.module.parameters() if p.requires_grad}
@@ -92,7 +86,7 @@ class LocalGradients(Observer):
         self._trouble: tuple[int, list[tuple[int, str, int, int]]] = -1, []
         self._num_exchanges = 0
 
-    def start(self, run: ObservedRun, history: Callable[[], TrainingHistory]) -> None:
+    def start(self, run: Any, history: Callable[[], TrainingHistory]) -> None:
         """Connects to a guard, before the first backward pass."""
         self._run, self._history = run, history
         self._next = run.step

@@ -8,14 +8,13 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .. import kernels
-from ..observers.observer import ObservedRun, Observer
+from ..observers.observer import Observer
 from . import shards
 from .exchange import device_of
 from .shards import has_other_ranks, is_under_fully_shard, ranks_of
@@ -23,8 +22,7 @@ from .shards import has_other_ranks, is_under_fully_shard, ranks_of
 GRADIENTS_EVERY, WEIGHTS_EVERY = 20, 100  # steps
 _MISSING = -1
 _MAX_EVENTS = 16
-_NUM_LOOKS, _SOON, _BRIEF = 10, datetime.timedelta(seconds=60), datetime.timedelta(seconds=10)
-_MAX_CHANGES = 20  # comparisons of later settings: a policy set at every step would cost a message each
+_NUM_LOOKS, _SOON = 10, datetime.timedelta(seconds=60)
 _log = logging.getLogger("fastguard")
 _num_guards: Counter[int] = Counter()  # that this process has made, by ranks and shapes
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -56,7 +54,7 @@ class Parity(Observer):
     """
 
     what = "comparison of replicas"
-    _run: ObservedRun
+    _run: Any
 
     def __init__(self, model: torch.nn.Module | None, every: int | None = None) -> None:
         self._every = (every or GRADIENTS_EVERY, every or WEIGHTS_EVERY)
@@ -65,7 +63,7 @@ class Parity(Observer):
         # the first 16 differences, as `fastguard.records.events.ReplicaDifference`
         self.events: list[dict[str, Any]] = []
 
-    def start(self, run: ObservedRun) -> None:
+    def start(self, run: Any) -> None:
         """Connects to a guard."""
         self._run = run
 
@@ -140,22 +138,11 @@ def alike_settings(
     return AlikeSettings(settings, rooms, shapes, has_collectives or over is not None) if rooms else None
 
 
-@dataclass
-class _Comparison:
-    """Settings that were published, and not compared yet."""
-
-    ranks: tuple[int, ...]
-    room: str
-    waits: bool
-    is_change: bool
-    num_looks: int = 0
-
-
 class AlikeSettings:
     """Compares the settings of a guard over its ranks, before the first collective that depends on them.
 
-    Each rank leaves its settings in the process group's store when its guard is made, and those that change later. So
-    no collective hangs if one rank has `recovery=`, say, and the others have not, or are not guarded.
+    Each rank leaves its settings in the process group's store when its guard is made. So no collective hangs if one
+    rank has `recovery=`, say, and the others have not, or are not guarded.
 
     Args:
         settings: those that must be equal, as text.
@@ -163,32 +150,23 @@ class AlikeSettings:
         shapes: of the model's parameters, to tell guards apart; empty if they differ between ranks.
         waits: wait for ranks without a guard, because collectives follow; otherwise look at ten steps, and warn then.
 
-    Cost: four messages to the store when the guard is made, and two at its first step; as many for each change.
+    Cost: four messages to the store when the guard is made, and two at its first step.
     """
 
     def __init__(self, settings: Mapping[str, str], rooms: Any, shapes: Any, waits: bool) -> None:
         self._store: Any = dist.distributed_c10d._get_default_store()
-        self._places: dict[tuple[int, ...], str] = {}
+        self._waits, self._num_looks = waits, 0
+        self._open: dict[str, tuple[int, ...]] = {}  # ranks by the prefix of their keys in the store
+        store, said = self._store, json.dumps(settings)
         for ranks in sorted({tuple(sorted(room)) for room in rooms}, key=len, reverse=True):
             key = zlib.crc32(repr((ranks, shapes)).encode())
-            self._places[ranks] = f"fastguard/{key}/{_num_guards[key]}"
+            room = f"fastguard/{key}/{_num_guards[key]}"
             _num_guards[key] += 1
-        self._num_published, self._open = 0, list[_Comparison]()
-        self.publish(settings, waits)
-
-    def publish(self, settings: Mapping[str, str], waits: bool = False) -> None:
-        """Publishes settings for the other ranks, which must publish the same ones; does nothing after 20 changes."""
-        if self._num_published > _MAX_CHANGES:
-            return
-        store, said = self._store, json.dumps(settings)
-        for ranks, place in self._places.items():
-            room = f"{place}/{self._num_published}"
             store.set(f"{room}/{dist.get_rank()}", said)
             store.add(f"{room}/{said}", 1)
             if store.add(f"{room}/all", 1) == len(ranks):  # the last one knows
                 store.set(f"{room}/alike", str(store.add(f"{room}/{said}", 0) == len(ranks)))
-            self._open.append(_Comparison(ranks, room, waits, self._num_published > 0))
-        self._num_published += 1
+            self._open[room] = ranks
 
     def are_compared(self) -> bool:
         """Whether all comparisons are done. Call it before a step.
@@ -196,39 +174,37 @@ class AlikeSettings:
         Raises:
             RuntimeError: the ranks have different settings, or some have no such guard when the store's timeout ends.
         """
-        for one in self._open.copy():
-            one.num_looks += 1
-            if self._have_all(one):
-                if self._store.get(f"{one.room}/alike") == b"False":
-                    texts = {rank: self._store.get(f"{one.room}/{rank}") for rank in one.ranks}
+        self._num_looks += 1
+        for room, ranks in list(self._open.items()):
+            if self._have_all(room):
+                if self._store.get(f"{room}/alike") == b"False":
+                    texts = {rank: self._store.get(f"{room}/{rank}") for rank in ranks}
                     raise RuntimeError(_differences({rank: json.loads(text) for rank, text in texts.items()}))
-                self._open.remove(one)
-            elif one.num_looks >= _NUM_LOOKS:
-                self._open.remove(one)
-                what = "a changed `guard.clip` or `guard.skip_nonfinite`" if one.is_change else "a guard"
-                _log.warning("%s: what this one clips or skips, they do not", self._missing(one, what))
+                del self._open[room]
+            elif self._num_looks >= _NUM_LOOKS:
+                del self._open[room]
+                _log.warning("%s: what this one clips or skips, they do not", self._missing(room, ranks))
         return not self._open
 
-    def _have_all(self, one: _Comparison) -> bool:
-        """Whether all ranks have published. Waits for them if collectives follow, and briefly for a change."""
-        if self._store.check([f"{one.room}/alike"]):
+    def _have_all(self, room: str) -> bool:
+        """Whether all ranks have left their settings. Waits for them if collectives follow."""
+        if self._store.check([f"{room}/alike"]):
             return True
-        brief = [_BRIEF] if one.is_change and one.num_looks == 1 else []
-        for time in [_SOON, self._store.timeout] if one.waits else brief:
+        for time in [_SOON, self._store.timeout] if self._waits else []:
             try:
-                self._store.wait([f"{one.room}/alike"], min(time, self._store.timeout))
+                self._store.wait([f"{room}/alike"], min(time, self._store.timeout))
                 return True
             except RuntimeError as error:  # of the store, which names it DistStoreError, or not, by its kind
-                if one.waits and time is not _SOON:
+                missing = self._missing(room, self._open[room])
+                if time is not _SOON:
                     remedy = "Wrap the optimizer on all, with the same settings (`recovery=`, `process_group=`)."
-                    raise RuntimeError(f"{self._missing(one)}, after the store's timeout. {remedy}") from error
-                if one.waits:
-                    _log.warning("%s: waiting for them", self._missing(one))
+                    raise RuntimeError(f"{missing}, after the store's timeout. {remedy}") from error
+                _log.warning("%s: waiting for them", missing)
         return False
 
-    def _missing(self, one: _Comparison, what: str = "a guard") -> str:
-        missing = [rank for rank in one.ranks if not self._store.check([f"{one.room}/{rank}"])]
-        return f"rank {dist.get_rank()} has {what} that ranks {missing[:16]} of {len(one.ranks)} lack"
+    def _missing(self, room: str, ranks: Sequence[int]) -> str:
+        missing = [rank for rank in ranks if not self._store.check([f"{room}/{rank}"])]
+        return f"rank {dist.get_rank()} has a guard that ranks {missing[:16]} of {len(ranks)} lack"
 
 
 def _differences(settings: Mapping[int, Mapping[str, str]]) -> str:

@@ -100,7 +100,7 @@ class ModelNotes:
     # The largest share so far by which weight decay shrinks a parameter in one step. It includes the learning rate if
     # the decay is decoupled (AdamW) or plain (SGD); None if not known.
     decay_per_step: float | None = None
-    backward_per_step: Count | None = None  # backward passes before one step; None if not known
+    backward_per_step: Count | None = None  # most backward passes before one step; None if not known
     has_scheduler: bool | None = None  # whether the optimizer has a learning rate scheduler; None if not known
     initial_lr: float | None = None  # the learning rate that the scheduler started from, if there is one
     steps_per_epoch: Length | None = None  # steps in one pass over the data, if known
@@ -134,14 +134,9 @@ class ModelNotes:
     # Of the first 20 sampled steps, the number at which a backward pass reached a parameter of `never_seen` whose
     # gradient was gone at the step; None if not sampled
     num_reached_unseen: Count | None = None
-    # The attribute of such a parameter in which another library keeps its gradient, such as "main_grad"; empty if there
-    # is none
-    gradients_elsewhere: str = ""
     # Parameters that changed between two steps while no guarded optimizer stepped; a few elements of up to 16
     # parameters are compared, at one step in twenty or fewer
     overwritten: Names = ()
-    num_overwritten: Count | None = None  # at how many of the `num_compared` steps some had changed
-    num_compared: Count | None = None
 
     # The loss and its targets.
     # Autograd's operations from the first observed loss down, outermost first, at most 16, such as ("NllLossBackward0",

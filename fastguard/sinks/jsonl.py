@@ -162,7 +162,7 @@ class JsonlSink(Sink, LogState):
         try:
             end = os.lseek(self._fd, 0, os.SEEK_CUR)
             found = os.pread(self._fd, len(text), max(0, end - len(text)))
-        except (OSError, AttributeError):  # a FIFO, a write-only file, a system without pread
+        except (OSError, AttributeError):  # a FIFO, a system without pread
             return None
         if end:
             self._torn[0] = found[-1:] != b"\n"
@@ -214,7 +214,7 @@ class JsonlSink(Sink, LogState):
         """What was written to this file, now deleted, since it was last seen at its path."""
         try:
             lines = os.pread(self._fd, max(0, os.fstat(self._fd).st_size - start), start)
-        except (OSError, AttributeError) as error:  # it may be write-only
+        except (OSError, AttributeError) as error:  # a system without pread
             _log.warning("the last lines of the deleted log %s cannot be saved: %s", self.path, error)
             return []
         return [lines if lines.endswith(b"\n") else lines + b"\n"] if lines else []
@@ -284,7 +284,7 @@ def _line_of_model(facts: dict[str, Any]) -> bytes:
 
 
 def _open(path: Path, flags: int) -> int:
-    """A descriptor to append to `path`, and to read back from it where that is allowed; never waits for a reader."""
+    """A descriptor to append to `path`, and to read back from it; never waits for a reader."""
     if path.is_fifo():
         try:
             return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
@@ -293,10 +293,7 @@ def _open(path: Path, flags: int) -> int:
                 raise
             problem = "`path` must be a file, or a FIFO with a reader, got a FIFO without one. Start its reader first"
             raise OSError(errno.ENXIO, problem, str(path)) from None
-    try:
-        return os.open(path, os.O_RDWR | _FLAGS | flags, 0o666)
-    except PermissionError:
-        return os.open(path, os.O_WRONLY | _FLAGS | flags, 0o666)
+    return os.open(path, os.O_RDWR | _FLAGS | flags, 0o666)
 
 
 def _is_at(path: Path, status: os.stat_result) -> bool:
@@ -310,12 +307,9 @@ def _is_at(path: Path, status: os.stat_result) -> bool:
 
 
 def _is_cut_off(path: Path) -> bool:
-    """Whether `path` is a regular file that ends within a line; True as well if it cannot be read."""
+    """Whether `path` is a regular file that ends within a line."""
     if not path.is_file() or not path.stat().st_size:
         return False
-    try:
-        with path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) != b"\n"
-    except PermissionError:
-        return True
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

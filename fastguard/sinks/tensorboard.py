@@ -19,14 +19,13 @@ class TensorBoardSink(TrackerSink):
     Start it with `--samples_per_plugin scalars=0,text=0` to see all of them.
 
     Args:
-        target: a folder, for which the sink makes a writer: torch's, or tensorboardX's if tensorboard is missing. Or
-            your own `SummaryWriter` of either package, which the sink flushes but does not close.
+        target: a folder, or your own `SummaryWriter` of torch, which the sink flushes but does not close.
         purge_step: for a folder, as in `SummaryWriter`: TensorBoard hides the points of all writers in the folder from
             that step on. Use it when you resume a run; otherwise the points of both runs are shown.
         prefix, every, layers, tensors_every: as in `TrackerSink`.
 
     Raises:
-        ImportError: neither tensorboard nor tensorboardX is installed.
+        ImportError: tensorboard is missing.
         TypeError: `target` is neither a path nor a writer.
 
     Cost: 100 us a step on the training thread, and 150 us a histogram. The writer's thread does the rest.
@@ -41,15 +40,13 @@ class TensorBoardSink(TrackerSink):
         weakref.finalize(self, _close, self._own)  # made before the guard's, and so called after it
         if isinstance(target, (str, os.PathLike)):
             self._folder = os.fspath(target)
-            self._home = _home()
         elif hasattr(target, "file_writer"):
             if purge_step is not None:
                 raise ValueError("`purge_step` must be given to the `SummaryWriter` where `target` is one")
             self._writer = target
-            self._home = "tensorboardX" if type(target).__module__.startswith("tensorboardX") else _TORCH
         else:
-            raise TypeError(f"`target` must be a folder or a `SummaryWriter`, got {target!r}")
-        self._made = imported(f"{self._home}.summary", "TensorBoardSink", "tensorboard")
+            raise TypeError(f"`target` must be a folder or a `SummaryWriter` of {_TORCH}, got {target!r}")
+        self._made = imported(f"{_TORCH}.summary", "TensorBoardSink", "tensorboard")
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
         """Writes one event.
@@ -70,7 +67,7 @@ class TensorBoardSink(TrackerSink):
 
     def _file_writer(self) -> Any:
         if self._writer is None and self._is_open:
-            module = imported(f"{self._home}.writer", "TensorBoardSink", "tensorboard")
+            module = imported(_TORCH, "TensorBoardSink", "tensorboard")
             self._writer = module.SummaryWriter(self._folder, purge_step=self._purge_step, flush_secs=_FLUSH_EVERY_S)
             self._own.append(self._writer)
         writer = getattr(self._writer, "file_writer", None)
@@ -87,22 +84,9 @@ class TensorBoardSink(TrackerSink):
             self._writer.flush()
 
     def __repr__(self) -> str:
-        return f"TensorBoardSink({self._folder!r})" if self._folder else f"TensorBoardSink(a writer of {self._home})"
+        return f"TensorBoardSink({self._folder!r})" if self._folder else "TensorBoardSink(a SummaryWriter)"
 
 
 def _close(writers: list[Any]) -> None:
     while writers:
         writers.pop().close()
-
-
-def _home() -> str:
-    """The package whose writer can be used; torch's needs tensorboard."""
-    try:
-        imported(_TORCH, "TensorBoardSink", "tensorboard")
-        return _TORCH
-    except ImportError as error:
-        try:
-            imported("tensorboardX", "TensorBoardSink", "tensorboard")
-            return "tensorboardX"
-        except ImportError:
-            raise error from None

@@ -21,7 +21,6 @@ from ..names import Namer
 from ..observers.activations import ActivationMonitor, ActivationWatch, Replay, replay
 from ..observers.buffers import Buffers
 from ..observers.facts import ModelFacts
-from ..observers.model_facts import ModelFactRecorder
 from ..observers.observer import Observer, held_weakly
 from ..observers.owner import Observers
 from ..observers.weights import WeightWatch
@@ -94,8 +93,6 @@ class Guard(GuardState):
             _log.log(self._ledger.level, "torchrun restarted this run: attempt %d", _env.num_restarts() + 1)
         self._judge = Judge(self._run, self._ledger, settings.clip_through)
         self._is_loss_new = True
-        facts = ModelFacts(model, optimizers, namer, self._run.backend)
-        made.callback(facts.close)
         if parity is not None:
             parity.start(self._run)
         others: list[Observer] = [one for one in (parity, local) if one is not None]
@@ -105,7 +102,7 @@ class Guard(GuardState):
         if monitor is not None and activations is not None:
             monitor.failures = self._run.failures
             others.append(activations)
-        observers = Observers(self._run, model, optimizers, facts, others)
+        observers = Observers(self._run, model, optimizers, others)
         made.callback(observers.close)
         if activations is not None:
             activations.start()
@@ -121,8 +118,7 @@ class Guard(GuardState):
         for hooks in self._attach():
             made.callback(hooks.remove)
             self._hooks.append(hooks)
-        seen = observers, facts, namer
-        self._facts = ModelFactRecorder(self._run, self._ledger, *seen, settings.objective, local)
+        self._facts = ModelFacts(self._run, self._ledger, observers, model, namer, settings.objective, local)
         asks = self._run.failures, self._facts.record, settings.check_every
         self._checkup = Checkup(self.history, *asks, is_quiet=is_quiet)
         self._ledger.watch(self._checkup)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from ..clip import CheckedPolicy
-from ..observers.owner import checked
 from ..records import values
 from ..records.codec import read_fields
 from ..recovery import check_state
@@ -37,7 +36,6 @@ class ResumedState:
     clip: Annotated[Any, values.mapping] | None
     skipped_by_policy: list[int] = field(default_factory=list)
     checkup: Annotated[Any, values.mapping] | None = None
-    evidence: Annotated[Any, checked] | None = None
     recovery: Annotated[Any, check_state] | None = None
     clip_loss: float | None = None
 
@@ -55,7 +53,6 @@ def dump(guard: Any) -> dict[str, Any]:
         "version": VERSION,
         **guard._ledger.state_dict(guard._run.step),
         "checkup": guard._checkup.watch.state_dict(),
-        "evidence": guard._observers.state_dict(),
         "clip": None if clip is None else clip.state_dict(),
         "clip_loss": loss,
         "recovery": None if guard._rescue is None else guard._rescue.state_dict(),
@@ -94,10 +91,7 @@ def restore(guard: Any, state: Any) -> None:
         run.ring.seen.go_on(history.model.never_seen)
     if guard._rescue is not None:
         guard._rescue.go_on(given.recovery, given.step)
-    if given.evidence is None:
-        observers.forget()
-    else:
-        observers.load_state_dict(given.evidence, history.model.overwritten)
+    observers.resume(history.model)
     if given.checkup is not None:
         guard._checkup.watch.load_state_dict(given.checkup)
 

@@ -147,13 +147,10 @@ class Run(RunState):
         return users_policy(self.clip)
 
     def compare_changes(self) -> None:
-        """Has the ranks compare what the user assigned to `guard.clip` and `guard.skip_nonfinite`."""
-        changed = texts({"clip (max_norm)": self.policy, "skip_nonfinite": self.skip_nonfinite})
+        """Has ranks that gather at each step compare what was assigned to `guard.clip` and `guard.skip_nonfinite`."""
         if self.ranks is not None:
+            changed = texts({"clip (max_norm)": self.policy, "skip_nonfinite": self.skip_nonfinite})
             self.ranks.changes = float(zlib.crc32(repr(changed).encode()))
-        elif self.alike is not None:
-            self.alike.publish(changed)
-            self.is_alike = self.is_short = False
 
     def _places(self, names: Sequence[str]) -> list[Place]:
         groups = [(member.index, group) for member in self.members for group in member.optimizer.param_groups]

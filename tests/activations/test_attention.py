@@ -101,12 +101,10 @@ class TestWhatIsComputed:
         }[kind]
         assert figures(attention_extract(q, k, None, mask)) == pytest.approx(truth(q, k, mask), rel=1e-5)
 
-    def test_of_a_large_call_a_few_queries_and_each_head_in_turn(self):
+    def test_of_a_large_call_a_few_queries_and_heads(self):
         q, k = self.draw(5, 40, 100, 4), self.draw(5, 40, 100, 4)
-        q[:, 17] *= 100.0  # one head of forty
-        found = [attention_extract(q, k, is_causal=True, turn=turn) for turn in range(3)]
-        assert all(one.values.shape[0] in (2 * 14, 2 * 13) and one.values.shape[1] <= 17 for one in found)
-        assert [float(one.largest.max()) > 50 for one in found].count(True) == 1
+        found = attention_extract(q, k, is_causal=True)
+        assert found.values.shape[0] == 2 * 14 and found.values.shape[1] <= 16
         assert attention_extract(q, k).values[..., -1, :].sum(-1).allclose(torch.ones(()))
 
     def test_what_cannot_be_read_is_said(self):

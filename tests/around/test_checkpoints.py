@@ -71,7 +71,7 @@ def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path):
             names = ("model", "optimizer", "scaler", "average", "stop", "scheduler")
             found = {name: getattr(self, name).state_dict() for name in names}
             guard = self.optimizer.guard.state_dict()
-            guard.pop("evidence"), guard["history"].pop("recent"), guard["history"].pop("clean")  # times of steps
+            guard["history"].pop("recent"), guard["history"].pop("clean")  # times of steps
             return {**found, "step": guard["step"], "skipped": guard["history"]["num_skipped"]}
 
     random.seed(1), np.random.seed(1)

@@ -253,10 +253,6 @@ BROKEN = {
         lambda s: s["checkup"]["severities"].update(odd="bad"),
         r"\['checkup'\]\['severities'\]\['odd'\]`",
     ),
-    "other evidence": (
-        lambda s: s["evidence"].update(batches=[1]),
-        r"must have 5 numbers, got 1 - at `state\['evidence'\]\['batches'\]`",
-    ),
     "a policy of text": (lambda s: s.update(clip="x"), r"`state\['clip'\]`"),
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ def found(optimizer):
 class Other(torch.optim.Optimizer):
     """Takes its gradients from an attribute of the parameters."""
 
-    attribute = "main_grad"
+    attribute = "of_my_own"
 
     def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})
@@ -35,10 +35,6 @@ class Other(torch.optim.Optimizer):
             for p in group["params"]:
                 if hasattr(p, self.attribute):
                     p.add_(getattr(p, self.attribute), alpha=-group["lr"])
-
-
-class Projected(Other):
-    attribute = "of_my_own"
 
 
 def take_away(optimizer):
@@ -106,8 +102,7 @@ LOOPS = {
     "cleared-before-step": (torch.optim.AdamW, too_early(set_to_none=True)),
     "cleared-before-step, zeros": (torch.optim.AdamW, too_early(set_to_none=False)),
     "step-in-backward": (torch.optim.AdamW, in_backward),
-    "elsewhere": (Other, elsewhere),
-    "other-gradients": (Projected, elsewhere),
+    "other-gradients": (Other, elsewhere),
 }
 
 
@@ -252,7 +247,6 @@ def test_a_changed_parameter_is_named(change):
     model = make_model()
     notes = run(model, watched_model(model, skip_nonfinite=False), 16, changes(model)[change])
     assert notes.overwritten == ("0.weight",)
-    assert notes.num_compared == 3 and notes.num_overwritten in (1, 3)
 
 
 def _innocent(kind):
@@ -289,14 +283,14 @@ def test_what_is_no_overwriting(kind):
     if kind == "nothing":
         model.load_state_dict(make_model(seed=9).state_dict())  # before the first step: a start
     notes = run(model, optimizer, 40, between)
-    assert (notes.overwritten, notes.num_overwritten, notes.num_compared) == ((), 0, 5)
+    assert notes.overwritten == ()
 
 
 def test_another_guards_optimizer_may_hold_the_same_parameters():
     model = make_model()
     optimizer, other = watched_model(model), watched_model(model[0])
     notes = run(model, optimizer, 24, lambda number: take_step(model, other, number))
-    assert notes.overwritten == () and notes.num_compared
+    assert notes.overwritten == ()
     stranger = torch.optim.SGD(model[2].parameters(), lr=0.1)  # not guarded
     notes = run(model, optimizer, 40, lambda number: take_step(model, stranger, number))
     assert set(notes.overwritten) == {"2.weight", "2.bias"}

@@ -76,7 +76,7 @@ def test_schedulers_and_dropout():
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-def test_backward_passes_of_a_step_are_counted_for_four_steps(passes):
+def test_backward_passes_of_a_step_are_counted(passes):
     model, optimizer = guarded_model()
     first = next(model.parameters())
     assert notes_of(optimizer).backward_per_step is None
@@ -87,7 +87,7 @@ def test_backward_passes_of_a_step_are_counted_for_four_steps(passes):
         optimizer.step()
         optimizer.zero_grad()
     assert notes_of(optimizer).backward_per_step == passes
-    for _ in range(17):  # left gradients are watched longer
+    for _ in range(17):
         assert len(first._post_accumulate_grad_hooks) == len(first._backward_hooks) == 1
         model(torch.ones(2, 6)).sum().backward()
         optimizer.step()
@@ -278,7 +278,7 @@ def test_a_learning_rate_that_the_host_would_have_to_wait_for_is_not_asked():
     model = make_model()
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), model)
     optimizer.param_groups[0]["lr"] = torch.tensor(0.0, device="meta")  # float() of it would raise
-    facts = optimizer.guard._facts.facts.now([optimizer])
+    facts = optimizer.guard._facts.now([optimizer])
     assert (facts["decay_per_step"], facts["zero_lr"]) == (0.0, [])
 
 

@@ -19,13 +19,12 @@ from fastguard.kernels import cpu
 from fastguard.observers.activations import ActivationWatch
 from fastguard.observers.batches import BatchWatch
 from fastguard.observers.coverage import CoverageWatch
-from fastguard.observers.facts import ModelFacts
 from fastguard.observers.left_gradients import LeftGradients
 from fastguard.observers.observer import Observer
 from fastguard.observers.sketches import Sketches
 from fastguard.observers.weights import WeightWatch
 
-SCHEDULED = (ModelFacts, LeftGradients, Sketches, CoverageWatch, WeightWatch, ActivationWatch)
+SCHEDULED = (LeftGradients, Sketches, CoverageWatch, WeightWatch, ActivationWatch)
 HELD = {"FirstPass", "NormStatistics", "Buffers"}  # by another part of the guard, which calls them
 OF_RANKS = {"Parity", "LocalGradients"}  # in tests/ranks
 WHOLE = {"activations": {"every": 3, "overhead_budget": None}, "weights": 4}
@@ -114,7 +113,7 @@ def test_each_is_called_around_the_steps_that_it_asks_for() -> None:
             key, method = f"{type(observer).__name__}.{name}", getattr(observer, name)
             setattr(observer, name, lambda step, key=key, method=method: (called.update([key]), method(step)))
     train(model, optimizer, 100)
-    expected = {"LeftGradients": 21, "ModelFacts": 4, "Sketches": 23, "CoverageWatch": 23, "WeightWatch": 10}
+    expected = {"LeftGradients": 21, "Sketches": 23, "CoverageWatch": 23, "WeightWatch": 10}
     for kind, num_calls in expected.items():
         assert called[f"{kind}.before"] <= called[f"{kind}.after"] == num_calls, called
     assert called["WeightWatch.before"] == 10 and called["Sketches.before"] >= 6  # after each KEEP, and no other step

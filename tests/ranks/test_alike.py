@@ -30,23 +30,14 @@ def test_different_settings_are_an_error_on_all_ranks_at_the_first_step(found, c
         assert difference in each[case]["error"] and each[case]["step"] == 0
 
 
-def test_settings_assigned_later_are_compared(found):
+def test_settings_assigned_later_are_compared_where_the_ranks_gather(found):
     for each in found:
-        both = each["ddp, clips assigned"]
-        assert "`clip (max_norm)`: GlobalNorm(1) on ranks [0], GlobalNorm(2) on ranks [1]." in both["error"]
-        assert both["step"] == 2
         for case in ("fsdp, clips assigned", "fsdp, clip on one", "fsdp, skip on one"):
             assert "got different checksums of what was assigned to `guard.clip`" in each[case]["error"]
             assert each[case]["step"] == 2
-    first, other = (each["ddp, clip on one"] for each in found)
-    assert first["told"] == [
-        "rank 0 has a changed `guard.clip` or `guard.skip_nonfinite` that ranks [1] of 2 lack: "
-        "what this one clips or skips, they do not"
-    ]
-    assert other["told"] == [] and first["error"] == other["error"] == ""
 
 
-CALM = ["ddp, alike", "fsdp, alike", "apart", "ddp, clip assigned", "fsdp, clip assigned"]
+CALM = ["ddp, alike", "fsdp, alike", "apart", "fsdp, clip assigned"]
 
 
 @pytest.mark.parametrize("case", CALM)

@@ -50,15 +50,6 @@ USERS = {
 
 
 class TestTensorBoard:
-    @pytest.fixture(params=["torch", "tensorboardX"])
-    def writer_of(self, request):
-        needs("tensorboard")  # to read
-        if request.param == "tensorboardX":
-            return needs("tensorboardX").SummaryWriter
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter
-
     def read(self, folder):
         needs("tensorboard")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -87,8 +78,11 @@ class TestTensorBoard:
             safe.write(make_record(5))
         assert safe.num_lost == 1
 
-    def test_your_writer_stays_yours(self, tmp_path, writer_of):
-        writer = writer_of(str(tmp_path))
+    def test_your_writer_stays_yours(self, tmp_path):
+        needs("tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(tmp_path))
         sink = TensorBoardSink(writer, tensors_every=1)
         for step in range(3):
             writer.add_scalar("mine", step, step)
@@ -99,9 +93,8 @@ class TestTensorBoard:
         found = self.read(tmp_path)
         assert len(found.Scalars("mine")) == 4 and len(found.Scalars("grad/norm")) == 3
 
-    def test_a_resumed_run_hides_the_steps_that_it_repeats(self, tmp_path, writer_of, monkeypatch):
-        if writer_of.__module__.startswith("tensorboardX"):
-            monkeypatch.setattr("fastguard.sinks.tensorboard._home", lambda: "tensorboardX")
+    def test_a_resumed_run_hides_the_steps_that_it_repeats(self, tmp_path):
+        needs("tensorboard")
         for first, options in ((0, {}), (3, {"purge_step": 3})):
             sink = TensorBoardSink(tmp_path, **options)
             for step in range(first, first + 6):
@@ -336,8 +329,7 @@ def test_anything_but_a_run_is_refused(package, kind):
 def test_a_missing_package_is_named_with_its_extra(package, monkeypatch):
     kinds = {"torch.utils.tensorboard": TensorBoardSink, "wandb": WandbSink, "mlflow": MlflowSink}
     kind = {**kinds, "trackio": TrackioSink, "prometheus_client": PrometheusSink}[package]
-    for name in (package, "tensorboardX"):
-        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, package, None)
     extra = {"torch.utils.tensorboard": "tensorboard", "prometheus_client": "prometheus"}.get(package, package)
     with pytest.raises(ImportError, match=rf"Sink needs {extra}: pip install 'fastguard\[{extra}\]'"):
         kind("x") if kind is not PrometheusSink else kind()

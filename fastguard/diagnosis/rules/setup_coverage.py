@@ -46,9 +46,6 @@ def _pattern(history: TrainingHistory) -> tuple[str, str, str]:
     notes = history.model
     others = {*notes.not_in_optimizer}
     moves = any(name in others for name in notes.moved_between)
-    if notes.gradients_elsewhere:
-        name = notes.gradients_elsewhere
-        return "elsewhere", f"the parameters have `{name}`", f"Guard what reads `{name}`, which has their gradients."
     if moves or (notes.names and len(others) == len(notes.names) - len(notes.without_gradient) > 0):
         name = "other-parameters"
     elif notes.num_cleared_gradients and not (notes.moved_between or notes.moved_in_step):

@@ -40,7 +40,6 @@ class AttentionWatch:
         targets = [Target(module, name or class_name(module), ATTENTION_WEIGHTS) for name, module in named.items()]
         self._names = {id(target.module): target.name if fits(target) else None for target in targets}
         self._within: list[int] = []  # ids of the modules that are being called, the innermost last
-        self._turn = 0
         self._sites = _sites(named)
 
     def hooks(self, modules: Iterable[nn.Module]) -> list[Hook]:
@@ -61,7 +60,6 @@ class AttentionWatch:
         with _lock:
             if self in _watches:
                 return
-            self._turn += 1
             _watches.append(self)
             for site in self._sites:
                 if site not in _replaced:
@@ -87,8 +85,7 @@ class AttentionWatch:
             self._collector.run(name + KIND, self._see, name, args, kwargs)
 
     def _see(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found = attention_extracts(*args, **kwargs, turn=self._turn)
-        self._collector.see_extract(name, KIND, ATTENTION_WEIGHTS, found)
+        self._collector.see_extract(name, KIND, ATTENTION_WEIGHTS, attention_extracts(*args, **kwargs))
 
 
 def _sites(named: Mapping[str, nn.Module]) -> list[_Site]:
@@ -148,12 +145,12 @@ def _attend(*args: Any) -> None:
 _attend.register_fake(lambda *args: None)
 
 
-def attention_extracts(*args: Any, turn: int = 0, **kwargs: Any) -> Iterator[Extract] | str:
+def attention_extracts(*args: Any, **kwargs: Any) -> Iterator[Extract] | str:
     """Weights and logits of one call, in parts; a text says why there are none.
 
-    Of up to 17 queries of up to 16 heads of up to 2 sequences, evenly spaced, with other heads at each `turn`. Masked
-    keys have weight 0 and do not count towards the largest entropy. It computes in float32, draws no random numbers and
-    does not sync. Cost: 2 · queries · keys · width multiplications; on a CPU memory for the keys of a few heads.
+    Of up to 16 queries of up to 16 heads of up to 2 sequences, evenly spaced. Masked keys have weight 0 and do not
+    count towards the largest entropy. It computes in float32, draws no random numbers and does not sync. Cost: 2 ·
+    queries · keys · width multiplications; on a CPU memory for the keys of a few heads.
     """
     query, key, _, mask, _, is_causal, scale, _ = _Call(*args, **kwargs)
     for x in (query, key):
@@ -165,17 +162,16 @@ def attention_extracts(*args: Any, turn: int = 0, **kwargs: Any) -> Iterator[Ext
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if mask is not None:
         mask = _four(mask.detach().broadcast_to((*query.shape[:-1], key.shape[-2])))
-    return _parts(_four(query.detach()), _four(key.detach()), mask, is_causal, scale, turn)
+    return _parts(_four(query.detach()), _four(key.detach()), mask, is_causal, scale)
 
 
 def _parts(
-    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float, turn: int
+    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float
 ) -> Iterator[Extract]:
-    rows = _spread(q.shape[2], _MAX_QUERIES, q.shape[2] - 1)  # the last among them
-    heads = _spread(q.shape[1], _MAX_HEADS, turn)
+    rows, heads = _spread(q.shape[2], _MAX_QUERIES), _spread(q.shape[1], _MAX_HEADS)
     most = _PART_CPU if q.is_cpu else _PART_DEVICE
     size = max(1, most // (k.shape[2] * max(len(rows), k.shape[3])))
-    for sequence in _spread(q.shape[0], _MAX_SEQUENCES, 0):
+    for sequence in _spread(q.shape[0], _MAX_SEQUENCES):
         of_sequence = k[sequence * k.shape[0] // q.shape[0]]  # sequences and heads may share keys
         for some in (heads[i : i + size] for i in range(0, len(heads), size)):
             where = sequence, _slice(some), _slice(rows)
@@ -212,7 +208,7 @@ def _four(x: torch.Tensor) -> torch.Tensor:
     return x[(None,) * (4 - x.ndim)]
 
 
-def _spread(size: int, count: int, turn: int) -> range:
-    """Up to `count` indices of `size`, evenly spaced, with other ones at each turn."""
+def _spread(size: int, count: int) -> range:
+    """Up to `count` indices of `size`, evenly spaced, the last among them."""
     step = -(-size // count)
-    return range(turn % step, size, step)
+    return range((size - 1) % step, size, step)

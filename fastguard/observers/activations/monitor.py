@@ -134,7 +134,7 @@ class ActivationMonitor:
         targets = choose(named, isinstance(modules, str) and modules == "default", fits, unit_dim)
         routers_found = routers_of(named, routers, fits)
         self.names = tuple(target.name for target in targets if not target.is_quiet)
-        self._arrivals.root = class_name(root)
+        self._arrivals.root = class_name(named[""])
         collector = self._collector
         collector.root = weakref.ref(root)
         if attention:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
-from ...names import PEFT_PREFIX
-from ..observer import WRAPPERS
+from ...names import strip_wrappers
 from .families import BLOCK, GELU, RELU, Judgement, is_block, judgement_of, unit_dim_after
 
 Selector: TypeAlias = str | type[nn.Module] | nn.Module | Iterable[Any]
@@ -44,22 +43,8 @@ def is_never_caller(module: nn.Module) -> bool:
 
 
 def names_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Every module of `model` by name, without wrappers (also PEFT's) and their names; "" is the model itself."""
-    clean = {"": ""}
-    parents: dict[str, nn.Module] = {"": model}
-    found: dict[str, nn.Module] = {}
-    for raw, module in model.named_modules():
-        if raw:
-            parent, _, key = raw.rpartition(".")
-            above = clean[parent]
-            hidden = WRAPPERS.get(type(parents[parent]).__name__) == key
-            clean[raw] = above if hidden else f"{above}.{key}" if above else key
-            parents[raw] = module
-        found[clean[raw]] = module  # the inner module replaces its wrapper
-    return {
-        name.removeprefix(PEFT_PREFIX) if name.removeprefix(PEFT_PREFIX) not in found else name: module
-        for name, module in found.items()
-    }
+    """Every module of `model` by name, without wrappers and their names; "" is the model itself."""
+    return {strip_wrappers(f"{name}.").rstrip("."): module for name, module in model.named_modules()}
 
 
 def choose(
