@@ -6,7 +6,6 @@ import os
 import sys
 
 import pytest
-import torch
 
 import fastguard
 from fastguard.commands import cli
@@ -27,7 +26,7 @@ def tiny(monkeypatch, threads):
 
 
 def run_demo(folder, *arguments):
-    return cli.main(["demo", "--quick", "--steps", str(STEPS), "--device", "cpu", "--out", str(folder), *arguments])
+    return cli.main(["demo", "--quick", "--steps", str(STEPS), "--out", str(folder), *arguments])
 
 
 @pytest.mark.parametrize("backend", ["auto", pytest.param("reference", marks=pytest.mark.slow)])
@@ -96,9 +95,6 @@ def test_what_cannot_be_had_is_one_line(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as end:
         run_demo(tmp_path / "file")
     assert end.value.code == 64 and "--out: cannot write there" in capsys.readouterr().err
-    if not torch.cuda.is_available():
-        assert run_demo(tmp_path, "--device", "cuda") == 64
-        assert "torch finds no CUDA device" in capsys.readouterr().err
     monkeypatch.setenv("FASTGUARD_BACKEND", "abacus")
     assert run_demo(tmp_path) == 64
     assert "`FASTGUARD_BACKEND` must be one of" in capsys.readouterr().err

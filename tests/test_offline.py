@@ -65,8 +65,6 @@ class TestExitCode:
             (["{other}"], 3, "a log must have one JSON object per line, got 'epoch,loss' - at"),
             (["{nosteps}"], 3, "`path` must be a log of steps, got a record without `step`"),
             ([], 64, "the following arguments are required: log"),
-            (["{healthy}", "--window", "0"], 64, "`--window` must be from 1 to 10000000, got 0"),
-            (["{healthy}", "--window", "10000001"], 64, "`--window` must be from 1 to 10000000, got 10000001"),
             (["{healthy}", "--set", "norm-spike"], 64, "`--set` must be RULE.THRESHOLD=NUMBER, got 'norm-spike'"),
             (["{healthy}", "--set", "norm-spik.z=1"], 64, "Did you mean `norm-spike`?"),
             (["{healthy}", "--set", "norm-spike.ratio=big"], 64, "`--set` must give a number"),

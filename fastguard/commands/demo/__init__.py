@@ -30,9 +30,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="twenty seconds: fewer steps")
     parser.add_argument("--steps", type=_num_steps, help="steps to train (default: 1000; with --quick 100)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="for run.jsonl and run.html (default: runs/demo)")
-    parser.add_argument(
-        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto (default) takes a GPU if there is one"
-    )
     arguments = parser.parse_args(argv)
     folder = arguments.out or Path("runs/demo")
     try:
@@ -46,4 +43,4 @@ def main(argv: list[str]) -> int:
 
     from .training import run
 
-    return run(arguments.steps or (100 if arguments.quick else 1000), arguments.device, folder)
+    return run(arguments.steps or (100 if arguments.quick else 1000), folder)

@@ -107,17 +107,14 @@ class Corpus:
         return F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
 
 
-def run(num_steps: int, device_name: str, folder: Path) -> int:
+def run(num_steps: int, folder: Path) -> int:
     """Trains and reports; the exit code."""
     started = time.perf_counter()
     try:
         kernels.resolve_backend("auto")
     except ValueError as error:
         raise CommandError(str(error)) from None
-    has_cuda = torch.cuda.is_available()
-    if device_name == "cuda" and not has_cuda:
-        raise CommandError("--device cuda: torch finds no CUDA device here. Leave it out, or take --device cpu.")
-    device = torch.device(("cuda" if has_cuda else "cpu") if device_name == "auto" else device_name)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     text, log = library_text(), folder / "run.jsonl"
     print(f"data:   {len(text) / 1e6:.1f} MB of Python's standard library, as bytes; nothing is downloaded")
     print(f"log:    {shown(log)} (one line a step)")
