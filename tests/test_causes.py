@@ -102,16 +102,11 @@ RIGHT = {
     "imbalanced-targets": BAD["uneven-targets"],
     "trivial-targets": BAD["one-target"],
     "repeated-data": BAD["same-inputs"],
-    "outliers": batches_run(
-        bend(falling_losses(200), [150], lambda v: 20.0),
-        lambda s: batch(input_abs_max=9999.0 if s == 150 else 2.5)(s),
-    ),
     "preprocessing-differs": BAD["validation-inputs-differ"],
     "collapsed-representation": batches_run(
         falling_losses(200), lambda s: batch(output_spread=0.5 if s < 30 else 0.0)(s)
     ),
     "model-cannot-fit": BAD["layers-without-activation"],
-    "stopped-too-early": BAD["loss-still-falling"],
     "unshuffled-data": BAD["sorted-targets"],
     "dead-experts": BAD["idle-experts"],
     "normalisation-statistics": BAD["running-statistics-apart"],

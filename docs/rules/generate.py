@@ -88,7 +88,7 @@ def evidence(rule: Rule) -> str:
 
 def source(rule: Rule) -> str:
     """Where definition and thresholds come from; a sign that does not say is ours."""
-    text = rule.source or "our own"
+    text = rule.source or "definition and limits are our own"
     return filled(text[:1].upper() + text[1:] + ".")
 
 

@@ -204,14 +204,14 @@ cause(
 )
 cause(
     "hardware-fault",
-    "A gradient or the optimizer's state was far out of range, as a flipped bit in memory or arithmetic leaves it.",
+    "A gradient was far out of range, as a flipped bit in memory or arithmetic leaves it.",
     "Go back to a checkpoint from before that step and take it again: if all is well then, test memory and device.",
-    {"lone-element": 0.97, "moment-out-of-bounds": 0.85},
+    {"lone-element": 0.97},
     "norm-spike loss-spike growing-norm non-finite-gradients non-finite-loss skip-run non-finite-activations "
     "non-finite-weights saturated-units loss-divergence clip-rate-high update-ratio-high dead-units zero-gradients "
     "vanishing-gradients standstill",
     needs=[needs.full_precision],
-    unless="batch-not-finite input-outliers",
+    unless="batch-not-finite",
 )
 cause(
     "parameters-missing-from-optimizer",
@@ -330,13 +330,6 @@ cause(
     {"one-target": 0.96, "answer-in-inputs": 0.95},
     "vanishing-gradients loss-not-decreasing zero-gradients",
     unless="same-inputs",
-)
-cause(
-    "outliers",
-    "Single inputs are far larger than all others.",
-    "Look at these samples: missing values coded as numbers, other units. Clip or repair them.",
-    {"input-outliers": 0.8},
-    "norm-spike loss-spike loss-divergence non-finite-gradients non-finite-loss clip-rate-high",
 )
 cause(
     "collapsed-representation",

@@ -17,6 +17,7 @@ _STANDING = ("loss-not-decreasing", "underfitting", "loss-at-chance", "same-outp
 _TOO_LARGE_STEPS = ("learning-rate-jump", "update-ratio-high", "no-warm-up", "loss-explosion", "loss-spike")
 _SETTINGS = ("dropout-high", "shrinking-weights", "large-weight-decay", "poor-initialisation", "output-against-loss")
 _ALIVE_STEPS = 30
+_FAR_TOO_MUCH_DECAY = 0.5
 _SMALL_STEP, _LARGE_STEP = 0.03, 0.3  # of the median weight
 
 
@@ -119,7 +120,7 @@ def unless_decayed(weight: float) -> Reason:
 
     def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
         decay = found.get("large-weight-decay")
-        is_it = decay is not None and decay.evidence["weight_decay"] >= 10.0 * decay.evidence["threshold"]
+        is_it = decay is not None and decay.evidence["weight_decay"] >= _FAR_TOO_MUCH_DECAY
         return 0.4 * weight if is_it and _warns(found, "large-weight-decay") else weight
 
     return weigh

@@ -50,7 +50,6 @@ def periodic_loss_spikes(
         period=period,
         num_spikes=len(spikes),
         largest=worst.value,
-        threshold=num_spikes,
         _where=f", place {worst.first_step % epoch} of each epoch of {epoch}" if epoch == period else "",
     )
 
@@ -83,7 +82,7 @@ def label_noise(
     if train > (1.0 - learnt) * first or has_carried:
         return None
     sure = 0.9 if best > 1.3 * max(first, s.chance) else 0.6
-    return Seen(at=known, sure=sure, train_loss=train, first=first, best_val_loss=best, threshold=carried)
+    return Seen(at=known, sure=sure, train_loss=train, first=first, best_val_loss=best)
 
 
 def _batches(history: TrainingHistory, *, training: bool) -> list[tuple[int, BatchSample]]:
@@ -119,8 +118,6 @@ def input_scale(
         severity="critical" if size > far and has_run_away(history) else "warning" if is_hurt else "info",
         sure=0.85 if is_far else 0.7,
         rms=size,
-        threshold_spread=spread,
-        threshold_small=small,
     )
 
 
@@ -129,7 +126,6 @@ def input_scale(
     severity="critical",
     needs_targets=True,
     reads="NaN and Inf in the first input of the model, in the sampled batches",
-    source="our own: what goes in comes out",
     see="{num_batches:sampled batch} contained NaN or Inf in the inputs.",
     sure=0.99,
     remedy="Look at the samples of these batches, and at what prepares them: a division by a standard deviation of 0, "
@@ -148,7 +144,6 @@ def batch_not_finite(history: TrainingHistory) -> Seen | None:
 @rule(
     "same-inputs",
     reads="digests of the sampled batches, and whether all samples of a batch are alike",
-    source="our own: a batch that comes again and again teaches one thing",
     see="The batch was the same at each of {num_batches} sampled steps.",
     remedy="Look at the loader's sampler, at an iterator that is made again in the loop, and at how samples are "
     "stacked: the loader gives the same batch each time, or the same sample in each place.",
@@ -179,37 +174,8 @@ def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float =
 
 
 @rule(
-    "input-outliers",
-    of="input-scale",
-    see="An input of {largest:.4g} in the batch of step {_step}: {_times:.3g} times the largest of the usual batch, or "
-    "the spread of the inputs.",
-    sure=0.8,
-    remedy="Look at the sample with this value: a missing value coded as a large number, another unit, an error of "
-    "parsing. Clip or repair it.",
-)
-def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: int = 4) -> Seen | None:
-    """A batch's largest input is `ratio` times that of the median batch, or `ratio` standard deviations of its own.
-
-    Fires from `samples` batches of non-integers on. Info, unless the loss had spikes, NaN or Inf.
-    """
-    known = [(s, x) for s, x in _batches(history, training=True) if not x.input_is_integer and x.input_std > 0.0]
-    if len(known) < samples:
-        return None
-    usual = median([x.input_abs_max for _, x in known])
-    step, worst = max(known, key=lambda pair: pair[1].input_abs_max)
-    own = median([(x.input_abs_max - abs(x.input_mean)) / x.input_std for _, x in known])
-    times = max(worst.input_abs_max / max(usual, 1e-300), own)
-    if times <= ratio:
-        return None
-    is_felt = bool(history.loss_trend.spikes) or history.first_bad_loss_step >= 0
-    largest = worst.input_abs_max
-    return Seen(at=(step, step), warn=is_felt, largest=largest, usual=usual, threshold=ratio, _step=step, _times=times)
-
-
-@rule(
     "validation-inputs-differ",
     reads="mean and spread of the inputs in training and in validation, and both losses",
-    source="our own: what is prepared in two ways is two kinds of data",
     see="Inputs have mean {_mean[0]:.3g} and standard deviation {_std[0]:.3g} in training, {_mean[1]:.3g} and "
     "{_std[1]:.3g} in validation.",
     remedy="Prepare validation data exactly as training data: the same scaling, with the training set's numbers, the "
@@ -239,8 +205,6 @@ def validation_inputs_differ(
         warn=any(v.val_loss > worse * v.train_loss for v in list(history.validations)[-1:]),
         shift=moved,
         ratio=times,
-        threshold_shift=shift,
-        threshold_ratio=ratio,
         _mean=mean,
         _std=std,
     )

@@ -44,7 +44,7 @@ def one_target(history: TrainingHistory, *, num_targets: int = 32) -> Seen | Non
     if not is_one_number and (not is_one_class or _rises_above_its_first(history)):
         return None
     what = f"all {num} targets looked at are of one class" if is_one_class else "all targets are equal"
-    return Seen(num_targets=num, threshold=num_targets, _what=what)
+    return Seen(num_targets=num, _what=what)
 
 
 @rule(
@@ -69,7 +69,7 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
     is_sequence = any(x.input_is_integer for x in training_batches(history))
     is_met = not is_sequence or signals_of(history).progress >= progress
     what = "the targets are the inputs" if is_sequence else "one of the inputs is the target, up to its scale"
-    return Seen(warn=is_met and history.num_clean >= 20, follows=follows, threshold=share, _what=what)
+    return Seen(warn=is_met and history.num_clean >= 20, follows=follows, _what=what)
 
 
 @rule(
@@ -97,7 +97,7 @@ def unrelated_targets(
     if found is None or found >= z or has_carried_over or may_rise(history) or are_tokens:
         return None
     is_learnt = s.progress >= progress and not history.validations
-    return Seen(warn=has_had_time(history, patience) and not is_learnt, dependence=found, threshold=z)
+    return Seen(warn=has_had_time(history, patience) and not is_learnt, dependence=found)
 
 
 @rule(
@@ -162,7 +162,6 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
 @rule(
     "uneven-targets",
     reads="how often each class was asked for in the first batches, and the loss",
-    source="our own; a model that names the most frequent class alone is right that often",
     see="{top_share:.0%} of the targets of the first batches are of one class.",
     sure=0.8,
     remedy="Weight the loss by class, draw batches evenly, and measure with balanced accuracy: one class is nearly all "
@@ -191,7 +190,7 @@ def uneven_targets(
     entropy, losses = notes.target_entropy or 0.0, signals_of(history).losses[-64:]
     is_learnt = len(losses) >= 50 and median(losses) < 0.5 * entropy
     warns = (is_of_many or top > very or is_stuck(history, 0.3, 50)) and not (has_labels or is_learnt)
-    return Seen(warn=warns, top_share=top, num_targets=notes.num_targets, threshold=share)
+    return Seen(warn=warns, top_share=top, num_targets=notes.num_targets)
 
 
 @rule(
@@ -221,7 +220,7 @@ def target_scale(
         is_hurt = s.loss_level > 2.0 * notes.target_std**2 or not s.fall >= progress
         is_hurt = is_hurt if is_known else history.num_nonfinite >= 10
         sure = 0.9 if rms > 5 * size else 0.7
-        seen = Seen(warn=is_hurt, sure=sure, rms=rms, mean=notes.target_mean, std=notes.target_std, threshold=size)
+        seen = Seen(warn=is_hurt, sure=sure, rms=rms, mean=notes.target_mean, std=notes.target_std)
         return seen if rms > size else None
     ops = [op for op in notes.loss_ops if not op.startswith("Mean")][:1]
     output = max((x.output_abs_max for x in training_batches(history)[:1]), default=math.inf)
@@ -233,6 +232,5 @@ def target_scale(
         sure=0.9 if first > 5 * size else 0.7,
         see="The targets are {rms:.3g} away from the first outputs, which are at most {_output:.3g}.",
         rms=first,
-        threshold=size,
         _output=output,
     )

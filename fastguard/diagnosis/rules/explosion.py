@@ -58,7 +58,6 @@ def clip_rate_high(
         clip_rate=num_clipped / len(newest),
         median_coef=middle,
         median_norm=median([entry.norm for entry in newest]),
-        threshold=rate,
         _num_clipped=num_clipped,
         _num=len(newest),
     )
@@ -120,8 +119,6 @@ def norm_spike(
         ratio=times,
         robust_z=score,
         num_spikes=len(spikes),
-        threshold_ratio=ratio,
-        threshold_z=z,
         _num=len(steps),
         _step=worst.step,
     )
@@ -131,7 +128,6 @@ def norm_spike(
     "growing-norm",
     was="norm-jump layer-norm-imbalance",
     reads="the average of ln(norm) against its least, and the loss",
-    source="our own, relative to the run; Megatron-LM calls 10 times the largest of the first 100 unexpectedly large",
     see="The gradient norm has grown to {norm:.3g}, {ratio:.3g} times what it was at step {_step}{_loss}.",
     sure=0.8,
     remedy="Lower the learning rate, add warm-up, and clip (max_norm at a few times the usual norm) before the loss "
@@ -159,7 +155,6 @@ def growing_norm(
         at=(trend.best_step, history.clean[-1].step),
         norm=exp(trend.mean),
         ratio=grown,
-        threshold=ratio,
         _step=trend.best_step,
         _loss=", and the loss has come up from its best" if has_loss else "",
     )
@@ -167,38 +162,19 @@ def growing_norm(
 
 @rule(
     "unscaled-accumulation",
-    reads="backward passes a step, clip coefficients of the newest clean steps, and sampled update ratios",
-    source="our own: the sum of n gradients is n times their mean",
+    reads="backward passes a step, and clip coefficients of the newest clean steps",
     see="{backward_per_step} backward passes are added up for each step, and the sum is clipped to {median_coef:.2g} "
     "of itself: the losses seem not to be divided by their number.",
     sure=0.6,
     remedy="Divide the loss of each micro-batch by their number before backward(), so that the step sees the mean "
     "gradient; or raise max_norm with it, and lower the learning rate.",
 )
-def unscaled_accumulation(
-    history: TrainingHistory, *, share: float = 2.0, steps: int = 20, update: float = 0.033
-) -> Seen | None:
+def unscaled_accumulation(history: TrainingHistory, *, share: float = 2.0, steps: int = 20) -> Seen | None:
     """Several backward passes a step, and over the newest `steps` clean steps a median clip coefficient below `share`
     divided by their number.
-
-    If nothing is clipped: updates above a share `update` of the weights.
     """
-    passes, peak = history.model.backward_per_step, history.updates.peak
-    newest = signals_of(history).clean[-steps:]
+    passes, newest = history.model.backward_per_step, signals_of(history).clean[-steps:]
     if passes is None or passes < 3 or len(newest) < steps:
         return None
     coef = median([e.clip_coef for e in newest])
-    if coef < share / passes:
-        return Seen(at=newest, backward_per_step=passes, median_coef=coef, threshold=share / passes)
-    if coef < 1.0 or peak is None or peak.ratio <= update:
-        return None
-    return Seen(
-        at=(peak, newest[-1]),
-        sure=0.5,
-        see="{backward_per_step} backward passes are added up for each step, and step {_step} changed the median "
-        "weight by {update_ratio:.2g} times its norm: the losses seem not to be divided by their number.",
-        backward_per_step=passes,
-        update_ratio=peak.ratio,
-        threshold=update,
-        _step=peak.step,
-    )
+    return Seen(at=newest, backward_per_step=passes, median_coef=coef) if coef < share / passes else None

@@ -81,7 +81,6 @@ def divergence_ahead(
         is_at_new_rate=is_new,
         level=now,
         best=low,
-        threshold_ratio=ratio_at_new_rate if is_new else ratio,
         _began=blocks[best][0].step,
         _rate=f", and the learning rate, now {lr:.3g}, has never been so high before" if is_new else "",
         _forecast=_forecast(levels, low),
@@ -129,7 +128,6 @@ _Held = tuple[Sequence[Any], dict[str, Any], str] | None  # what was held at a l
 @rule(
     "already-clipped",
     reads="norms of the clean steps in the window; sum and largest element of their gradients where those are known",
-    source="our own: where gradients change and their norm does not, something holds the norm",
     see="{_what}, before the guard's own {_by} saw it.",
     sure=0.8,
     remedy=_CLIPS_TWICE.format(", and give the guard max_norm."),
@@ -170,7 +168,7 @@ def _at_each_step(history: TrainingHistory, run: int, change: float) -> _Held:
         return None
     return (
         entries,
-        {"norm": norm, "num_steps": num, "threshold": run},
+        {"norm": norm, "num_steps": num},
         f"The gradient norm was {float(f'{norm:.1e}'):g} at each of the last {num} steps",
     )
 
@@ -190,7 +188,7 @@ def _now_and_then(history: TrainingHistory, few: int, change: float) -> _Held:
         if is_held and _has_changed(history, at_top, change):
             limit = float(f"{median(held):.1e}")
             what = f"The gradient norm was {limit:g} at {len(held)} of the last {num} steps, and never larger"
-            return at_top, {"norm": median(held), "num_steps": len(held), "threshold_few": few}, what
+            return at_top, {"norm": median(held), "num_steps": len(held)}, what
     return None
 
 
@@ -218,5 +216,5 @@ def _each_element(history: TrainingHistory, samples: int, change: float) -> _Hel
     if not _has_moved(at_top, change) or not _is_round(top, 4e-3 if half_precision(history) else 1e-4):
         return None
     what = f"The largest element of the gradients was {top:.3g} at {len(at_top)} of {len(totals)} steps looked at, in "
-    evidence = {"largest": top, "num_samples": len(at_top), "threshold_samples": samples}
+    evidence = {"largest": top, "num_samples": len(at_top)}
     return at_top, evidence, f"{what}{listed(names)}, and never larger"

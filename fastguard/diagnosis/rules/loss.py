@@ -49,7 +49,6 @@ def loss_explosion(
         severity="info" if may_rise(history) or s.recovers_from_shift or is_over else "critical",
         largest=largest,
         first=first,
-        threshold_ratio=ratio,
         _times=largest / first,
     )
 
@@ -58,7 +57,6 @@ def loss_explosion(
     "loss-divergence",
     severity="critical",
     reads="the newest losses against where the run began and its best average",
-    source="our own: what the run has gained, and how much of it is lost again",
     see="The loss is back at {level:.4g}, after an average of {best:.4g} at step {_step}: {_how}.",
     sure=0.95,
     remedy="Go back to a checkpoint from before the loss turned, and lower the learning rate (by half to a tenth).",
@@ -146,7 +144,6 @@ def loss_spike(
         mean=worst.mean,
         z=worst.z,
         num_spikes=len(spikes),
-        threshold_z=z,
         is_certain=is_certain,
         _often="once" if len(spikes) == 1 else f"{len(spikes)} times",
         _step=worst.first_step,
@@ -186,7 +183,6 @@ def loss_not_decreasing(
         level=s.loss_level,
         first=trend.first,
         progress=s.fall,
-        threshold=progress,
         _num=trend.count,
     )
 
@@ -214,7 +210,7 @@ def falls_in_a_line(
     is_line = late[0] > 0.9 * early[0] > 0.0 and min(early[0] - 6.0 * early[1], late[0] - 6.0 * late[1]) > 0.0
     if not is_line or s.is_lr_rising or may_rise(history):
         return None
-    return Seen(at=(history.clean[0], s.loss_entries[-1]), progress=s.fall, threshold=progress, _num=trend.count)
+    return Seen(at=(history.clean[0], s.loss_entries[-1]), progress=s.fall, _num=trend.count)
 
 
 @rule(
@@ -256,7 +252,6 @@ def underfitting(
         level=level,
         first=trend.first,
         fallen=fallen,
-        threshold_flat=limit,
         _num=len(part),
         _share=level / trend.first,
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ...records import TrainingHistory
 from .. import needs
 from ..finding import Seen
-from ..needs import computing, floor_at_zero, game, is_squared_error
+from ..needs import computing, game, is_squared_error
 from ..registry import rule
 from ..signals import has_had_time, median, signals_of, training_batches
 from .output import last_layer
@@ -57,7 +57,6 @@ _OVER_CLASSES = ("", "cross-entropy", "negative log-likelihood", "log of the out
 @rule(
     "loss-at-chance",
     reads="the level of the loss against that of guessing among as many classes as the output is wide",
-    source="our own: a model that knows nothing of its inputs ends at the entropy of the targets",
     see="The loss is stuck at {level:.4g}; {_what} {chance:.4g}.",
     remedy="Look at single samples with their targets, as the model gets them: are they shuffled against each other, "
     "or do the inputs not arrive? The model finds nothing of the targets in the inputs.",
@@ -94,8 +93,8 @@ def loss_at_chance(
     for chance, below, above, what in levels:
         is_near = (1.0 - below) * chance <= level <= (1.0 + above) * chance
         if is_near and history.loss_trend.best >= (1.0 - 2.0 * below) * chance:
-            sure, num_classes, limit = (0.75, None, None) if is_squared else (0.85, width, below)
-            return Seen(sure=sure, level=level, chance=chance, num_classes=num_classes, threshold=limit, _what=what)
+            sure, num_classes = (0.75, None) if is_squared else (0.85, width)
+            return Seen(sure=sure, level=level, chance=chance, num_classes=num_classes, _what=what)
     return None
 
 
@@ -107,51 +106,27 @@ def _is_binary(ops: Sequence[str]) -> bool:
 
 @rule(
     "loss-still-falling",
+    severity="info",
     reads="the newest losses of a run that has ended, early and late in the window",
-    source="our own; early stopping asks for a patience, and this is its reverse",
-    see="The loss was still falling when the run ended: from {before:.4g} to {level:.4g} over the last {_part} steps"
-    "{_half}.",
+    see="The loss was still falling when the run ended: from {before:.4g} to {level:.4g} over the last {_part} steps.",
+    sure=0.8,
     remedy="Train for more steps, or raise the learning rate; ignore this if you meant to stop here.",
     needs_descent=True,
-    cause=("stopped-too-early", "The run ended before its loss had settled."),
-    weight=0.6,
 )
 def loss_still_falling(
-    history: TrainingHistory, *, fall: float = 0.2, share: float = 0.2, high: float = 0.2, very_few: int = 25
+    history: TrainingHistory, *, fall: float = 0.2, share: float = 0.2, high: float = 0.2
 ) -> Seen | None:
-    """The loss fell by more than a share `fall` over the newest share `share` of a run that ended within the window.
-
-    Info, while it is above `high` of the first losses. At any level, and a warning if the newest three validation
-    losses fall, too, after more than `very_few` steps: in fewer than 100 if the second half gained a quarter of the
-    first losses, in fewer than 150 if a loss that ends at zero falls steadily and 0.35 is left.
+    """The loss fell by more than a share `fall` over the newest share `share` of a run that ended within the window,
+    and is above `high` of the first losses.
     """
     s = signals_of(history)
     if not history.has_ended or len(s.losses) < 10 or history.num_clean > history.window:
         return None
-    part, tenth, half = max(3, int(share * len(s.losses))), max(1, len(s.losses) // 10), len(s.losses) // 2
+    part = max(3, int(share * len(s.losses)))
     first, before, late = median(s.losses[:part]), median(s.losses[-2 * part : -part]), median(s.losses[-part:])
-    middle = median(s.losses[half - tenth // 2 :][:tenth])
-    gained = middle - median(s.losses[-tenth:])
-    is_early = gained > 0.25 * first > 0.0 and middle < first and 0.0 < late < (1.0 - fall / 4.0) * before
-    is_early = is_early and s.falls_steadily
-    is_steady = s.falls_steadily and late > 0.35 * min(first, s.chance or math.inf) and floor_at_zero(history) is True
-    limit = 150 if is_steady else 100 if is_early else 0
-    is_short = very_few < history.num_steps and len(s.losses) < limit
-    validations = [v.val_loss for v in history.validations][-3:]
-    is_falling = is_early or is_short or max(0.0, high * first) < late < (1.0 - fall) * before
-    if not late < first or not is_falling:
+    if not max(0.0, high * first) < late < min(first, (1.0 - fall) * before):
         return None
-    return Seen(
-        at=s.loss_entries[-2 * part :],
-        warn=is_short and len(validations) == 3 and validations[0] > validations[1] > validations[2],
-        sure=0.85 if is_early or is_short else 0.8,
-        level=late,
-        before=before,
-        gained_in_second_half=gained / first,
-        threshold_fall=fall,
-        _part=part,
-        _half=f", and by {gained / first:.0%} of its initial value in the second half" if is_early or is_short else "",
-    )
+    return Seen(at=s.loss_entries[-2 * part :], level=late, before=before, _part=part)
 
 
 _LOGISTIC = ("BinaryCrossEntropy", "Softplus", "LogSigmoid")

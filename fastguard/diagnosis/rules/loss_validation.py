@@ -50,7 +50,6 @@ def overfitting(
             "down to {train_loss:.4g}.",
             best=best.val_loss,
             train_loss=last.train_loss,
-            threshold=by_heart,
             _step=best.step,
         )
     is_apart = least > max(ratio * best.val_loss, (1.0 + gap) * last.train_loss)
@@ -61,7 +60,6 @@ def overfitting(
         val_loss=last.val_loss,
         best=best.val_loss,
         train_loss=last.train_loss,
-        threshold=ratio,
         _step=best.step,
         _train=best.train_loss,
     )
@@ -134,7 +132,6 @@ def negated_policy_loss(history: TrainingHistory, *, min_steps: int = 10) -> See
     "loss-without-floor",
     severity="critical",
     reads="the least loss, norms against where the run began, how the newest losses fall, and cosines of gradients",
-    source="our own: the gradients of a likelihood shrink as it is learnt; those of what has no floor grow with it",
     see="The loss has fallen from {first:.4g} to {least:.4g}, and gradients have grown to {norm_ratio:.3g} times their "
     "first norm: nothing holds it.",
     sure=0.9,
@@ -162,7 +159,6 @@ def loss_without_floor(
         first=trend.first,
         least=-math.inf if has_ended else history.losses.min,
         norm_ratio=grown,
-        threshold_norm_ratio=norm_ratio,
     )
 
 

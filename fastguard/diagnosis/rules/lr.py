@@ -18,7 +18,6 @@ TITLE = "Learning rate"
 @rule(
     "learning-rate-jump",
     reads="learning rates of the window, and the whole run's before it",
-    source="our own: warm-ups climb, and restarts return to where they were",
     see="The learning rate jumped from {before:.3g} to {lr:.3g} at step {_step}; it had never been above "
     "{largest_before:.3g}.",
     sure=0.95,
@@ -45,7 +44,6 @@ def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_step
                 lr=now,
                 before=previous.lr,
                 largest_before=largest,
-                threshold_ratio=ratio,
                 _step=entry.step,
             )
     return None
@@ -86,7 +84,6 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
         first=first,
         largest=max(losses),
         lr=lrs[0],
-        threshold_rise=rise,
         _num=len(losses),
     )
 
@@ -118,7 +115,6 @@ def scheduler_not_stepping(history: TrainingHistory, *, steps: int = 50, steps_a
         sure=0.6 if at_full else 0.9,
         lr=lrs.max,
         num_steps=lrs.count,
-        threshold_steps=need,
         _initial="" if at_full else f", {share:.2g} of the rate that the optimizer was made with",
     )
 
@@ -178,7 +174,7 @@ def steps_too_large(
     if value is None or value < ratio or len(s.losses) < min_steps or s.progress >= least:
         return None
     sure = 0.9 if value > 3 * ratio else 0.75
-    return Seen(at=history.clean, sure=sure, update_ratio=value, threshold=ratio, _lr=max(s.lrs[-64:]))
+    return Seen(at=history.clean, sure=sure, update_ratio=value, _lr=max(s.lrs[-64:]))
 
 
 @rule(
@@ -212,7 +208,6 @@ def steps_too_small(
         at=history.clean,
         sure=0.9 if moved < 0.1 else 0.6,
         update_ratio=value,
-        threshold=ratio,
         progress=s.progress,
         _moved=moved,
         _num=history.num_clean,
@@ -232,8 +227,7 @@ _USUAL = {  # from the least to the largest learning rate that people use
     "learning-rate-unusual",
     was="learning-rate-out-of-bounds",
     reads="learning rates of the whole run, and the optimizer's kind",
-    source="our own: the defaults of torch.optim, and what is used in practice around them, with room to spare",
-    see="{_kind} runs with a learning rate of {lr:.3g}, outside of the usual {threshold_low:g} to {threshold_high:g}.",
+    see="{_kind} runs with a learning rate of {lr:.3g}, outside of the usual {_low:g} to {_high:g}.",
     sure=0.9,
     remedy="Begin with a usual rate: Adam 1e-5 to 1e-2, SGD 1e-3 to 1, Adadelta about 1, Adagrad 1e-2.",
     needs_harm=True,
@@ -275,8 +269,8 @@ def learning_rate_unusual(
         warn=(is_slow and descent(history) is not False) or is_far or is_over,
         lr=largest,
         is_high=largest > high,
-        threshold_low=low,
-        threshold_high=high,
+        _low=low,
+        _high=high,
         is_certain=is_long or (is_far and kind in _NORMALISING),
         _kind=kind or "The optimizer",
     )

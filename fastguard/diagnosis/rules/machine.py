@@ -11,13 +11,13 @@ from ..registry import rule
 
 TITLE = "Machine, ranks and recovery"
 
-_READS = "`getrusage` of the process, over the newest two windows of 32 steps or more; the smaller value counts"
-
 
 @rule(
     "page-faults",
     of="memory-pressure",
+    leads=True,
     severity="info",
+    reads="`getrusage` of the process, over the newest two windows of 32 steps or more; the smaller value counts",
     see="Each step takes {page_faults:,.0f} page faults, and the kernel uses {system_share:.0%} of the CPU time: "
     "memory that one step returns is handed out again in the next.",
     sure=0.8,
@@ -29,45 +29,7 @@ def page_faults(history: TrainingHistory, *, faults: float = 1000.0, share: floa
     used = history.model.resources
     if not used.get("is_glibc") or used["page_faults"] < faults or used["system_share"] < share:
         return None
-    return Seen(page_faults=used["page_faults"], system_share=used["system_share"], threshold=faults)
-
-
-@rule(
-    "swapping",
-    of="memory-pressure",
-    leads=True,
-    reads=_READS + "; the swapped part of the process from /proc (Linux)",
-    source="our own: a page that must be read back from disk takes thousands of times as long as one in memory",
-    see="The machine is out of memory: {_mebibytes:,.0f} MiB of this process are swapped out, and each step reads "
-    "{major_faults:,.0f} pages from disk.",
-    sure=0.9,
-    remedy="Reduce the batch size, the number of workers or the part of the data kept in memory, or use a machine with "
-    "more memory.",
-)
-def swapping(history: TrainingHistory, *, faults: float = 1.0) -> Seen | None:
-    """A step reads `faults` pages or more from disk while part of the process is swapped out."""
-    used = history.model.resources
-    if used.get("major_faults", 0.0) < faults or not used["swapped_bytes"]:
-        return None
-    swapped = used["swapped_bytes"]
-    return Seen(major_faults=used["major_faults"], swapped_bytes=swapped, _mebibytes=swapped / 2**20, threshold=faults)
-
-
-@rule(
-    "starved-of-cores",
-    severity="info",
-    reads="how long the training thread waited for a core (/proc/thread-self/schedstat, Linux), over the newest two "
-    "windows of 32 steps or more; the smaller value counts",
-    source="our own; only time in which the thread could run counts, so waiting for data does not",
-    see="The training thread waits for a core {core_wait_share:.0%} of the time: other threads or processes use them.",
-    sure=0.8,
-    remedy="End other processes, set fewer threads (`torch.set_num_threads`, OMP_NUM_THREADS) or fewer data loader "
-    "workers, or ask for more cores. In a container, look at its CPU limit.",
-)
-def starved_of_cores(history: TrainingHistory, *, share: float = 0.2) -> Seen | None:
-    """The training thread waits for a core for `share` of the time or more."""
-    waited = history.model.resources.get("core_wait_share", 0.0)
-    return Seen(core_wait_share=waited, threshold=share) if waited >= share else None
+    return Seen(page_faults=used["page_faults"], system_share=used["system_share"])
 
 
 @rule(
@@ -76,7 +38,6 @@ def starved_of_cores(history: TrainingHistory, *, share: float = 0.2) -> Seen | 
     leads=True,
     severity="critical",
     reads="checksums of gradients and weights that replicas should have in common (`wrap(..., parity=True)`)",
-    source="our own: after a reduction all ranks hold the same bits; other bits are a fault of code, memory or network",
     see="Replicas differ: at step {_step} the {_what} of {num_tensors:tensor}, first {layers}, were not the same on "
     "all of {_num_ranks} ranks{_which}{_more}.",
     sure=1.0,
@@ -143,7 +104,6 @@ _MOST_TOLD = 3
     "rolled-back",
     severity="critical",
     reads="the reports of recovery (`TrainingHistory.model.recoveries`)",
-    source="our own: a rollback is reported, never silent",
     see="Recovery acted: {_more}{_done}.",
     sure=1.0,
     remedy="Look at the batches that were left out, and at learning rate, warm-up and clipping: a run that goes back "

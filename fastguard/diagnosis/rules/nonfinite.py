@@ -108,7 +108,6 @@ _SCALES_INSTEAD = (
     "skip-run",
     severity="critical",
     reads="skipped steps in a row, now and at most",
-    source="our own; GradScaler starts at 2**16 and halves, so ten skips in a row leave it at 2**6",
     see="{longest_run} steps in a row were skipped{_by}{_until}.",
     sure=1.0,
     remedy="Look at the data around these steps, lower the learning rate, and go back to a checkpoint if the run of "
@@ -133,7 +132,6 @@ def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) ->
         do=_SCALES_INSTEAD if 2 * num_finite > longest and not by_recovery else "",
         longest_run=longest,
         current_run=history.skip_run,
-        threshold=least,
         _by=f", {num_finite} of them by {who} with finite gradients" if num_finite else "",
         _until=", and the run goes on" if is_running else "; it has ended",
     )
@@ -160,7 +158,6 @@ def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) 
         severity="critical" if any(flags[-newest:]) or in_a_row >= run else "warning",
         num_bad_losses=history.num_bad_losses,
         longest_run=in_a_row,
-        threshold_run=run,
         _num_steps=history.num_steps,
     )
 
@@ -169,7 +166,6 @@ def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) 
     "non-finite-activations",
     severity="critical",
     reads="sampled activations",
-    source="our own: the module whose output is not finite although its inputs are",
     see="Activations of {num_modules:module} contained NaN or Inf at step {_first}: {_began}.",
     remedy="Look at the module named first and at what comes right before it: its weights, divisions, logarithms and "
     "exponentials, and in half precision the size of its output.",
@@ -205,7 +201,6 @@ def non_finite_activations(history: TrainingHistory) -> Seen | None:
     "non-finite-weights",
     severity="critical",
     reads="sampled weights",
-    source="our own: no step repairs a weight that is NaN or Inf",
     see="{num_nonfinite:element} of {layers} {_are} NaN or Inf.",
     sure=1.0,
     remedy="Go back to a checkpoint from before, with skip_nonfinite=True so that no such gradient is applied. If the "
@@ -235,7 +230,6 @@ def non_finite_weights(history: TrainingHistory) -> Seen | None:
     leads=True,
     severity="critical",
     reads="the GradScaler's scale over the window",
-    source="our own; GradScaler starts at 2**16 and halves at each overflow",
     see="The loss scale fell from {largest:.4g} to {loss_scale:.4g}, and steps still overflow.",
     sure=0.9,
     remedy="Look for the layer whose output leaves float16's range (65504), use bfloat16, or keep that layer in "
@@ -252,7 +246,7 @@ def loss_scale_collapse(history: TrainingHistory, *, factor: float = 256.0, low:
     is_start = history.num_steps <= len(history.recent) and not any(e.is_clean for e in scaled)
     if now >= low and (now * factor > largest or is_start):  # a scale may begin far too high
         return None
-    return Seen(at=(top, scaled[-1]), loss_scale=now, largest=largest, threshold_factor=factor)
+    return Seen(at=(top, scaled[-1]), loss_scale=now, largest=largest)
 
 
 def describe_bad_ranks(bad: Sequence[BadRank]) -> str:
@@ -314,7 +308,6 @@ def lone_element(
         value=value,
         usual=usual,
         num_steps=len(lone),
-        threshold_times=times,
         _numel=known[name].numel,
         _name=name,
         _step=step,

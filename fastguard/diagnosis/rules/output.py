@@ -102,7 +102,6 @@ def output_against_loss(history: TrainingHistory) -> Seen | None:
     "bounded-output",
     was="softmax-floor",
     reads="the last layers, samples of the output, and the loss",
-    source="our own: an activation at the end says which targets can be reached",
     see="The model ends in {last_layer}, and the loss has {_come_down}.{_end}",
     remedy="Remove the activation after the last layer, or choose it by the range of the targets: none for any "
     "number, sigmoid for [0, 1], and none before a loss with logits.",
@@ -130,7 +129,6 @@ def bounded_output(
         last_layer=last,
         progress=s.progress,
         is_at_its_end=is_stuck,
-        threshold=progress,
         _come_down=s.progress_in_words,
         _end=" Its output is at the end of its range." if is_stuck else "",
     )

@@ -58,7 +58,6 @@ def targets_beyond_output(history: TrainingHistory, *, margin: float = 0.02) -> 
 @rule(
     "output-not-as-the-loss-asks",
     of="output-loss-mismatch",
-    source="torch's documentation of cross_entropy, nll_loss and binary_cross_entropy_with_logits",
     see="{_what}",
     sure=0.95,
     remedy="Give cross_entropy and losses with logits the plain output of the last linear layer, and nll_loss the "
@@ -87,7 +86,6 @@ def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -
 @rule(
     "loss-against-targets",
     reads="what loss the gradient of the output belongs to, and its targets",
-    source="our own: a squared error takes classes for numbers; a likelihood below zero has targets that are none",
     see="The loss is a squared error, and all its targets are 0 or 1: they look like classes.",
     sure=0.8,
     remedy="Use cross_entropy for classes (with the class's index), binary_cross_entropy_with_logits for yes or no, "
@@ -110,13 +108,13 @@ def loss_against_targets(
         return Seen(sure=0.95, see=see, loss=kind, least=least)
     if {"AbsBackward0", "DivBackward0"} <= {*notes.loss_ops[:5]} and first > huge:
         see = "The loss is relative to the targets, and began at {first:.3g}: some are zero."
-        return Seen(sure=0.9, see=see, first=first, threshold=huge)
+        return Seen(sure=0.9, see=see, first=first)
     is_one = notes.target_std is not None and notes.target_std < 1e-3  # all 0, as of a residual: read off to rounding
     is_beyond = any(not -0.01 <= end <= 1.01 for end in notes.target_range)  # of another batch than the share
     share = notes.target_binary_share or 0.0
     if kind != "squared error" or share < binary or is_one or is_beyond:
         return None
-    return Seen(warn=is_stuck(history, progress, min_steps), loss=kind, binary_share=share, threshold=binary)
+    return Seen(warn=is_stuck(history, progress, min_steps), loss=kind, binary_share=share)
 
 
 @rule(

@@ -21,7 +21,6 @@ TITLE = "Set-up"
     "gradients-not-cleared",
     severity="critical",
     reads="whether the gradients of a step were still there when the next backward pass began, in the first 20 steps",
-    source="our own: what zero_grad() is for; the forgotten call is a classic of question boards",
     see="In {num_left} of the first {num_watched} steps the gradients of the step before were still there when "
     "backward() began, and were added to.",
     sure=0.97,
@@ -42,7 +41,7 @@ def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watch
     if total < watched or left <= share * total:
         return None
     is_lost = has_run_away(history)
-    return Seen(warn=None if is_lost else True, num_left=left, num_watched=total, threshold=share)
+    return Seen(warn=None if is_lost else True, num_left=left, num_watched=total)
 
 
 def odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[str]:
@@ -94,8 +93,6 @@ def odd_optimizer_settings(
         warn=warns,
         sure=0.85 if warns else 0.6,
         settings=odd,
-        threshold_eps=eps,
-        threshold_momentum=momentum,
         _kinds=sorted({str(settings.get("kind")) for settings in groups}),
     )
 
@@ -106,8 +103,7 @@ def odd_optimizer_settings(
     leads=True,
     severity="critical",
     reads="learning rates of the window against the largest ever, and the loss",
-    source="our own: after a decay to a hundredth hardly anything more is learnt",
-    see="Since step {_since} the learning rate is below {threshold_ratio:.0%} of its peak, {peak:.3g}; it is {lr:.3g} "
+    see="Since step {_since} the learning rate is below {_ratio:.0%} of its peak, {peak:.3g}; it is {lr:.3g} "
     "now, and the loss has {_come_down}.",
     remedy="Look at the schedule's length and at where scheduler.step() is called: the schedule has ended, or is "
     "stepped too often (each batch where it counts epochs).",
@@ -134,7 +130,7 @@ def learning_rate_gone(
         lr=entries[-1].lr,
         peak=peak,
         num_steps=gone,
-        threshold_ratio=ratio,
+        _ratio=ratio,
         _since=entries[-gone].step,
         _come_down=s.progress_in_words,
     )
@@ -157,7 +153,7 @@ def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_
     """
     names = history.model.overwritten if history.num_clean else ()
     warns = is_stuck(history, progress, min_steps, at_end=True)
-    return Seen(layers=names, warn=warns, num_overwritten=len(names), threshold=progress) if names else None
+    return Seen(layers=names, warn=warns, num_overwritten=len(names)) if names else None
 
 
 @rule(
@@ -182,14 +178,13 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -
     passes = [sample for _, sample in history.batches if not sample.with_grad]
     if min(len(passes), len(history.validations)) < samples or not all(sample.training for sample in passes):
         return None
-    return Seen(num_passes=len(passes), threshold=samples) if dropout(history) or batch_statistics(history) else None
+    return Seen(num_passes=len(passes)) if dropout(history) or batch_statistics(history) else None
 
 
 @rule(
     "training-in-eval-mode",
     of="wrong-mode",
     reads="passes in training and in eval mode, of a model that has dropout or batch statistics",
-    source="torch's documentation of Module.train: dropout and batch statistics act differently",
     see="From step {_since} on, no pass of a training step that was sampled was in training mode.",
     sure=0.9,
     remedy="Call model.train() before training, and again after each model.eval(): without it nothing is dropped, and "
@@ -217,7 +212,6 @@ def training_in_eval_mode(history: TrainingHistory, *, samples: int = 4, steps: 
 @rule(
     "layers-without-activation",
     reads="the operations between the loss and the first layers, and the loss",
-    source="our own: a product of matrices is a matrix",
     see="Linear layers follow each other with nothing between them.",
     remedy="Put an activation (ReLU, GELU, tanh) between these layers: without one they are no more than a single "
     "linear layer.",
@@ -236,7 +230,7 @@ def layers_without_activation(history: TrainingHistory, *, progress: float = 0.4
     is_all = {*linear} == {"AddmmBackward0"} and history.num_clean >= 20 and _is_as_wide(history, len(linear))
     is_recurrence = ops.count("AddmmBackward0") > history.model.module_kinds.get("Linear", len(ops))
     warns = is_all or (is_stuck(history, progress, min_steps) and not is_recurrence)
-    return Seen(warn=warns, operations=list(ops), threshold=progress)
+    return Seen(warn=warns, operations=list(ops))
 
 
 def _is_as_wide(history: TrainingHistory, num_layers: int) -> bool:
@@ -277,6 +271,5 @@ def learning_rate_still_rising(
         severity="critical" if has_run_away(history) else "warning",
         first=rates[0],
         lr=last,
-        threshold_ratio=ratio,
         _num=len(rates),
     )

@@ -7,7 +7,6 @@ import math
 from ...records import TrainingHistory
 from .. import needs
 from ..finding import Seen
-from ..needs import descent, margin
 from ..registry import rule
 from ..signals import median, signals_of
 
@@ -70,7 +69,6 @@ def _pattern(history: TrainingHistory) -> tuple[str, str, str]:
     severity="critical",
     reads="the norms of all steps, how many elements the last gradients had, whether backward passes reach the "
     "parameters, and whether these move",
-    source="our own: a parameter that gets no gradient does not learn, whatever the loss does",
     see="All gradients were {_zero} at each of {num_steps} steps{_why}.",
     remedy="Check that backward() reaches these parameters, that zero_grad() is not called between backward() and "
     "step(), that the optimizer was not made before the model was moved, replaced or wrapped, and that nothing else "
@@ -96,7 +94,6 @@ def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Seen | None:
         do=do,
         sure=0.7 if is_doubtful else 0.97,
         num_steps=history.num_clean,
-        threshold_steps=steps,
         _zero="zero" if are_there else "zero, or missing,",
         _why=f": {why}" if why else "",
         pattern=name or None,
@@ -107,7 +104,6 @@ def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Seen | None:
     "unseen-updates",
     reads="parameters that never had a gradient, samples of their values around steps, and whether backward passes "
     "reach them",
-    source="our own: what moves without a gradient that the guard sees is trained by something else",
     see="{num_moved:parameter} changed without a gradient that the guard saw: {layers}{_why}.",
     remedy="Guard what trains these parameters, too: wrap([a, b], model), or wrap_backward for what steps within the "
     "backward pass. Until then their norm is not recorded, and they are neither clipped nor skipped.",
@@ -136,39 +132,6 @@ def unseen_updates(history: TrainingHistory) -> Seen | None:
         num_never_seen=len(never),
         num_seen=notes.num_seen,
         _why=f"; {why}" if why else "",
-    )
-
-
-@rule(
-    "no-signal",
-    reads="norms of exactly zero among others, and the losses of these steps",
-    source="our own: a batch whose advantages are all equal, or whose labels are all ignored, has a gradient of zeros",
-    see="{num_steps:step} of the last {_num} had gradients of exactly zero{_met}.",
-    remedy="Filter groups of samples with the same reward, or draw more varied ones; look for labels that are all the "
-    "ignored index (truncation, a wrong mask), or a loss that is already zero. These batches teach nothing.",
-)
-def no_signal(history: TrainingHistory, *, steps: int = 3, share: float = 0.01, most: float = 0.5) -> Seen | None:
-    """At least `steps` steps of the window, and a share `share`, had gradients of exactly zero, while others had not.
-
-    Info; a warning if they are more than a share `most` of at least 50 and their loss is not zero, except with rewards,
-    margins or games.
-    """
-    clean = list(history.clean)
-    zero = [e for e in clean if e.norm == 0.0] if history.norm_min <= 0.0 < history.norm_max else []
-    if not max(steps, share * len(clean)) <= len(zero) < len(clean) or zero == clean[-len(zero) :]:
-        return None  # those that are all zero in the end have died, or all is learnt
-    losses = [e.loss for e in zero if e.loss is not None]
-    are_met = bool(losses) and not any(losses)
-    is_high = len(clean) >= 50 and len(zero) > most * len(clean) and bool(losses) and not are_met
-    is_wrong = is_high and descent(history) is not False and not margin(history)
-    return Seen(
-        at=zero,
-        warn=is_wrong and signals_of(history).progress < 0.5,
-        num_steps=len(zero),
-        share=len(zero) / len(clean),
-        threshold_share=share,
-        _num=len(clean),
-        _met=", and a loss of zero" if are_met else "",
     )
 
 
@@ -228,7 +191,6 @@ def running_statistics_apart(
         variance_ratio=pairs[worst][1],
         val_loss=median([v.val_loss for v in validations[-3:]]) if validations else None,
         train_loss=signals_of(history).loss_level,
-        threshold_gap=gap,
         _num=len(pairs),
         _of=len(known),
         _worst=worst,

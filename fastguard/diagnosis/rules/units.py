@@ -56,7 +56,6 @@ def _seen(found: _Lasting, history: TrainingHistory, limit: float, severe: float
         see=see,
         ratio=ratio,
         num_modules=len(found),
-        threshold=limit,
         _worst=worst,
         _also=f"; also in {listed(others)}" if others else "",
     )
@@ -181,4 +180,4 @@ def dropout_high(history: TrainingHistory, *, share: float = 0.8) -> Seen | None
     if not high or not history.num_clean:
         return None
     names = sorted(high, key=lambda name: -high[name])
-    return Seen(layers=names, dropout=high[names[0]], num_modules=len(high), threshold=share)
+    return Seen(layers=names, dropout=high[names[0]], num_modules=len(high))

@@ -76,7 +76,6 @@ def idle_experts(
         layers=[name for module in idle for name in modules[module]],
         num_idle=len(idle),
         num_modules=len(modules),
-        threshold_share=share,
         _idle=idle,
     )
 
@@ -157,7 +156,6 @@ def unused_experts(
         severity=severity_of(lost, share, most, history),
         num_idle=router.num_dead_units,
         num_modules=router.num_units,
-        threshold_share=share,
         _num_batches=router.num_batches,
         _experts=list(router.dead_units),
         layers=[name, *others],
@@ -204,7 +202,6 @@ def router_collapse(history: TrainingHistory, *, share: float = 0.1, samples: in
         at=(min(points[0].step for _, _, points in found), history.activations.last_step),
         ratio=way,
         num_modules=len(found),
-        threshold=share,
         _share=max(load),
         _expert=load.index(max(load)),
         _num_experts=len(load),

@@ -50,7 +50,6 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float 
         warn=len(zero) >= share * len(names) and not has_just_moved and not _learns(history, kept),
         num_zero_tensors=len(zero),
         num_tensors=len(names),
-        threshold=share,
         _step=record.step,
     )
 
@@ -58,7 +57,6 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float 
 @rule(
     "zero-gradient-tensors",
     of="zero-gradients",
-    source="SageMaker Debugger AllZero (100% zeros), asked for a run of samples",
     see="The gradient of {num_zero_tensors:tensor} of {num_tensors} has been nothing but zeros since step {_since}: "
     "{_names}.",
     sure=0.9,
@@ -96,7 +94,6 @@ def zero_gradient_tensors(
         num_zero_tensors=len(names),
         num_tensors=len(tensors),
         from_the_first=from_the_first,
-        threshold_samples=samples,
         _since=began,
         _names=names,
     )
@@ -139,7 +136,6 @@ def _to_blame(names: list[str], zero: list[str]) -> tuple[str, ...]:
     leads=True,
     was="vanishing-norm",
     reads="each tensor's usual gradient for its size, in the order of the model",
-    source="our own, from the ratio of first to last layer that torchmortem (100) and others use",
     see="Per element, gradients of the first {_size:tensor} {_are} {_share:.2g} times those of the last {_size}; "
     "{_least} {_get} the least.{_stood}",
     remedy="Use ReLU-like activations instead of sigmoid or tanh, normalisation layers, residual connections, or an "
@@ -182,7 +178,6 @@ def vanishing_layers(history: TrainingHistory, *, ratio: float = 1e-3, ratio_stu
         first_to_last=share,
         at_the_beginning=then,
         num_stood=num_stood,
-        threshold=limit,
         _size=size,
         _are="are" if is_now else "were at first",
         _get="get" if is_now else "got",
@@ -240,6 +235,5 @@ def half_precision_underflow(history: TrainingHistory, *, zeros: float = 0.5, sh
         layers=lost,
         num_tensors=len(lost),
         loss_scale=scale,
-        threshold_zeros=zeros,
         _of=len(tensors),
     )

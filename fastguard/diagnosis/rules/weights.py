@@ -49,7 +49,6 @@ def update_ratio_high(
         warn=have_died or _is_hurt(history, restless),
         sure=0.9 if sample.ratio > 2 * limit else 0.75,
         update_ratio=sample.ratio,
-        threshold=limit,
         num_samples=updates.count,
         is_certain=have_died,
         _step=sample.step,
@@ -95,7 +94,6 @@ def update_ratio_low(
     return Seen(
         at=(history.clean[0].step, history.weights.last_step),
         update_ratio=value,
-        threshold=ratio,
         _loss=f", and the loss has come down by {max(s.fall, 0.0):.1%} only" if is_known else "",
         progress=s.fall if is_known else None,
     )
@@ -113,7 +111,6 @@ def _is_a_part(num: int, total: int, share: float) -> bool:
     was="unchanged-weights",
     severity="critical",
     reads="parameters of the model against those of the optimizer",
-    source="our own: what no optimizer holds never changes",
     see="{num_missing:trainable parameter} of the model {_are} not in the optimizer: {layers}.",
     sure=0.95,
     remedy="Make the optimizer after the model is complete and on its device, or add them with add_param_group. If "
@@ -138,7 +135,6 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
         severity="critical" if len(names) == total > 1 else None,
         num_missing=len(names),
         num_parameters=total,
-        threshold_share=share,
         _are="is" if len(names) == 1 else "are",
     )
 
@@ -174,7 +170,6 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, backbone:
         do="" if num_held != 0 else "Do nothing if that is intended: the optimizer does not have them.",
         num_frozen=len(names),
         num_parameters=len(notes.names),
-        threshold_share=share,
     )
 
 
@@ -232,6 +227,5 @@ def missing_gradients(
         sure=0.95 if cut else 0.85,
         num_missing=len(cut or names),
         num_parameters=len(notes.names),
-        threshold_steps=min_steps,
         _though=", though their modules are called first" if cut else "",
     )

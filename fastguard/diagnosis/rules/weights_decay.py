@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-from itertools import pairwise
 
 from ...records import TrainingHistory
 from ...records.sampled import is_bias
@@ -56,59 +54,8 @@ def large_weight_decay(
         warn=history.losses.count >= 40 and has_had_time(history, 100) and is_bad,
         weight_decay=largest,
         term=term,
-        threshold=coupled,
         _what=what,
         is_certain=True if term else None,
-    )
-
-
-@rule(
-    "moment-out-of-bounds",
-    of="second-moment-out-of-range",
-    leads=True,
-    was="second-moment-collapse",
-    severity="critical",
-    reads="sampled weights: the largest second moment at two samples in a row, and the largest norm of all steps",
-    source="He et al., ISCA 2023: faults that harm leave values in the optimizer's state that no training makes",
-    see="The second moment of {_num:parameter} came to {moment_max:.3g}, above the square of the largest norm, "
-    "{_square:.3g}: {layers}.",
-    sure=0.9,
-    remedy="Go back to a checkpoint from before; where it comes again on one machine, test its memory. An average of "
-    "squares is larger than the largest square: something other than the optimizer has written to its state, or memory "
-    "is faulty.",
-)
-def moment_out_of_bounds(history: TrainingHistory, *, margin: float = 1.1) -> Seen | None:
-    """A second moment rose above `margin` times the square of the largest norm, to which weight decay is added.
-
-    It must rise from one sample to the next, so that a state from before the guard does not count. Critical if it is
-    not finite; silent after a step with NaN or Inf was taken.
-    """
-    if history.num_nonfinite_applied or not history.norm_max > 0.0:
-        return None
-    decays = [group.get("weight_decay") for group in history.model.optimizer_settings]
-    decay = max((abs(d) for d in decays if isinstance(d, (int, float))), default=0.0)
-    worst: dict[str, tuple[int, float]] = {}
-    for name, window in history.weights.current():
-        for earlier, later in pairwise(window.recent):
-            before, after = earlier.value.moment_max, later.value.moment_max
-            if before is None or after is None or not math.isfinite(before):
-                continue
-            if after > margin * max(before, (history.norm_max + decay * later.value.abs_max) ** 2):
-                worst[name] = later.step, after
-                break
-    if not worst:
-        return None
-    names = sorted(worst, key=lambda name: -worst[name][1])
-    step, largest = worst[names[0]]
-    return Seen(
-        at=(step, history.weights.last_step),
-        layers=names,
-        severity="critical" if largest == math.inf else "warning",
-        moment_max=largest,
-        norm_max=history.norm_max,
-        threshold_margin=margin,
-        _num=len(names),
-        _square=history.norm_max**2,
     )
 
 
@@ -142,7 +89,7 @@ def poor_initialisation(
     if len(flat) > share * len(known) and not signals_of(history).progress >= 0.8:
         see = "{num_layers:layer} began with all weights equal: its units stay alike. {layers}."
         at = (begin, begin)
-        return Seen(at=at, layers=flat, sure=0.95, see=see, num_layers=len(flat), ratio=0.0, threshold=share)
+        return Seen(at=at, layers=flat, sure=0.95, see=see, num_layers=len(flat), ratio=0.0)
     ratios = {n: actual / expected for n, (actual, expected) in known.items() if actual > 0.0}
     all_large = sum(r > 2.0 for r in ratios.values()) >= share * max(len(ratios), 1)
     limits = {n: 1.1 if "weight_hh" in n else 2.0 if all_large else large for n in ratios}
@@ -165,7 +112,6 @@ def poor_initialisation(
         ratio=ratios[names[0]],
         num_layers=len(names),
         share=len(names) / len(ratios),
-        threshold=limits[names[0]] if too_large else small,
         _what="large" if too_large else "small",
         _worst=names[0],
     )
@@ -200,7 +146,5 @@ def shrinking_weights(
         sure=0.95 if taken > decay else 0.8,
         decay_per_step=taken,
         norm_left=left,
-        threshold=decay,
-        threshold_norm=shrunk,
         _what=text[0].upper() + text[1:],
     )

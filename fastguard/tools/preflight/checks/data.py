@@ -30,7 +30,6 @@ def _rows(tensor: Tensor) -> Tensor:
     see="{num_nonfinite} of {num_elements} elements of the {_what} are NaN or Inf.",
     sure=0.98,
     reads="all floating tensors of the batches",
-    source="a NaN among the inputs makes every gradient NaN",
     remedy="Find the samples and drop or fill them; look for 0/0 in the normalisation of constant features.",
 )
 def non_finite_inputs(evidence: Evidence) -> Seen | None:
@@ -74,7 +73,6 @@ def inputs_out_of_scale(
         rms=rms,
         largest=largest,
         spread=relative,
-        threshold=largest_rms,
         layers=[evidence.layers[0].name],
         sure=0.85 if rms < 3 * largest_rms or is_spread else 0.92,
         _how=f"one feature varies {relative:.0f} times as much as the median one" if is_spread else "far from 1",
@@ -116,4 +114,4 @@ def targets_out_of_scale(
     fit = evidence.fit
     gets_there = fit is not None and evidence.baseline is not None and fit.given.end < evidence.baseline
     size = "smaller" if rms > 1 else "larger"
-    return Seen(mean=mean, std=std, rms=rms, threshold=largest_rms, warn=not gets_there, _size=size)
+    return Seen(mean=mean, std=std, rms=rms, warn=not gets_there, _size=size)

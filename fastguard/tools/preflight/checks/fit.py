@@ -103,7 +103,7 @@ def trial_steps_too_short(
     gradients = [g for g in evidence.first.gradients.values() if g is not None and g.numel()]
     if 0.0 <= given.update_ratio < smallest and any(float(g.abs().max()) > 1e-6 for g in gradients):
         see = "A step changes weights by {update_ratio:.1g} of their size, which float32 can hardly represent."
-        return Seen(**_ends(fit), update_ratio=given.update_ratio, threshold=smallest, see=see, sure=0.95)
+        return Seen(**_ends(fit), update_ratio=given.update_ratio, see=see, sure=0.95)
     if not higher or pace < num_steps or not given.update_ratio < update_ratio:
         return None
     best = min(higher, key=_steps_to_halve)

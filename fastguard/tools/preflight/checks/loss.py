@@ -42,7 +42,6 @@ _OF_SHAPES = re.compile(
     see="The {stage} pass of the first batch raised {_said}",
     sure=0.9,
     reads="one forward and backward pass",
-    source="the training's own first step",
     remedy="Run one batch through model and loss by hand, with the shapes and dtypes of all tensors printed.",
 )
 def trial_pass_fails(evidence: Evidence) -> Seen | None:
@@ -79,7 +78,6 @@ def _problem(evidence: Evidence, *kinds: str) -> Seen | None:
     cause="wrong-loss",
     severity="critical",
     reads="free outputs in place of the model's, optimised under the loss on the first batch",
-    source="a loss is lowest where the answer is right",
     remedy="Check sign, arguments, dimension and mask: the loss is lowest where predictions are wrong.",
 )
 def loss_prefers_wrong_answers(evidence: Evidence) -> Seen | None:
@@ -96,7 +94,6 @@ def loss_prefers_wrong_answers(evidence: Evidence) -> Seen | None:
     cause="wrong-loss",
     severity="critical",
     reads="free outputs in place of the model's: which have a gradient, at random and on the way to the loss's minimum",
-    source="a loss has a gradient at every output that it judges, and at no other",
     remedy="Look for a detach(), an index, a mask, a weight of zero or a clamp between outputs and loss.",
 )
 def wrong_elements_in_loss(evidence: Evidence) -> Seen | None:
@@ -196,7 +193,6 @@ def _is_bad_axis(call: LossCall) -> bool:
     "answer depends on the other samples.",
     sure=0.97,
     reads="sums of the loss's input over samples and over classes",
-    source="the dimension of a softmax is that of the classes",
     remedy="Give the softmax the dimension of the classes: dim=1, or dim=-1.",
 )
 def softmax_over_batch(evidence: Evidence) -> Seen | None:
@@ -238,7 +234,6 @@ def targets_out_of_reach(evidence: Evidence, *, share: float = 0.05, slack: floa
         return None
     return Seen(
         outside=outside,
-        threshold=share,
         made_by=made_by[0],
         severity="critical" if outside > 0.3 else "warning",
         _low=low,

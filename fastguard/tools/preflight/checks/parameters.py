@@ -35,7 +35,6 @@ def _in_a_list(evidence: Evidence, name: str) -> str:
     see="No gradient arrives at {num_missing} of {num_trainable} parameter tensors, so the loss does not depend on "
     "them: {layers}.",
     reads="gradients of all parameters after each batch's backward pass",
-    source="the graph of autograd",
     remedy="Look for detach(), .data, no_grad(), argmax, item() on the way, and for modules that forward() leaves out.",
 )
 def gradient_does_not_arrive(evidence: Evidence) -> Seen | None:
@@ -104,7 +103,6 @@ def left_out_of_optimizer(evidence: Evidence) -> Seen | None:
     see="The loss is {loss:.3g}, but every gradient is exactly zero.",
     sure=0.4,
     reads="gradients of all batches",
-    source="a step along a gradient of 0 changes nothing",
     remedy="Look where the gradient ends: dead units, a constant output, a loss that is already at its minimum.",
 )
 def all_gradients_zero(evidence: Evidence) -> Seen | None:
@@ -162,7 +160,6 @@ def samples_mixed(evidence: Evidence) -> Seen | None:
     see="The targets are the next inputs, and the model sees them: its outputs depend on later positions.",
     sure=0.95,
     reads="derivatives of a position's output by the inputs of later positions, in evaluation mode; targets",
-    source="a derivative that is exactly zero: the output cannot depend on that input",
     remedy="Give attention a causal mask, a convolution padding on the left, a recurrent layer one direction.",
 )
 def leaks_from_the_future(evidence: Evidence) -> Seen | None:

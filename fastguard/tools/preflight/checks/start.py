@@ -135,7 +135,6 @@ def dead_units_at_start(evidence: Evidence, *, share: float = 0.75, least_sample
         return None
     return Seen(
         dead=dead,
-        threshold=share,
         severity="critical" if dead == 1.0 else "warning",
         sure=0.93 if dead == 1.0 else 0.8,
         layers=filter(None, [worst.module]),
