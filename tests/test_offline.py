@@ -120,7 +120,7 @@ class TestDiagnose:
 
     def test_other_thresholds(self, tmp_path):
         path = write(tmp_path / "run.jsonl", records(bend(falling_losses(200), [150], lambda v: 30.0)))
-        assert cli.main(["diagnose", path, "--set", "loss-spike.z=1e9", "--set", "norm-spike.min_steps=1000"]) == 0
+        assert cli.main(["diagnose", path, "--set", "loss-spike.z=1e9", "--set", "norm-spike.z=1e9"]) == 0
 
     def test_a_log_that_a_crash_cut_off(self, healthy, capsys):
         whole = Path(healthy).read_bytes()

@@ -67,9 +67,9 @@ def of_each(rule: Rule, what: Callable[[Rule], str]) -> str:
 
 
 def evidence(rule: Rule) -> str:
-    """What a sign of a rule reads, when it fires, and its thresholds."""
+    """When a sign of a rule fires, and its thresholds."""
     paragraphs = (inspect.getdoc(rule.check) or "").split("\n\n")
-    blocks = [*([filled(f"Read from: {rule.reads}.")] if rule.reads else []), *map(filled, paragraphs)]
+    blocks = [*map(filled, paragraphs)]
     if rule.thresholds:
         rows = [f"| `{name}` | {value:g} |" for name, value in rule.thresholds.items()]
         blocks.append("\n".join(["| threshold | default |", "|---|---|", *rows]))

@@ -107,7 +107,6 @@ def describe(rule: Rule) -> dict[str, Any]:
         "family": rule.family,
         "severity": rule.severity,
         "what": (rule.check.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ").strip(),
-        "reads": rule.reads,
         "thresholds": dict(rule.thresholds),
         "signs": {one.name: dict(one.thresholds) for one in rule.signs if one.name != rule.name},
         "source": rule.source,

@@ -26,18 +26,16 @@ TITLE = "Data"
     weight=0.95,
     explains="loss-spike norm-spike",
 )
-def periodic_loss_spikes(
-    history: TrainingHistory, *, num_spikes: int = 3, tolerance: int = 1, min_period: int = 5, ratio: float = 1.5
-) -> Seen | None:
-    """At least `num_spikes` spikes above `ratio` times their average are a constant number of steps apart.
+def periodic_loss_spikes(history: TrainingHistory, *, num_spikes: int = 3, tolerance: int = 1) -> Seen | None:
+    """At least `num_spikes` spikes above 1.5 times their average are a constant number of steps apart.
 
-    To within `tolerance` steps, at least `min_period` apart; one in two may be missing. Two spikes exactly one epoch
-    apart are enough. Info in games, and if the length of an epoch is unknown and no spike rises above the first losses.
+    To within `tolerance` steps, at least 5 apart; one in two may be missing. Two spikes exactly one epoch apart are
+    enough. Info in games, and if the length of an epoch is unknown and no spike rises above the first losses.
     """
-    spikes = [s for s in history.loss_trend.spikes if s.value > ratio * s.mean and s.last_step - s.first_step < 5]
+    spikes = [s for s in history.loss_trend.spikes if s.value > 1.5 * s.mean and s.last_step - s.first_step < 5]
     gaps = [b.first_step - a.first_step for a, b in pairwise(spikes[-8:])]
     epoch, period = history.model.steps_per_epoch, min(gaps, default=0)
-    if period < min_period or (len(spikes) < num_spikes and gaps != [epoch]):
+    if period < 5 or (len(spikes) < num_spikes and gaps != [epoch]):
         return None
     times = [(gap, round(gap / period)) for gap in gaps]
     if any(n > 2 or abs(gap - n * period) > tolerance * n for gap, n in times):
@@ -56,7 +54,6 @@ def periodic_loss_spikes(
 
 @rule(
     "label-noise",
-    reads="validation losses, each with the training loss of its time",
     source="our own; networks fit random labels, and only validation shows it (Zhang et al. 2017)",
     see="The training loss fell from {first:.4g} to {train_loss:.4g}, the validation loss never below "
     "{best_val_loss:.4g}.",
@@ -64,18 +61,15 @@ def periodic_loss_spikes(
     "set's: the model memorises the training targets and does not generalise.",
     needs_descent=True,
 )
-def label_noise(
-    history: TrainingHistory, *, learnt: float = 0.3, carried: float = 0.1, validations: int = 4
-) -> Seen | None:
+def label_noise(history: TrainingHistory, *, learnt: float = 0.3, carried: float = 0.1) -> Seen | None:
     """The training loss fell by a share `learnt` of its first value, the best validation loss by less than `carried`.
 
-    Fires from `validations` validations on, if the newest is above the first. The confidence is low unless the best is
-    far above the chance level, since too few samples look the same. Silent if sixty steps were enough to memorise
-    everything.
+    Fires from 4 validations on, if the newest is above the first. The confidence is low unless the best is far above
+    the chance level, since too few samples look the same. Silent if sixty steps were enough to memorise everything.
     """
     known = [v for v in history.validations if math.isfinite(v.train_loss)]
     s, first = signals_of(history), signals_of(history).initial_loss
-    if len(known) < validations or not min(s.loss_levels[:3], default=first) >= 0.05 * first > 0.0:
+    if len(known) < 4 or not min(s.loss_levels[:3], default=first) >= 0.05 * first > 0.0:
         return None
     best, train = min(v.val_loss for v in known), known[-1].train_loss
     has_carried = best < (1.0 - carried) * first or median([v.val_loss for v in known[-3:]]) <= known[0].val_loss
@@ -92,28 +86,25 @@ def _batches(history: TrainingHistory, *, training: bool) -> list[tuple[int, Bat
 @rule(
     "input-scale",
     severity="critical",
-    reads="mean and spread of the first input of the model, in the sampled batches",
     source="LeCun et al. 1998, section 4.3 (inputs with mean 0 and equal variance); UMLAUT asks for [-1, 1]",
     see="The inputs have a size of about {rms:.3g}, where layers are initialised for one of about 1.",
     remedy="Bring each feature to mean 0 and standard deviation 1 (or images to [0, 1]), with the numbers of the "
     "training set, and do the same to validation and test data.",
 )
-def input_scale(
-    history: TrainingHistory, *, spread: float = 10.0, far: float = 50.0, small: float = 1e-3, progress: float = 0.3
-) -> Seen | None:
-    """The inputs' root of mean square is above `spread`, or below `small`.
+def input_scale(history: TrainingHistory, *, spread: float = 10.0, far: float = 50.0) -> Seen | None:
+    """The inputs' root of mean square is above `spread`, or below 1e-3.
 
-    Info. A warning if 60 losses gained less than a share `progress` of the first; or, above `far` or below `small`,
-    after 60 losses or at the end, unless the model normalises. Critical above `far` if the loss tripled or is not
-    finite. Integers, such as tokens, do not count.
+    Info. A warning if 60 losses gained less than a share 0.3 of the first; or, above `far` or below 1e-3, after 60
+    losses or at the end, unless the model normalises. Critical above `far` if the loss tripled or is not finite.
+    Integers, such as tokens, do not count.
     """
     known = [x for _, x in _batches(history, training=True) if not x.input_is_integer and not x.input_num_nonfinite]
     size = median([math.hypot(x.input_mean, x.input_std) for x in known])
-    if not (0.0 < size < small or size > spread):
+    if not (0.0 < size < 1e-3 or size > spread):
         return None
-    is_far = size > far or size < small
+    is_far = size > far or size < 1e-3
     normalises = any("Norm" in kind for kind in history.model.module_kinds)
-    is_hurt = is_stuck(history, progress, 60) or (is_far and has_had_time(history, 60) and not normalises)
+    is_hurt = is_stuck(history, 0.3, 60) or (is_far and has_had_time(history, 60) and not normalises)
     return Seen(
         severity="critical" if size > far and has_run_away(history) else "warning" if is_hurt else "info",
         sure=0.85 if is_far else 0.7,
@@ -125,7 +116,6 @@ def input_scale(
     "batch-not-finite",
     severity="critical",
     needs_targets=True,
-    reads="NaN and Inf in the first input of the model, in the sampled batches",
     see="{num_batches:sampled batch} contained NaN or Inf in the inputs.",
     sure=0.99,
     remedy="Look at the samples of these batches, and at what prepares them: a division by a standard deviation of 0, "
@@ -143,7 +133,6 @@ def batch_not_finite(history: TrainingHistory) -> Seen | None:
 
 @rule(
     "same-inputs",
-    reads="digests of the sampled batches, and whether all samples of a batch are alike",
     see="The batch was the same at each of {num_batches} sampled steps.",
     remedy="Look at the loader's sampler, at an iterator that is made again in the loop, and at how samples are "
     "stacked: the loader gives the same batch each time, or the same sample in each place.",
@@ -175,7 +164,6 @@ def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float =
 
 @rule(
     "validation-inputs-differ",
-    reads="mean and spread of the inputs in training and in validation, and both losses",
     see="Inputs have mean {_mean[0]:.3g} and standard deviation {_std[0]:.3g} in training, {_mean[1]:.3g} and "
     "{_std[1]:.3g} in validation.",
     remedy="Prepare validation data exactly as training data: the same scaling, with the training set's numbers, the "
@@ -185,24 +173,22 @@ def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float =
     explains="overfitting label-noise",
     cause_needs=(needs.validation,),
 )
-def validation_inputs_differ(
-    history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5, samples: int = 2, worse: float = 1.5
-) -> Seen | None:
+def validation_inputs_differ(history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5) -> Seen | None:
     """Means differ by `shift` standard deviations, or spreads by a factor `ratio`.
 
-    Fires from `samples` passes of each kind on. A warning if the newest validation loss is `worse` times the training
-    loss of that time; else info.
+    Fires from 2 passes of each kind on. A warning if the newest validation loss is 1.5 times the training loss of that
+    time; else info.
     """
     sides = [[x for _, x in _batches(history, training=is_training)] for is_training in (True, False)]
     sides = [[x for x in side if not x.input_is_integer] for side in sides]
     mean, std = ([median([getattr(x, name) for x in side]) for side in sides] for name in ("input_mean", "input_std"))
-    if min(map(len, sides)) < samples or not min(std) > 0.0:
+    if min(map(len, sides)) < 2 or not min(std) > 0.0:
         return None
     moved, times = abs(mean[1] - mean[0]) / std[0], max(std) / min(std)
     if moved <= shift and times <= ratio:
         return None
     return Seen(
-        warn=any(v.val_loss > worse * v.train_loss for v in list(history.validations)[-1:]),
+        warn=any(v.val_loss > 1.5 * v.train_loss for v in list(history.validations)[-1:]),
         shift=moved,
         ratio=times,
         _mean=mean,

@@ -49,7 +49,6 @@ def one_target(history: TrainingHistory, *, num_targets: int = 32) -> Seen | Non
 
 @rule(
     "answer-in-inputs",
-    reads="the inputs and the targets of the first batches, held against each other",
     source="leakage: Kaufman et al. 2012 (a feature that is known only once the target is)",
     see="The inputs contain the answer: {_what}.",
     sure=0.95,
@@ -74,21 +73,18 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
 
 @rule(
     "unrelated-targets",
-    reads="inputs and targets of the first batches: whether near ones belong to near ones",
     source="distance correlation without its bias, over batches (Szekely and Rizzo 2013)",
     see="In the first batches, samples with similar inputs have targets no more similar than others do.",
     remedy="Look at single samples with their targets as the model gets them: was one of the two shuffled, sorted, "
     "filtered or joined without the other?",
     needs_targets=True,
 )
-def unrelated_targets(
-    history: TrainingHistory, *, z: float = 1.64, carried: float = 0.7, progress: float = 0.5, patience: int = 200
-) -> Seen | None:
+def unrelated_targets(history: TrainingHistory, *, z: float = 1.64, carried: float = 0.7) -> Seen | None:
     """In the first batches, similar inputs have targets no more similar than by chance, to within `z` deviations.
 
-    Info before `patience` losses unless the run has ended, and if a share `progress` of the first loss was gained
-    without any validation. Silent if a validation loss came below a share `carried` of the first losses or of the
-    chance level; and for tokens.
+    Info before 200 losses unless the run has ended, and if a share 0.5 of the first loss was gained without any
+    validation. Silent if a validation loss came below a share `carried` of the first losses or of the chance level; and
+    for tokens.
     """
     found, s = history.model.target_dependence, signals_of(history)
     begin = min(s.initial_loss, s.chance or math.inf) if history.losses.min >= 0.0 else -math.inf
@@ -96,13 +92,12 @@ def unrelated_targets(
     are_tokens = any(x.input_is_integer for _, x in history.batches if x.training)
     if found is None or found >= z or has_carried_over or may_rise(history) or are_tokens:
         return None
-    is_learnt = s.progress >= progress and not history.validations
-    return Seen(warn=has_had_time(history, patience) and not is_learnt, dependence=found)
+    is_learnt = s.progress >= 0.5 and not history.validations
+    return Seen(warn=has_had_time(history, 200) and not is_learnt, dependence=found)
 
 
 @rule(
     "inputs-without-effect",
-    reads="the experiment that permutes inputs against targets (`wrap(..., experiments=True)`)",
     source="permutation tests (Fisher 1935)",
     see="Other inputs do not make the loss worse: with inputs permuted against targets from step {step} on, it was no "
     "higher in {num_steps} steps (t = {t:.1f}).",
@@ -127,7 +122,6 @@ def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) ->
 
 @rule(
     "sorted-targets",
-    reads="the classes that each of the first batches asked for",
     source="Bottou 2012, section 3.1: examples in random order",
     see="Within a batch {batch_top_share:.0%} of the targets are of one class, and the loss rises as others come.",
     sure=0.95,
@@ -161,7 +155,6 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
 
 @rule(
     "uneven-targets",
-    reads="how often each class was asked for in the first batches, and the loss",
     see="{top_share:.0%} of the targets of the first batches are of one class.",
     sure=0.8,
     remedy="Weight the loss by class, draw batches evenly, and measure with balanced accuracy: one class is nearly all "
@@ -171,19 +164,17 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
     weight=(0.85, 0.6),
     explains="same-output-for-all standstill",
 )
-def uneven_targets(
-    history: TrainingHistory, *, share: float = 0.9, very: float = 0.94, num_targets: int = 64, of_many: float = 0.8
-) -> Seen | None:
-    """One class has more than a share `share` of at least `num_targets` targets, and there is another.
+def uneven_targets(history: TrainingHistory, *, share: float = 0.9, very: float = 0.94) -> Seen | None:
+    """One class has more than a share `share` of at least 64 targets, and there is another.
 
-    With five classes or more, a share `of_many` is enough, and a warning. Otherwise info, unless it has more than
-    `very`, or 50 losses gained less than 0.3 of the first. Info if a sample has several targets, which are rare labels,
-    and if the newest losses are below half of the targets' entropy: the others are learnt, too.
+    With five classes or more, a share 0.8 is enough, and a warning. Otherwise info, unless it has more than `very`, or
+    50 losses gained less than 0.3 of the first. Info if a sample has several targets, which are rare labels, and if the
+    newest losses are below half of the targets' entropy: the others are learnt, too.
     """
     notes, top, num_classes = history.model, history.model.target_top_share, history.model.num_target_classes or 0
-    if top is None or (notes.num_targets or 0) < num_targets or num_classes == 1:
+    if top is None or (notes.num_targets or 0) < 64 or num_classes == 1:
         return None
-    is_of_many = num_classes >= 5 and top > of_many
+    is_of_many = num_classes >= 5 and top > 0.8
     if not is_of_many and top <= share:
         return None
     has_labels = "binary" in notes.loss_kind and any(x.output_width > 1 for x in training_batches(history))
@@ -195,7 +186,6 @@ def uneven_targets(
 
 @rule(
     "target-scale",
-    reads="the targets of a squared error in the first batches, the first outputs and the loss",
     source="LeCun et al. 1998, section 4.5 (targets within the range of what the last layer gives)",
     see="The targets have mean {mean:.3g} and standard deviation {std:.3g}, where a model begins with outputs of about "
     "1.",
@@ -204,17 +194,15 @@ def uneven_targets(
     needs_descent=True,
     needs_targets=True,
 )
-def target_scale(
-    history: TrainingHistory, *, size: float = 10.0, progress: float = 0.3, min_steps: int = 80
-) -> Seen | None:
+def target_scale(history: TrainingHistory, *, size: float = 10.0, progress: float = 0.3) -> Seen | None:
     """The root of mean square of a squared error's targets is above `size`.
 
-    Or an absolute or Huber error began above `size`, and above ten times the first outputs. Info; a warning if
-    `min_steps` losses gained less than a share `progress` of the first, if the loss is twice what the targets' mean
-    alone would give, or if ten steps were NaN or Inf before that; for an absolute error, if the newest losses are still
-    above `size`.
+    Or an absolute or Huber error began above `size`, and above ten times the first outputs. Info; a warning if 80
+    losses gained less than a share `progress` of the first, if the loss is twice what the targets' mean alone would
+    give, or if ten steps were NaN or Inf before that; for an absolute error, if the newest losses are still above
+    `size`.
     """
-    notes, s, is_known = history.model, signals_of(history), history.losses.count >= min_steps
+    notes, s, is_known = history.model, signals_of(history), history.losses.count >= 80
     if loss_kind(history) == "squared error" and notes.target_mean is not None and notes.target_std is not None:
         rms = math.hypot(notes.target_mean, notes.target_std)
         is_hurt = s.loss_level > 2.0 * notes.target_std**2 or not s.fall >= progress

@@ -31,16 +31,13 @@ _OVER = 3.0  # times the first loss: it has exploded, and nothing is ahead any m
     "look for weights or inputs that grow. Keep the checkpoint from before the turn.",
     needs_descent=True,
 )
-def divergence_ahead(
-    history: TrainingHistory, *, ratio: float = 1.1, norm_ratio: float = 1.5, ratio_at_new_rate: float = 1.05
-) -> Seen | None:
+def divergence_ahead(history: TrainingHistory, *, ratio: float = 1.1, norm_ratio: float = 1.5) -> Seen | None:
     """The median loss of the newest 20 steps is `ratio` times that of the best 20, the median norm `norm_ratio` times,
     and the loss still rises.
 
     The rise must exceed 0.2 of the gain and 5 times the uncertainty of the medians. At a learning rate 1.05 times the
-    highest up to the best, `ratio_at_new_rate` and a norm that has not fallen are enough. Fires from 60 losses on.
-    Silent above three times the first loss, if the loss may rise by design, or if it recovers from a jump to other
-    data.
+    highest up to the best, 1.05 and a norm that has not fallen are enough. Fires from 60 losses on. Silent above three
+    times the first loss, if the loss may rise by design, or if it recovers from a jump to other data.
     """
     if history.loss_trend.count < 60:
         return None
@@ -60,7 +57,7 @@ def divergence_ahead(
         return None
     grown = max(now, _LEAST * first) / max(low, _LEAST * first)
     is_new, lr = _is_new_rate(history, entries, start + BLOCK * (best + 1))
-    if grown <= (ratio_at_new_rate if is_new else ratio):
+    if grown <= (1.05 if is_new else ratio):
         return None
     of_best, of_now = ([e.loss or 0.0 for e in block] for block in (blocks[best], blocks[-1]))
     # Noise may go with the level, and the best of many blocks is one of little noise; a slope is none.
@@ -127,32 +124,29 @@ _Held = tuple[Sequence[Any], dict[str, Any], str] | None  # what was held at a l
 
 @rule(
     "already-clipped",
-    reads="norms of the clean steps in the window; sum and largest element of their gradients where those are known",
     see="{_what}, before the guard's own {_by} saw it.",
     sure=0.8,
     remedy=_CLIPS_TWICE.format(", and give the guard max_norm."),
 )
-def already_clipped(
-    history: TrainingHistory, *, run: int = 10, few: int = 5, samples: int = 4, change: float = 0.01, tiny: float = 1e-5
-) -> Seen | None:
+def already_clipped(history: TrainingHistory, *, run: int = 10, few: int = 5, samples: int = 4) -> Seen | None:
     """The norms of the last `run` clean steps or more are within 1e-3 of one another and of a round number.
 
     Or, as where a limit is reached now and then, `few` of the window's are within 1e-5 of the largest, which is a round
     number, with next to none just below; in half precision ten, and a tenth of them, within 2e-2. Or, as where each
     element is clipped, the largest element is the same round number in a quarter of the samples, `samples` at least, in
     several tensors, not all of them biases. A round number has at most two significant digits. The gradients must have
-    changed all the same: their sum or their largest element by more than a share `change`.
+    changed all the same: their sum or their largest element by more than a share 0.01.
 
-    A warning if the norm is at most `tiny` and 50 losses gained less than 0.1 of the first, else info.
+    A warning if the norm is at most 1e-5 and 50 losses gained less than 0.1 of the first, else info.
     """
-    found = _at_each_step(history, run, change) or _now_and_then(history, few, change)
-    found = found or _each_element(history, samples, change)
+    found = _at_each_step(history, run, 0.01) or _now_and_then(history, few, 0.01)
+    found = found or _each_element(history, samples, 0.01)
     if found is None:
         return None
     entries, evidence, what = found
     by = history.model.clip_policy
     do = _CLIPS_TWICE.format(f": {by} sees only clipped norms.") if by else ""
-    is_nothing = evidence.get("norm", math.inf) <= tiny and is_stuck(history, 0.1, 50)
+    is_nothing = evidence.get("norm", math.inf) <= 1e-5 and is_stuck(history, 0.1, 50)
     return Seen(at=entries, do=do, warn=is_nothing, _what=what, _by=by or "clipping", **evidence)
 
 

@@ -18,7 +18,6 @@ TITLE = "Loss"
 
 @rule(
     "loss-begins-high",
-    reads="the first loss and the first output of a cross-entropy, against what guessing gives; the newest losses",
     source="Karpathy 2019, A Recipe for Training Neural Networks: verify the loss at initialisation",
     see="The loss began at {first:.4g}, where guessing gives {chance:.4g}: the first outputs had a standard deviation "
     "of {size:.3g}. It is {level:.4g} now.",
@@ -56,22 +55,19 @@ _OVER_CLASSES = ("", "cross-entropy", "negative log-likelihood", "log of the out
 
 @rule(
     "loss-at-chance",
-    reads="the level of the loss against that of guessing among as many classes as the output is wide",
     see="The loss is stuck at {level:.4g}; {_what} {chance:.4g}.",
     remedy="Look at single samples with their targets, as the model gets them: are they shuffled against each other, "
     "or do the inputs not arrive? The model finds nothing of the targets in the inputs.",
     needs_descent=True,
 )
-def loss_at_chance(
-    history: TrainingHistory, *, tolerance: float = 0.03, frequent: float = 0.05, num_targets: int = 512
-) -> Seen | None:
+def loss_at_chance(history: TrainingHistory, *, tolerance: float = 0.03, frequent: float = 0.05) -> Seen | None:
     """The median loss is within a share `tolerance` of ln C, and the best average is not far below.
 
     Fires from 100 losses on (more of small batches), unless it still falls by three standard errors.
 
     Or, if the loss no longer falls, from 200 on, within `tolerance` of ln 2 for a loss of yes or no; within a share
-    `frequent` of the entropy of `num_targets` targets or more; or, for a squared error, from 500 on at nine tenths of
-    the targets' variance or above.
+    `frequent` of the entropy of 512 targets or more; or, for a squared error, from 500 on at nine tenths of the
+    targets' variance or above.
     """
     notes, s, samples = history.model, signals_of(history), training_batches(history)
     is_squared, is_binary = is_squared_error(history), _is_binary(notes.loss_ops)
@@ -85,7 +81,7 @@ def loss_at_chance(
     elif not is_squared and width >= 2 and notes.loss_kind in _OVER_CLASSES:
         levels.append((math.log(width), tolerance, tolerance, f"guessing among {width} classes gives"))
         is_settled = s.is_flat and has_had_time(history, 200)
-        if notes.target_entropy is not None and (notes.num_targets or 0) >= num_targets and is_settled:
+        if notes.target_entropy is not None and (notes.num_targets or 0) >= 512 and is_settled:
             what = "knowing how frequent each class is gives about"
             levels.append((notes.target_entropy, frequent, frequent, what))
     if s.is_flat and has_had_time(history, 200) and is_binary:
@@ -107,24 +103,21 @@ def _is_binary(ops: Sequence[str]) -> bool:
 @rule(
     "loss-still-falling",
     severity="info",
-    reads="the newest losses of a run that has ended, early and late in the window",
     see="The loss was still falling when the run ended: from {before:.4g} to {level:.4g} over the last {_part} steps.",
     sure=0.8,
     remedy="Train for more steps, or raise the learning rate; ignore this if you meant to stop here.",
     needs_descent=True,
 )
-def loss_still_falling(
-    history: TrainingHistory, *, fall: float = 0.2, share: float = 0.2, high: float = 0.2
-) -> Seen | None:
+def loss_still_falling(history: TrainingHistory, *, fall: float = 0.2, share: float = 0.2) -> Seen | None:
     """The loss fell by more than a share `fall` over the newest share `share` of a run that ended within the window,
-    and is above `high` of the first losses.
+    and is above 0.2 of the first losses.
     """
     s = signals_of(history)
     if not history.has_ended or len(s.losses) < 10 or history.num_clean > history.window:
         return None
     part = max(3, int(share * len(s.losses)))
     first, before, late = median(s.losses[:part]), median(s.losses[-2 * part : -part]), median(s.losses[-part:])
-    if not max(0.0, high * first) < late < min(first, (1.0 - fall) * before):
+    if not max(0.0, 0.2 * first) < late < min(first, (1.0 - fall) * before):
         return None
     return Seen(at=s.loss_entries[-2 * part :], level=late, before=before, _part=part)
 
@@ -135,7 +128,6 @@ _PASSED = ("Mean", "Neg", "Add", "Sum", "Div", "Mul")
 
 @rule(
     "one-side-wins",
-    reads="the loss of a game, against where it began and what a logistic loss of chance is",
     source="Goodfellow et al. 2014, section 3, on the generator that a discriminator which is always right teaches "
     "nothing; Arjovsky and Bottou 2017",
     see="For the last {_num} steps the loss of this side of the game has been {_where}.",
@@ -146,17 +138,15 @@ _PASSED = ("Mean", "Neg", "Add", "Sum", "Div", "Mul")
     explains="vanishing-gradients zero-gradients growing-norm clip-rate-high",
     cause_needs=(needs.game,),
 )
-def one_side_wins(
-    history: TrainingHistory, *, lost: float = 4.6, won: float = 0.02, steps: int = 100, min_steps: int = 200
-) -> Seen | None:
+def one_side_wins(history: TrainingHistory, *, lost: float = 4.6, won: float = 0.02, steps: int = 100) -> Seen | None:
     """A game's logistic loss was above `lost` or below `won` nats for the newest `steps` steps, and half of the window.
 
-    Above `lost` the other side is right in 99 of 100 cases; below `won` this side is. Fires from `min_steps` losses on;
-    above, only if it has doubled.
+    Above `lost` the other side is right in 99 of 100 cases; below `won` this side is. Fires from 200 losses on; above,
+    only if it has doubled.
     """
     s = signals_of(history)
     ops = [op for op in history.model.loss_ops if not op.startswith(_PASSED)]
-    if game(history) is not True or len(s.losses) < min(min_steps, history.window) or history.losses.min < 0.0:
+    if game(history) is not True or len(s.losses) < min(200, history.window) or history.losses.min < 0.0:
         return None
     newest = sorted(s.losses[-max(steps, len(s.losses) // 2) :])
     low, high = newest[len(newest) // 10], newest[-1 - len(newest) // 10]

@@ -17,7 +17,6 @@ TITLE = "Machine, ranks and recovery"
     of="memory-pressure",
     leads=True,
     severity="info",
-    reads="`getrusage` of the process, over the newest two windows of 32 steps or more; the smaller value counts",
     see="Each step takes {page_faults:,.0f} page faults, and the kernel uses {system_share:.0%} of the CPU time: "
     "memory that one step returns is handed out again in the next.",
     sure=0.8,
@@ -37,7 +36,6 @@ def page_faults(history: TrainingHistory, *, faults: float = 1000.0, share: floa
     of="ranks-differ",
     leads=True,
     severity="critical",
-    reads="checksums of gradients and weights that replicas should have in common (`wrap(..., parity=True)`)",
     see="Replicas differ: at step {_step} the {_what} of {num_tensors:tensor}, first {layers}, were not the same on "
     "all of {_num_ranks} ranks{_which}{_more}.",
     sure=1.0,
@@ -103,7 +101,6 @@ _MOST_TOLD = 3
 @rule(
     "rolled-back",
     severity="critical",
-    reads="the reports of recovery (`TrainingHistory.model.recoveries`)",
     see="Recovery acted: {_more}{_done}.",
     sure=1.0,
     remedy="Look at the batches that were left out, and at learning rate, warm-up and clipping: a run that goes back "

@@ -25,22 +25,18 @@ def _longest_run(flags: list[bool]) -> int:
 @rule(
     "non-finite-gradients",
     severity="critical",
-    reads="non-finite steps: in the window, the first 16 and last 64, and which tensor was first in backward order; "
-    "of sharded runs, which ranks",
     source="SageMaker Debugger ExplodingTensor (any NaN or Inf); shares and runs are our own",
     see="NaN or Inf in the gradients of {num_nonfinite:step} of {_num_steps} ({_fate}); {_where}.{_ranks}",
     sure=1.0,
     remedy="Look at the data of these steps and at the layer named first; lower the learning rate or add warm-up if "
     "the norm grew before. float16 without a GradScaler overflows: use bfloat16 or a scaler.",
 )
-def non_finite_gradients(
-    history: TrainingHistory, *, run: int = 3, share: float = 0.05, scaled_run: int = 10
-) -> Seen | None:
+def non_finite_gradients(history: TrainingHistory, *, run: int = 3, share: float = 0.05) -> Seen | None:
     """NaN or Inf in the gradients of any step.
 
     A warning; critical if the last step had it, if such a step was not skipped, or if there were `run` in a row, or a
     share `share` of the window. Under a GradScaler, which finds its scale by such skips: info, a warning from a share
-    `share` of a full window on, critical for more than `scaled_run` in a row.
+    `share` of a full window on, critical for more than 10 in a row.
     """
     if not history.num_nonfinite:
         return None
@@ -51,7 +47,7 @@ def non_finite_gradients(
     first, last, do = events[0], events[-1], ""
     severity: Severity = "warning"
     if all(event.loss_scale is not None and event.skipped for event in events):
-        if in_a_row > scaled_run:
+        if in_a_row > 10:
             severity = "critical"
         elif not (is_frequent and len(bad) == history.window):
             severity = "info"
@@ -107,7 +103,6 @@ _SCALES_INSTEAD = (
 @rule(
     "skip-run",
     severity="critical",
-    reads="skipped steps in a row, now and at most",
     see="{longest_run} steps in a row were skipped{_by}{_until}.",
     sure=1.0,
     remedy="Look at the data around these steps, lower the learning rate, and go back to a checkpoint if the run of "
@@ -140,7 +135,6 @@ def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) ->
 @rule(
     "non-finite-loss",
     severity="critical",
-    reads="losses of all steps, skipped ones too",
     source="the toolkit's LOSS_EXPLOSION (NaN or Inf among the last 5 losses)",
     see="The loss was NaN or Inf at {num_bad_losses:step} of {_num_steps}.",
     sure=0.99,
@@ -165,7 +159,6 @@ def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) 
 @rule(
     "non-finite-activations",
     severity="critical",
-    reads="sampled activations",
     see="Activations of {num_modules:module} contained NaN or Inf at step {_first}: {_began}.",
     remedy="Look at the module named first and at what comes right before it: its weights, divisions, logarithms and "
     "exponentials, and in half precision the size of its output.",
@@ -200,7 +193,6 @@ def non_finite_activations(history: TrainingHistory) -> Seen | None:
 @rule(
     "non-finite-weights",
     severity="critical",
-    reads="sampled weights",
     see="{num_nonfinite:element} of {layers} {_are} NaN or Inf.",
     sure=1.0,
     remedy="Go back to a checkpoint from before, with skip_nonfinite=True so that no such gradient is applied. If the "
@@ -229,7 +221,6 @@ def non_finite_weights(history: TrainingHistory) -> Seen | None:
     of="half-precision-range",
     leads=True,
     severity="critical",
-    reads="the GradScaler's scale over the window",
     see="The loss scale fell from {largest:.4g} to {loss_scale:.4g}, and steps still overflow.",
     sure=0.9,
     remedy="Look for the layer whose output leaves float16's range (65504), use bfloat16, or keep that layer in "
@@ -268,7 +259,6 @@ def describe_bad_ranks(bad: Sequence[BadRank]) -> str:
     of="hardware-fault",
     leads=True,
     severity="critical",
-    reads="elements far above the norm of their tensor, and the first gradients that were not finite",
     source="the exponent signature of bit flips (He et al., ISCA 2023; Wang et al. 2025), as a lone element",
     see="At {num_steps:step} a single element of {_numel} in the gradient of {_name} was far out of range, and no "
     "other: at step {_step} it was {_what}.",
@@ -276,15 +266,13 @@ def describe_bad_ranks(bad: Sequence[BadRank]) -> str:
     remedy="Take the step again from a checkpoint; if the element is fine then, test memory and device. A bad batch or "
     "weight spreads over many elements: one element alone looks like a flipped bit.",
 )
-def lone_element(
-    history: TrainingHistory, *, times: float = 100.0, most: int = 3, numel: int = 64, loss_ratio: float = 3.0
-) -> Seen | None:
+def lone_element(history: TrainingHistory, *, times: float = 100.0, most: int = 3, numel: int = 64) -> Seen | None:
     """One element of a gradient was at least `times` its tensor's usual norm, and all others together below a tenth of
     it.
 
     Or it was the only one that is not finite. Counts at `most` steps, in tensors of at least `numel` elements, after 20
-    clean steps, at a loss below `loss_ratio` times the usual. Critical if several of the next ten steps were not
-    finite, or had losses ten times as large.
+    clean steps, at a loss below 3 times the usual. Critical if several of the next ten steps were not finite, or had
+    losses ten times as large.
     """
     lone = [(one.step, one.name, one.value) for one in history.lone_elements if 0.0 < times * one.usual <= one.value]
     # The first non-finite steps, as long as each had one bad element: later ones may come of these.
@@ -296,7 +284,7 @@ def lone_element(
         return None
     known = history.tensors
     lone = [one for one in lone if one[1] in known and known[one[1]].numel >= numel]
-    lone = [one for one in lone if _is_amid_calm(history, one[0], loss_ratio, 20)]
+    lone = [one for one in lone if _is_amid_calm(history, one[0], 3.0, 20)]
     if not lone:
         return None
     step, name, value = max(lone, key=lambda one: one[2])

@@ -85,20 +85,17 @@ def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -
 
 @rule(
     "loss-against-targets",
-    reads="what loss the gradient of the output belongs to, and its targets",
     see="The loss is a squared error, and all its targets are 0 or 1: they look like classes.",
     sure=0.8,
     remedy="Use cross_entropy for classes (with the class's index), binary_cross_entropy_with_logits for yes or no, "
     "and a squared or absolute error for numbers.",
     needs_targets=True,
 )
-def loss_against_targets(
-    history: TrainingHistory, *, binary: float = 0.99, progress: float = 0.3, min_steps: int = 80, huge: float = 1e3
-) -> Seen | None:
+def loss_against_targets(history: TrainingHistory, *, binary: float = 0.99, progress: float = 0.3) -> Seen | None:
     """A squared error has targets of 0 or 1 to a share `binary`, or a cross-entropy was below zero.
 
-    Or a relative error began above `huge`. The first is info; a warning if `min_steps` losses gained less than a share
-    `progress` of the first.
+    Or a relative error began above 1e3. The first is info; a warning if 80 losses gained less than a share `progress`
+    of the first.
     """
     notes, first = history.model, history.loss_trend.first
     kind = loss_kind(history) or loss_and_activation(notes.loss_ops)[0]
@@ -106,7 +103,7 @@ def loss_against_targets(
     if "cross-entropy" in kind and least < -1e-3 and not (weighted(history) or rewarded(history)):
         see = "The loss is a {loss}, and was {least:.4g}: below zero, which targets within [0, 1] do not allow."
         return Seen(sure=0.95, see=see, loss=kind, least=least)
-    if {"AbsBackward0", "DivBackward0"} <= {*notes.loss_ops[:5]} and first > huge:
+    if {"AbsBackward0", "DivBackward0"} <= {*notes.loss_ops[:5]} and first > 1e3:
         see = "The loss is relative to the targets, and began at {first:.3g}: some are zero."
         return Seen(sure=0.9, see=see, first=first)
     is_one = notes.target_std is not None and notes.target_std < 1e-3  # all 0, as of a residual: read off to rounding
@@ -114,12 +111,11 @@ def loss_against_targets(
     share = notes.target_binary_share or 0.0
     if kind != "squared error" or share < binary or is_one or is_beyond:
         return None
-    return Seen(warn=is_stuck(history, progress, min_steps), loss=kind, binary_share=share)
+    return Seen(warn=is_stuck(history, progress, 80), loss=kind, binary_share=share)
 
 
 @rule(
     "broadcast-targets",
-    reads="the operations between the loss and the output",
     source="torch's warning of sizes that differ in mse_loss, which broadcasts [N] against [N, 1] to [N, N]",
     see=f"The output is broadcast against the targets: {_ACROSS}",
     sure=0.95,

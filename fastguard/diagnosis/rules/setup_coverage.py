@@ -67,8 +67,6 @@ def _pattern(history: TrainingHistory) -> tuple[str, str, str]:
 @rule(
     "no-gradient",
     severity="critical",
-    reads="the norms of all steps, how many elements the last gradients had, whether backward passes reach the "
-    "parameters, and whether these move",
     see="All gradients were {_zero} at each of {num_steps} steps{_why}.",
     remedy="Check that backward() reaches these parameters, that zero_grad() is not called between backward() and "
     "step(), that the optimizer was not made before the model was moved, replaced or wrapped, and that nothing else "
@@ -102,8 +100,6 @@ def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Seen | None:
 
 @rule(
     "unseen-updates",
-    reads="parameters that never had a gradient, samples of their values around steps, and whether backward passes "
-    "reach them",
     see="{num_moved:parameter} changed without a gradient that the guard saw: {layers}{_why}.",
     remedy="Guard what trains these parameters, too: wrap([a, b], model), or wrap_backward for what steps within the "
     "backward pass. Until then their norm is not recorded, and they are neither clipped nor skipped.",
@@ -138,7 +134,6 @@ def unseen_updates(history: TrainingHistory) -> Seen | None:
 @rule(
     "running-statistics-apart",
     severity="critical",
-    reads="running mean and variance of BatchNorm modules beside those of a training batch; validation losses",
     source="Ioffe and Szegedy 2015, section 3.1: evaluation takes the population's statistics for the batch's",
     see="The running statistics of {_num:BatchNorm module} of {_of} are not those of the batches ({layers}): of "
     "{_worst} the means are {gap:.2g} standard deviations apart, and the variance is {variance_ratio:.2g} times the "
@@ -154,14 +149,12 @@ def unseen_updates(history: TrainingHistory) -> Seen | None:
     explains="overfitting label-noise validation-inputs-differ",
     cause_needs=(needs.batch_statistics,),
 )
-def running_statistics_apart(
-    history: TrainingHistory, *, gap: float = 0.5, ratio: float = 2.0, worse: float = 1.1, min_steps: int = 30
-) -> Seen | None:
+def running_statistics_apart(history: TrainingHistory, *, gap: float = 0.5, ratio: float = 2.0) -> Seen | None:
     """A BatchNorm's running mean is `gap` standard deviations from a batch's, or its variance a factor `ratio`, over
     all channels.
 
-    Fires after `min_steps` clean steps. Info; a warning if nearly all validation losses are `worse` times the training
-    loss. Critical at any step if the running statistics are not finite.
+    Fires after 30 clean steps. Info; a warning if nearly all validation losses are 1.1 times the training loss.
+    Critical at any step if the running statistics are not finite.
     """
     known = history.model.norm_statistics
     lost = [name for name, (away, _) in known.items() if away == math.inf]
@@ -177,11 +170,11 @@ def running_statistics_apart(
             num_modules=len(known),
         )
     pairs = {name: pair for name, pair in known.items() if pair[0] > gap or not 1.0 / ratio <= pair[1] <= ratio}
-    if history.num_clean < min_steps or not pairs:
+    if history.num_clean < 30 or not pairs:
         return None
     worst = max(pairs, key=lambda name: max(pairs[name][0], abs(math.log(pairs[name][1]))))
     validations = [v for v in history.validations if math.isfinite(v.train_loss) and v.train_loss > 0.0]
-    num_worse = sum(v.val_loss > worse * v.train_loss for v in validations)
+    num_worse = sum(v.val_loss > 1.1 * v.train_loss for v in validations)
     is_felt = len(validations) > 1 and num_worse >= 0.8 * len(validations)
     return Seen(
         layers=pairs,

@@ -21,7 +21,6 @@ _HALF_STEP = 2.0**-24  # the smallest positive float16
 
 @rule(
     "zero-gradients",
-    reads="zeros of each tensor in the last record",
     source="SageMaker Debugger AllZero (100% zeros)",
     see="At step {_step} the gradients of {num_zero_tensors} of {num_tensors} tensors were nothing but zeros.",
     sure=0.7,
@@ -63,13 +62,11 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float 
     remedy="Look for dead units before or after these parameters (a bias or a step that was too large), a detach() or "
     "no_grad() that cuts them off, and a factor of zero on their output: they do not learn.",
 )
-def zero_gradient_tensors(
-    history: TrainingHistory, *, samples: int = 3, min_steps: int = 20, kept: float = 0.5
-) -> Seen | None:
+def zero_gradient_tensors(history: TrainingHistory, *, samples: int = 3, min_steps: int = 20) -> Seen | None:
     """A tensor's gradient was all zeros in `samples` samples in a row, over at least `min_steps` steps.
 
-    Info if the loss has gained a share `kept` and keeps it, and others before it have one, as beside an expert that is
-    not chosen, or the loss still falls. Silent if the loss is nearly zero: a hinge loss that is met has no gradient.
+    Info if the loss has gained a share 0.5 and keeps it, and others before it have one, as beside an expert that is not
+    chosen, or the loss still falls. Silent if the loss is nearly zero: a hinge loss that is met has no gradient.
     """
     tensors = history.tensors
     if tensors.all_are("zero_since", -1.0) or signals_of(history).loss_level <= 1e-3 * history.loss_trend.first:
@@ -90,7 +87,7 @@ def zero_gradient_tensors(
     return Seen(
         at=(began, tensors.last_step),
         layers=_to_blame(list(tensors), names),
-        warn=not _learns(history, kept) or (from_the_first and not signals_of(history).still_falls),
+        warn=not _learns(history, 0.5) or (from_the_first and not signals_of(history).still_falls),
         num_zero_tensors=len(names),
         num_tensors=len(tensors),
         from_the_first=from_the_first,
@@ -135,7 +132,6 @@ def _to_blame(names: list[str], zero: list[str]) -> tuple[str, ...]:
     of="vanishing-gradients",
     leads=True,
     was="vanishing-norm",
-    reads="each tensor's usual gradient for its size, in the order of the model",
     see="Per element, gradients of the first {_size:tensor} {_are} {_share:.2g} times those of the last {_size}; "
     "{_least} {_get} the least.{_stood}",
     remedy="Use ReLU-like activations instead of sigmoid or tanh, normalisation layers, residual connections, or an "

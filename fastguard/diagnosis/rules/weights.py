@@ -15,21 +15,17 @@ TITLE = "Weights and updates"
 
 @rule(
     "update-ratio-high",
-    reads="sampled weights: norm of the update over norm of the weights",
     source="torchmortem's bound of 0.1; the usual 1e-3 is Karpathy's. First steps are larger, so the bound is too",
     see="Step {_step} changed the median weight by {update_ratio:.2g} times its norm.",
     remedy="Divide the learning rate by 10, or warm it up: each step changes much of the weights.",
     needs_harm=True,
 )
-def update_ratio_high(
-    history: TrainingHistory, *, first: float = 0.5, later: float = 0.048, restless: float = 0.5
-) -> Seen | None:
+def update_ratio_high(history: TrainingHistory, *, first: float = 0.5, later: float = 0.048) -> Seen | None:
     """The median weight's update is above `first` of it at the first sample, or above `later` from 20 steps later on.
 
     Fires from 15 steps after the first sample on; silent if the learning rate has come down by then, or still rises.
     Info; a warning if the loss rises, if 80 losses gained less than 0.3 of the first or lost it again, or if they
-    change by more than a share `restless` of their level each step. Certain if more than half of a module's units are
-    dead.
+    change by more than a share 0.5 of their level each step. Certain if more than half of a module's units are dead.
     """
     updates, s = history.updates, signals_of(history)
     start, peak = updates.first, updates.peak
@@ -46,7 +42,7 @@ def update_ratio_high(
     have_died = any(window.last.value.dead_unit_ratio > 0.5 for _, window in history.activations.items())
     return Seen(
         at=(sample.step, history.weights.last_step),
-        warn=have_died or _is_hurt(history, restless),
+        warn=have_died or _is_hurt(history, 0.5),
         sure=0.9 if sample.ratio > 2 * limit else 0.75,
         update_ratio=sample.ratio,
         num_samples=updates.count,
@@ -69,17 +65,14 @@ def _is_hurt(history: TrainingHistory, restless: float) -> bool:
 
 @rule(
     "update-ratio-low",
-    reads="sampled weights: norm of the update over norm of the weights; and the loss",
     source="torchmortem's bound of 1e-5, asked with a loss that stands still, and so less strict",
     see="The median weight changes by no more than {update_ratio:.2g} of itself a step{_loss}.",
     sure=0.9,
     remedy="Raise the learning rate by 10 to 100 times; look for a scheduler that holds it down, and for gradients "
     "that are divided twice. The steps are too small to learn from.",
 )
-def update_ratio_low(
-    history: TrainingHistory, *, ratio: float = 5e-4, ratio_alone: float = 1e-7, progress: float = 0.03
-) -> Seen | None:
-    """The median weight changes by less than `ratio` of itself a step, and the loss fell by less than `progress`.
+def update_ratio_low(history: TrainingHistory, *, ratio: float = 5e-4, ratio_alone: float = 1e-7) -> Seen | None:
+    """The median weight changes by less than `ratio` of itself a step, and the loss fell by less than 0.03.
 
     Without losses the limit is `ratio_alone`. All samples count (two at least), after 30 steps at half of the largest
     learning rate or more, once it no longer rises.
@@ -89,7 +82,7 @@ def update_ratio_low(
     limit = ratio if is_known else ratio_alone
     if updates.count < 2 or s.num_full_lr < 30 or s.is_lr_rising or history.num_clean < 30 or not 0.0 < value < limit:
         return None
-    if is_known and not s.fall < progress:
+    if is_known and not s.fall < 0.03:
         return None
     return Seen(
         at=(history.clean[0].step, history.weights.last_step),
@@ -110,7 +103,6 @@ def _is_a_part(num: int, total: int, share: float) -> bool:
     leads=True,
     was="unchanged-weights",
     severity="critical",
-    reads="parameters of the model against those of the optimizer",
     see="{num_missing:trainable parameter} of the model {_are} not in the optimizer: {layers}.",
     sure=0.95,
     remedy="Make the optimizer after the model is complete and on its device, or add them with add_param_group. If "
@@ -189,10 +181,8 @@ def _num_held(history: TrainingHistory) -> int | None:
     remedy="Check that these parameters are used in the forward pass, and that nothing between them and the loss is "
     "detached: they are trainable and in the optimizer, but the loss does not depend on them.",
 )
-def missing_gradients(
-    history: TrainingHistory, *, share: float = 0.7, progress: float = 0.3, min_steps: int = 20
-) -> Seen | None:
-    """Parameters never had a gradient in `min_steps` steps.
+def missing_gradients(history: TrainingHistory, *, share: float = 0.7, progress: float = 0.3) -> Seen | None:
+    """Parameters never had a gradient in 20 steps.
 
     A warning if the first pass called their modules before any that learns: what comes of these is detached. Of others,
     such as an output that is not used, a warning if 100 losses gained less than a share `progress` of the first, and
@@ -200,7 +190,7 @@ def missing_gradients(
     not count: idle-experts reports them.
     """
     notes, tensors = history.model, history.tensors
-    if not notes.names or history.num_steps < min_steps or not len(tensors):
+    if not notes.names or history.num_steps < 20 or not len(tensors):
         return None
     newest = () if history.last is None else history.last.tensors.names  # some may have joined since the last sample
     if newest == notes.names or tensors.hold(notes.names):
