@@ -73,7 +73,6 @@ def divergence_ahead(history: TrainingHistory, *, ratio: float = 1.1, norm_ratio
     return Seen(
         at=(blocks[best][-1], entries[-1]),
         sure=0.85 if norms > 2.0 * norm_ratio else 0.75,
-        loss_ratio=grown,
         norm_ratio=norms,
         is_at_new_rate=is_new,
         level=now,

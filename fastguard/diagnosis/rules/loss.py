@@ -45,7 +45,6 @@ def loss_explosion(history: TrainingHistory, *, ratio: float = 3.0, run: int = 3
         at=(s.loss_entries[start], s.loss_entries[max(i for i, is_high in enumerate(high) if is_high)]),
         severity="info" if may_rise(history) or s.recovers_from_shift or is_over else "critical",
         largest=largest,
-        first=first,
         _times=largest / first,
     )
 
@@ -81,8 +80,6 @@ def loss_divergence(history: TrainingHistory, *, lost: float = 0.5, min_progress
         severity="critical" if back >= gained else "warning",
         level=median(newest),
         best=trend.best,
-        first=trend.first,
-        lost=back / gained,
         _step=trend.best_step,
         _how=f"{back / gained:.0%} of the gain is lost"
         if back < gained
@@ -133,7 +130,6 @@ def loss_spike(history: TrainingHistory, *, z: float = 8.0, ratio: float = 2.0, 
         warn=not may_rise(history) and (is_certain or len(spikes) > 2),
         loss=worst.value,
         mean=worst.mean,
-        z=worst.z,
         num_spikes=len(spikes),
         is_certain=is_certain,
         _often="once" if len(spikes) == 1 else f"{len(spikes)} times",
@@ -170,7 +166,6 @@ def loss_not_decreasing(history: TrainingHistory, *, progress: float = 0.02, z: 
         warn=not (is_early or may_rise(history) or s.is_below_chance),
         level=s.loss_level,
         first=trend.first,
-        progress=s.fall,
         _num=trend.count,
     )
 
@@ -234,8 +229,6 @@ def underfitting(history: TrainingHistory, *, progress: float = 0.15, min_steps:
         at=(start, s.loss_entries[-1].step),
         warn=has_had_time(history, 150) and not may_rise(history) and not s.is_below_chance,
         level=level,
-        first=trend.first,
-        fallen=fallen,
         _num=len(part),
         _share=level / trend.first,
     )

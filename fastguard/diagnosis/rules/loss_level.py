@@ -46,7 +46,6 @@ def loss_begins_high(history: TrainingHistory, *, times: float = 8.0, min_steps:
         chance=chance,
         level=level,
         size=x.output_std,
-        inputs=0.0 if x.input_is_integer else math.hypot(x.input_mean, x.input_std),
     )
 
 
@@ -155,11 +154,4 @@ def one_side_wins(history: TrainingHistory, *, lost: float = 4.6, won: float = 0
         return None
     above = f"above {low:.3g} nats: the other side is right about nearly all of its samples"
     below = f"below {high:.2g} nats: there is nothing left to learn from the other side"
-    return Seen(
-        at=s.loss_entries[-len(newest) :],
-        level=newest[len(newest) // 2],
-        first=s.initial_loss,
-        is_the_winner=not is_lost,
-        _num=len(newest),
-        _where=above if is_lost else below,
-    )
+    return Seen(at=s.loss_entries[-len(newest) :], _num=len(newest), _where=above if is_lost else below)

@@ -92,7 +92,6 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Seen | Non
         return None
     name = ops[1].removesuffix("Backward0")
     return Seen(
-        operation=ops[1],
         first=history.loss_trend.first,
         level=history.loss_trend.mean,
         _what="minus a minus" if name == "Neg" else f"minus a term that is never below zero ({name})",

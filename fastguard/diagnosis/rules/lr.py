@@ -38,13 +38,7 @@ def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_step
     for i, (previous, entry) in enumerate(pairwise(entries), first + 1):
         largest, now = max(largest, previous.lr or 0.0), entry.lr or 0.0
         if now >= ratio * largest > 0.0 and now > 1.01 * full and i >= min_steps:
-            return Seen(
-                at=(entry, entries[-1]),
-                lr=now,
-                before=previous.lr,
-                largest_before=largest,
-                _step=entry.step,
-            )
+            return Seen(at=(entry, entries[-1]), lr=now, before=previous.lr, largest_before=largest, _step=entry.step)
     return None
 
 
@@ -202,7 +196,6 @@ def steps_too_small(history: TrainingHistory, *, ratio: float = 5e-4, progress: 
         at=history.clean,
         sure=0.9 if moved < 0.1 else 0.6,
         update_ratio=value,
-        progress=s.progress,
         _moved=moved,
         _num=history.num_clean,
     )

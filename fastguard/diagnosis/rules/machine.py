@@ -50,19 +50,16 @@ def replicas_differ(history: TrainingHistory) -> Seen | None:
     if not found:
         return None
     first, last = found[0], found[-1]
-    ranks = sorted({rank for event in found for rank in event["ranks"]})
     odd = ", ".join(map(str, first["ranks"]))
     return Seen(
         at=(first["step"], last["step"]),
         layers=[first["name"]],
-        differences=float(len(found)),
         num_tensors=float(first["num_tensors"]),
         _step=first["step"],
         _what=first["what"],
         _num_ranks=first["num_ranks"],
         _which=f": {'ranks' if len(first['ranks']) > 1 else 'rank'} {odd} differs from the others" if odd else "",
         _more=f"; {len(found)} times in all, last at step {last['step']}" if len(found) > 1 else "",
-        odd_rank=float(ranks[0]) if len(ranks) == 1 else None,
     )
 
 
@@ -87,9 +84,7 @@ def odd_rank(history: TrainingHistory, *, min_steps: int = 20) -> Seen | None:
     worst = max(found, key=lambda one: abs(math.log(max(one["ratio"], 1e-300))))
     return Seen(
         at=(min(one["step"] for one in found), max(one["last_step"] for one in found)),
-        odd_rank=float(worst["rank"]),
         ratio=worst["ratio"],
-        num_odd_ranks=float(len(found)),
         _others=f"; {len(found)} ranks are odd in all" if len(found) > 1 else "",
         _worst=worst,
     )
@@ -114,7 +109,6 @@ def rolled_back(history: TrainingHistory) -> Seen | None:
     return Seen(
         at=(done[0]["step"], done[-1]["step"]),
         severity="critical" if any(event["kind"] == "failed" for event in done) else "warning",
-        rollbacks=float(sum(event["kind"] == "rollback" for event in done)),
         _more="" if len(done) <= _MOST_TOLD else f"{len(done)} times, last: ",
         _done="; ".join(describe_recovery(event) for event in done[-_MOST_TOLD:]),
     )

@@ -126,7 +126,6 @@ def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) ->
         severity="critical" if is_running else "warning",
         do=_SCALES_INSTEAD if 2 * num_finite > longest and not by_recovery else "",
         longest_run=longest,
-        current_run=history.skip_run,
         _by=f", {num_finite} of them by {who} with finite gradients" if num_finite else "",
         _until=", and the run goes on" if is_running else "; it has ended",
     )
@@ -151,7 +150,6 @@ def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) 
         at=(history.first_bad_loss_step, history.last_bad_loss_step),
         severity="critical" if any(flags[-newest:]) or in_a_row >= run else "warning",
         num_bad_losses=history.num_bad_losses,
-        longest_run=in_a_row,
         _num_steps=history.num_steps,
     )
 
@@ -182,7 +180,6 @@ def non_finite_activations(history: TrainingHistory) -> Seen | None:
         layers=[module.name for module in blamed],
         sure=0.99 if origins else 0.8,
         num_modules=len(at_first),
-        num_nans=stats.num_nans,
         num_infs=stats.num_infs,
         is_origin=bool(origins),
         _first=first,

@@ -123,7 +123,6 @@ def bounded_output(history: TrainingHistory, *, progress: float = 0.5, clear: fl
         warn=is_stuck or (len(s.losses) >= 2 * 60 and s.progress < clear),
         sure=0.9 if is_stuck else 0.6,
         last_layer=last,
-        progress=s.progress,
         is_at_its_end=is_stuck,
         _come_down=s.progress_in_words,
         _end=" Its output is at the end of its range." if is_stuck else "",
@@ -161,8 +160,6 @@ def same_output_for_all(history: TrainingHistory, *, spread: float = 1e-4, sampl
     return Seen(
         layers=last_layer(history),
         warn=has_had_time(history, 200) and not (began_so and signals_of(history).progress > 0.2),
-        spread=newest[-1].output_spread,
-        at_first=known[0].output_spread,
         began_so=began_so,
         in_eval_mode=not is_same,
         _mode="" if is_same else " in eval mode",

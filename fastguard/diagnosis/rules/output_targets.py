@@ -137,8 +137,6 @@ def broadcast_targets(history: TrainingHistory) -> Seen | None:
             see="The gradient pulls all outputs to one number, {_mean:.4g}, and the loss is larger than the "
             "distance "
             f"from it: {_ACROSS}",
-            loss=firsts[0],
-            squared_distance=then[0],
             _mean=notes.target_mean,
         )
     reduced = [*takewhile(lambda op: op.startswith(_REDUCED), notes.loss_ops)]

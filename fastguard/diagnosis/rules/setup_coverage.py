@@ -8,7 +8,6 @@ from ...records import TrainingHistory
 from .. import needs
 from ..finding import Seen
 from ..registry import rule
-from ..signals import median, signals_of
 
 TITLE = "Set-up"
 
@@ -125,8 +124,6 @@ def unseen_updates(history: TrainingHistory) -> Seen | None:
         do=do,
         sure=0.9 if is_trained else 0.6,
         num_moved=len(names),
-        num_never_seen=len(never),
-        num_seen=notes.num_seen,
         _why=f"; {why}" if why else "",
     )
 
@@ -182,8 +179,6 @@ def running_statistics_apart(history: TrainingHistory, *, gap: float = 0.5, rati
         sure=0.9 if is_felt else 0.6,
         gap=pairs[worst][0],
         variance_ratio=pairs[worst][1],
-        val_loss=median([v.val_loss for v in validations[-3:]]) if validations else None,
-        train_loss=signals_of(history).loss_level,
         _num=len(pairs),
         _of=len(known),
         _worst=worst,

@@ -196,7 +196,6 @@ def router_collapse(history: TrainingHistory, *, share: float = 0.1, samples: in
     return Seen(
         at=(min(points[0].step for _, _, points in found), history.activations.last_step),
         ratio=way,
-        num_modules=len(found),
         _share=max(load),
         _expert=load.index(max(load)),
         _num_experts=len(load),

@@ -171,8 +171,6 @@ def vanishing_layers(history: TrainingHistory, *, ratio: float = 1e-3, ratio_stu
         layers=names,
         warn=is_stuck,
         sure=0.95 if is_stuck else 0.6,
-        first_to_last=share,
-        at_the_beginning=then,
         num_stood=num_stood,
         _size=size,
         _are="are" if is_now else "were at first",
@@ -230,6 +228,5 @@ def half_precision_underflow(history: TrainingHistory, *, zeros: float = 0.5, sh
         at=(min(tensors[name].first_step for name in lost), tensors.last_step),
         layers=lost,
         num_tensors=len(lost),
-        loss_scale=scale,
         _of=len(tensors),
     )

@@ -45,7 +45,6 @@ def update_ratio_high(history: TrainingHistory, *, first: float = 0.5, later: fl
         warn=have_died or _is_hurt(history, 0.5),
         sure=0.9 if sample.ratio > 2 * limit else 0.75,
         update_ratio=sample.ratio,
-        num_samples=updates.count,
         is_certain=have_died,
         _step=sample.step,
     )
@@ -88,7 +87,6 @@ def update_ratio_low(history: TrainingHistory, *, ratio: float = 5e-4, ratio_alo
         at=(history.clean[0].step, history.weights.last_step),
         update_ratio=value,
         _loss=f", and the loss has come down by {max(s.fall, 0.0):.1%} only" if is_known else "",
-        progress=s.fall if is_known else None,
     )
 
 
@@ -126,7 +124,6 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
         warn=_is_a_part(len(names), total, share),
         severity="critical" if len(names) == total > 1 else None,
         num_missing=len(names),
-        num_parameters=total,
         _are="is" if len(names) == 1 else "are",
     )
 
@@ -216,6 +213,5 @@ def missing_gradients(history: TrainingHistory, *, share: float = 0.7, progress:
         warn=bool(cut) or (is_few and is_stuck_without) or is_stuck(history, 0.5 * progress, 100),
         sure=0.95 if cut else 0.85,
         num_missing=len(cut or names),
-        num_parameters=len(notes.names),
         _though=", though their modules are called first" if cut else "",
     )

@@ -133,9 +133,4 @@ def shrinking_weights(history: TrainingHistory, *, decay: float = 0.01, shrunk: 
     text = " and ".join(said)
     if not history.num_clean or not text:
         return None
-    return Seen(
-        sure=0.95 if taken > decay else 0.8,
-        decay_per_step=taken,
-        norm_left=left,
-        _what=text[0].upper() + text[1:],
-    )
+    return Seen(sure=0.95 if taken > decay else 0.8, _what=text[0].upper() + text[1:])
