@@ -44,7 +44,6 @@ def periodic_loss_spikes(history: TrainingHistory, *, num_spikes: int = 3, toler
     return Seen(
         at=(spikes[0].first_step, spikes[-1].last_step),
         warn=(epoch is not None or worst.value > history.loss_trend.first) and descent(history) is not False,
-        sure=0.95 if len(spikes) > num_spikes else 0.85,
         period=period,
         num_spikes=len(spikes),
         largest=worst.value,
@@ -107,7 +106,6 @@ def input_scale(history: TrainingHistory, *, spread: float = 10.0, far: float = 
     is_hurt = is_stuck(history, 0.3, 60) or (is_far and has_had_time(history, 60) and not normalises)
     return Seen(
         severity="critical" if size > far and has_run_away(history) else "warning" if is_hurt else "info",
-        sure=0.85 if is_far else 0.7,
         rms=size,
     )
 
@@ -156,7 +154,6 @@ def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float =
     return Seen(
         at=[step for step, _ in known],
         warn=is_wrong,
-        sure=0.9 if is_wrong else 0.5,
         see="All samples in each of {num_batches} sampled batches are the same." if are_alike else "",
         num_batches=len(known),
     )

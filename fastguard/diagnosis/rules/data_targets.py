@@ -156,7 +156,6 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
 @rule(
     "uneven-targets",
     see="{top_share:.0%} of the targets of the first batches are of one class.",
-    sure=0.8,
     remedy="Weight the loss by class, draw batches evenly, and measure with balanced accuracy: one class is nearly all "
     "of the data.",
     needs_targets=True,
@@ -217,7 +216,6 @@ def target_scale(history: TrainingHistory, *, size: float = 10.0, progress: floa
         return None
     return Seen(
         warn=is_known and s.loss_level > size,
-        sure=0.9 if first > 5 * size else 0.7,
         see="The targets are {rms:.3g} away from the first outputs, which are at most {_output:.3g}.",
         rms=first,
         _output=output,

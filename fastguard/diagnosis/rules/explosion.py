@@ -27,7 +27,6 @@ _OTHER_THAN_ZCLIP = (
     source="our own; clipping is meant for the rare large step (Pascanu et al. 2013, section 3.2)",
     see="{_num_clipped} of the last {_num} steps were clipped; the median norm is {median_norm:.3g} and the median "
     "step was scaled by {median_coef:.3g}.",
-    sure=0.9,
     remedy="Raise max_norm towards the usual norm, or lower the learning rate: clipping at nearly every step "
     "normalises the gradient and hides the learning rate's real size.",
 )
@@ -118,7 +117,6 @@ def norm_spike(history: TrainingHistory, *, z: float = 8.0, ratio: float = 10.0,
     "growing-norm",
     was="norm-jump layer-norm-imbalance",
     see="The gradient norm has grown to {norm:.3g}, {ratio:.3g} times what it was at step {_step}{_loss}.",
-    sure=0.8,
     remedy="Lower the learning rate, add warm-up, and clip (max_norm at a few times the usual norm) before the loss "
     "follows the norm.",
     needs_descent=True,

@@ -72,7 +72,6 @@ def divergence_ahead(history: TrainingHistory, *, ratio: float = 1.1, norm_ratio
         return None
     return Seen(
         at=(blocks[best][-1], entries[-1]),
-        sure=0.85 if norms > 2.0 * norm_ratio else 0.75,
         norm_ratio=norms,
         is_at_new_rate=is_new,
         level=now,
@@ -124,7 +123,6 @@ _Held = tuple[Sequence[Any], dict[str, Any], str] | None  # what was held at a l
 @rule(
     "already-clipped",
     see="{_what}, before the guard's own {_by} saw it.",
-    sure=0.8,
     remedy=_CLIPS_TWICE.format(", and give the guard max_norm."),
 )
 def already_clipped(history: TrainingHistory, *, run: int = 10, few: int = 5, samples: int = 4) -> Seen | None:

@@ -92,7 +92,6 @@ def loss_divergence(history: TrainingHistory, *, lost: float = 0.5, min_progress
     was="spiky-loss",
     source="SkipStep's z-score (mean + 6 sigma, OLMo), held against where the run began",
     see="The loss jumped {_often} for a step or so: to {loss:.4g} at step {_step}, from an average of {mean:.4g}.",
-    sure=0.9,
     remedy="Look at the batch of that step: its inputs, targets and scale. If spikes come back elsewhere, clip at the "
     "usual norm, and lower the learning rate or Adam's beta2.",
     needs_descent=True,
@@ -174,7 +173,6 @@ def loss_not_decreasing(history: TrainingHistory, *, progress: float = 0.02, z: 
     "falls-in-a-line",
     of="loss-not-decreasing",
     see="In {_num} steps the loss has fallen by {progress:.1%} only, as fast at the end as in the beginning.",
-    sure=0.8,
     remedy="Raise the learning rate by 10 to 100 times: a loss that falls in a straight line can fall faster.",
     needs_descent=True,
 )
@@ -198,7 +196,6 @@ def falls_in_a_line(history: TrainingHistory, *, progress: float = 0.1, min_step
     "underfitting",
     of="loss-not-decreasing",
     see="The loss has not come down from about {level:.4g} in the last {_num} steps, {_share:.0%} of where it began.",
-    sure=0.8,
     remedy="Look for dead units, too much dropout or weight decay, a learning rate too high or too low, or targets "
     "that do not follow from the inputs; try a larger model last. The loss stopped falling early and high.",
     needs_descent=True,

@@ -21,7 +21,6 @@ TITLE = "Loss"
     source="Karpathy 2019, A Recipe for Training Neural Networks: verify the loss at initialisation",
     see="The loss began at {first:.4g}, where guessing gives {chance:.4g}: the first outputs had a standard deviation "
     "of {size:.3g}. It is {level:.4g} now.",
-    sure=0.9,
     remedy="Look at the initialisation (embeddings and the last layer too), at normalisation before the last layer, "
     "and at the scale of the inputs: the first outputs are far larger than the targets ask for.",
     needs_descent=True,
@@ -103,7 +102,6 @@ def _is_binary(ops: Sequence[str]) -> bool:
     "loss-still-falling",
     severity="info",
     see="The loss was still falling when the run ended: from {before:.4g} to {level:.4g} over the last {_part} steps.",
-    sure=0.8,
     remedy="Train for more steps, or raise the learning rate; ignore this if you meant to stop here.",
     needs_descent=True,
 )

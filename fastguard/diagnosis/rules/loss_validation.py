@@ -21,7 +21,6 @@ TITLE = "Loss"
     "validation so far",
     see="The validation loss has risen from {best:.4g} at step {_step} to {val_loss:.4g}, while the training loss fell "
     "from {_train:.4g} to {train_loss:.4g}.",
-    sure=0.9,
     remedy="Stop at the best validation loss, or go back to it. More data, augmentation, dropout or weight decay help "
     "next time.",
     needs_descent=True,
@@ -102,7 +101,6 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Seen | Non
     "negated-policy-loss",
     of="loss-without-floor",
     see="The loss is a policy gradient without a minus: it makes chosen actions {_what}.",
-    sure=0.9,
     remedy="Minimise minus the log-probability times the return (or advantage), or pass maximize=True.",
 )
 def negated_policy_loss(history: TrainingHistory, *, min_steps: int = 10) -> Seen | None:
@@ -128,7 +126,6 @@ def negated_policy_loss(history: TrainingHistory, *, min_steps: int = 10) -> See
     severity="critical",
     see="The loss has fallen from {first:.4g} to {least:.4g}, and gradients have grown to {norm_ratio:.3g} times their "
     "first norm: nothing holds it.",
-    sure=0.9,
     remedy="Check the sign of each term of the loss: one of them is unbounded below. If that is intended, say "
     'objective="game" or "reward".',
 )

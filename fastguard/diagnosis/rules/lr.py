@@ -47,7 +47,6 @@ def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_step
     source="our own; warm-up over the first 5 to 10% of the steps is the common remedy (Goyal et al. 2017)",
     see="The run began at its full learning rate of {lr:.3g}, and the loss rose from {first:.4g} to {largest:.4g} in "
     "its first {_num} losses.",
-    sure=0.8,
     remedy="Warm the learning rate up over the first hundred steps or 5% of the run, whichever is more.",
     needs_descent=True,
     needs_harm=True,
@@ -104,7 +103,6 @@ def scheduler_not_stepping(history: TrainingHistory, *, steps: int = 50, steps_a
     return Seen(
         at=history.clean,
         warn=not at_full,
-        sure=0.6 if at_full else 0.9,
         lr=lrs.max,
         num_steps=lrs.count,
         _initial="" if at_full else f", {share:.2g} of the rate that the optimizer was made with",
@@ -194,7 +192,6 @@ def steps_too_small(history: TrainingHistory, *, ratio: float = 5e-4, progress: 
         return None
     return Seen(
         at=history.clean,
-        sure=0.9 if moved < 0.1 else 0.6,
         update_ratio=value,
         _moved=moved,
         _num=history.num_clean,
@@ -214,7 +211,6 @@ _USUAL = {  # from the least to the largest learning rate that people use
     "learning-rate-unusual",
     was="learning-rate-out-of-bounds",
     see="{_kind} runs with a learning rate of {lr:.3g}, outside of the usual {_low:g} to {_high:g}.",
-    sure=0.9,
     remedy="Begin with a usual rate: Adam 1e-5 to 1e-2, SGD 1e-3 to 1, Adadelta about 1, Adagrad 1e-2.",
     needs_harm=True,
 )

@@ -19,7 +19,6 @@ TITLE = "Machine, ranks and recovery"
     severity="info",
     see="Each step takes {page_faults:,.0f} page faults, and the kernel uses {system_share:.0%} of the CPU time: "
     "memory that one step returns is handed out again in the next.",
-    sure=0.8,
     remedy="Call `fastguard.tools.keep_memory()` before training, or set FASTGUARD_KEEP_MEMORY=1. Results do not "
     "change; the resident set grows.",
 )
@@ -68,7 +67,6 @@ def replicas_differ(history: TrainingHistory) -> Seen | None:
     of="ranks-differ",
     see="The norm of rank {_worst[rank]}'s own gradients was {ratio:.3g} times the median of {_worst[num_ranks]} ranks "
     "for {_worst[num_steps]} steps, from {_worst[step]} to {_worst[last_step]}{_others}.",
-    sure=0.9,
     remedy="Look at the data of this rank: its shard, its sampler's seed, lengths and masks of its batches. If another "
     "rank gets these data and this one still differs, it is the machine: test its memory and kernels.",
 )

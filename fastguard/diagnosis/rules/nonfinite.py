@@ -178,7 +178,6 @@ def non_finite_activations(history: TrainingHistory) -> Seen | None:
     return Seen(
         at=(first, max(sample.step for sample in bad)),
         layers=[module.name for module in blamed],
-        sure=0.99 if origins else 0.8,
         num_modules=len(at_first),
         num_infs=stats.num_infs,
         is_origin=bool(origins),
@@ -219,7 +218,6 @@ def non_finite_weights(history: TrainingHistory) -> Seen | None:
     leads=True,
     severity="critical",
     see="The loss scale fell from {largest:.4g} to {loss_scale:.4g}, and steps still overflow.",
-    sure=0.9,
     remedy="Look for the layer whose output leaves float16's range (65504), use bfloat16, or keep that layer in "
     "float32: overflow comes from the activations or the loss, not from the scale.",
 )
@@ -259,7 +257,6 @@ def describe_bad_ranks(bad: Sequence[BadRank]) -> str:
     source="the exponent signature of bit flips (He et al., ISCA 2023; Wang et al. 2025), as a lone element",
     see="At {num_steps:step} a single element of {_numel} in the gradient of {_name} was far out of range, and no "
     "other: at step {_step} it was {_what}.",
-    sure=0.9,
     remedy="Take the step again from a checkpoint; if the element is fine then, test memory and device. A bad batch or "
     "weight spreads over many elements: one element alone looks like a flipped bit.",
 )

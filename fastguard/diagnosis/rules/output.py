@@ -121,7 +121,6 @@ def bounded_output(history: TrainingHistory, *, progress: float = 0.5, clear: fl
     return Seen(
         layers=last_layer(history),
         warn=is_stuck or (len(s.losses) >= 2 * 60 and s.progress < clear),
-        sure=0.9 if is_stuck else 0.6,
         last_layer=last,
         is_at_its_end=is_stuck,
         _come_down=s.progress_in_words,

@@ -86,7 +86,6 @@ def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -
 @rule(
     "loss-against-targets",
     see="The loss is a squared error, and all its targets are 0 or 1: they look like classes.",
-    sure=0.8,
     remedy="Use cross_entropy for classes (with the class's index), binary_cross_entropy_with_logits for yes or no, "
     "and a squared or absolute error for numbers.",
     needs_targets=True,

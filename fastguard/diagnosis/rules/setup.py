@@ -87,7 +87,6 @@ def odd_optimizer_settings(history: TrainingHistory, *, eps: float = 1e-3, momen
     warns = has_had_time(history, 150) and (is_lost or is_slow)
     return Seen(
         warn=warns,
-        sure=0.85 if warns else 0.6,
         settings=odd,
         _kinds=sorted({str(settings.get("kind")) for settings in groups}),
     )
@@ -177,7 +176,6 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -
     "training-in-eval-mode",
     of="wrong-mode",
     see="From step {_since} on, no pass of a training step that was sampled was in training mode.",
-    sure=0.9,
     remedy="Call model.train() before training, and again after each model.eval(): without it nothing is dropped, and "
     "BatchNorm takes running statistics, which nothing updates.",
     cause=("eval-mode-in-training", "Training runs in eval mode, without dropout and batch statistics."),

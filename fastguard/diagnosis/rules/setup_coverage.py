@@ -122,7 +122,6 @@ def unseen_updates(history: TrainingHistory) -> Seen | None:
         layers=names,
         warn=is_trained,
         do=do,
-        sure=0.9 if is_trained else 0.6,
         num_moved=len(names),
         _why=f"; {why}" if why else "",
     )
@@ -176,7 +175,6 @@ def running_statistics_apart(history: TrainingHistory, *, gap: float = 0.5, rati
     return Seen(
         layers=pairs,
         warn=is_felt,
-        sure=0.9 if is_felt else 0.6,
         gap=pairs[worst][0],
         variance_ratio=pairs[worst][1],
         _num=len(pairs),

@@ -160,7 +160,6 @@ def attention_logits_large(history: TrainingHistory, *, limit: float = 100.0, se
     "dropout-high",
     source="Srivastava et al. 2014, section 7.3: error is flat for a retained share of 0.4 to 0.8 and rises below",
     see="{num_modules:dropout module} with a dropout of {dropout:.0%} of the units: {layers}.",
-    sure=0.9,
     remedy="Use 0.1 to 0.5: hardly anything passes such a layer. Check whether the number was meant as the share to "
     "keep.",
 )

@@ -173,7 +173,6 @@ def used_experts(load: tuple[float, ...]) -> float:
     "router-collapse",
     of="idle-experts",
     see="{_share:.0%} of the tokens at {_name} go to expert {_expert} of {_num_experts}; {_used:.1f} are used{_also}.",
-    sure=0.9,
     remedy="Balance the load by an auxiliary loss or a bias for each expert, lower the learning rate of the router, or "
     "add noise to its logits. Nearly all tokens go the same way, so the other experts hardly train.",
 )

@@ -58,7 +58,6 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float 
     of="zero-gradients",
     see="The gradient of {num_zero_tensors:tensor} of {num_tensors} has been nothing but zeros since step {_since}: "
     "{_names}.",
-    sure=0.9,
     remedy="Look for dead units before or after these parameters (a bias or a step that was too large), a detach() or "
     "no_grad() that cuts them off, and a factor of zero on their output: they do not learn.",
 )
@@ -170,7 +169,6 @@ def vanishing_layers(history: TrainingHistory, *, ratio: float = 1e-3, ratio_stu
         at=(min(tensors[name].first_step for name in known), tensors.last_step),
         layers=names,
         warn=is_stuck,
-        sure=0.95 if is_stuck else 0.6,
         num_stood=num_stood,
         _size=size,
         _are="are" if is_now else "were at first",
@@ -206,7 +204,6 @@ def _evenness(values: Sequence[float]) -> float:
     source="IEEE 754 binary16: nothing positive is below 2**-24; loss scaling of Micikevicius et al. 2018, section 3.2",
     see="The gradients of {num_tensors:tensor} of {_of} end at the smallest float16, and most of their elements are "
     "zero: {layers}.",
-    sure=0.8,
     remedy="Use a GradScaler, or bfloat16: small gradients become zero in float16.",
 )
 def half_precision_underflow(history: TrainingHistory, *, zeros: float = 0.5, share: float = 0.25) -> Seen | None:

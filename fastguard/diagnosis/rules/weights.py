@@ -34,16 +34,15 @@ def update_ratio_high(history: TrainingHistory, *, first: float = 0.5, later: fl
     has_come_down = bool(s.lrs) and s.lrs[-1] < 0.7 * s.lrs[0] and len(s.lrs) == history.num_clean
     is_at_full = peak is not None and (peak.lr is None or (2.0 * peak.lr >= history.lrs.max and not s.is_lr_rising))
     if start.ratio > first and not has_come_down:
-        sample, limit = start, first
+        sample = start
     elif peak is not None and peak.ratio > later and is_at_full:
-        sample, limit = peak, later
+        sample = peak
     else:
         return None
     have_died = any(window.last.value.dead_unit_ratio > 0.5 for _, window in history.activations.items())
     return Seen(
         at=(sample.step, history.weights.last_step),
         warn=have_died or _is_hurt(history, 0.5),
-        sure=0.9 if sample.ratio > 2 * limit else 0.75,
         update_ratio=sample.ratio,
         is_certain=have_died,
         _step=sample.step,
@@ -66,7 +65,6 @@ def _is_hurt(history: TrainingHistory, restless: float) -> bool:
     "update-ratio-low",
     source="torchmortem's bound of 1e-5, asked with a loss that stands still, and so less strict",
     see="The median weight changes by no more than {update_ratio:.2g} of itself a step{_loss}.",
-    sure=0.9,
     remedy="Raise the learning rate by 10 to 100 times; look for a scheduler that holds it down, and for gradients "
     "that are divided twice. The steps are too small to learn from.",
 )
@@ -132,7 +130,6 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
     "frozen-parameters",
     of="untrained-parameters",
     see="{num_frozen:parameter} of {num_parameters} cannot learn (frozen, or with a learning rate of 0): {layers}.",
-    sure=0.8,
     remedy="Set requires_grad_(True) before the optimizer is made; or, if that is intended, remove them from the "
     "optimizer to silence this.",
 )
@@ -211,7 +208,6 @@ def missing_gradients(history: TrainingHistory, *, share: float = 0.7, progress:
         at=(history.recent[0].step, tensors.last_step),
         layers=cut or names,
         warn=bool(cut) or (is_few and is_stuck_without) or is_stuck(history, 0.5 * progress, 100),
-        sure=0.95 if cut else 0.85,
         num_missing=len(cut or names),
         _though=", though their modules are called first" if cut else "",
     )

@@ -101,7 +101,6 @@ def poor_initialisation(history: TrainingHistory, *, small: float = 0.05, large:
         at=(begin, begin),
         layers=names,
         warn=is_large or is_tiny or not history.losses.count or is_stuck(history, 0.3, patience),
-        sure=0.85 if is_large or too_small else 0.5,
         ratio=ratios[names[0]],
         num_layers=len(names),
         share=len(names) / len(ratios),
