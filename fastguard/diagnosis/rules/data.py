@@ -19,8 +19,7 @@ TITLE = "Data"
     "periodic-loss-spikes",
     of="loss-spike",
     see="The loss spikes every {period} steps{_where}: {num_spikes} times so far, up to {largest:.4g}.",
-    remedy="Find the samples at this place of the data, look at their inputs, scale and labels, and repair or drop "
-    "them: the same batch hurts in every epoch. Shuffle the data before each epoch.",
+    remedy="Look at the samples at this place of the data, and repair or drop them; shuffle before each epoch.",
     needs_harm=True,
     cause=("recurring-bad-batch", "The same batch hurts in every epoch."),
     weight=0.95,
@@ -54,10 +53,8 @@ def periodic_loss_spikes(history: TrainingHistory, *, num_spikes: int = 3, toler
 @rule(
     "label-noise",
     source="our own; networks fit random labels, and only validation shows it (Zhang et al. 2017)",
-    see="The training loss fell from {first:.4g} to {train_loss:.4g}, the validation loss never below "
-    "{best_val_loss:.4g}.",
-    remedy="Check whether labels are shuffled against inputs, wrong, or from another distribution than the validation "
-    "set's: the model memorises the training targets and does not generalise.",
+    see="The training loss fell from {first:.4g} to {train_loss:.4g}, validation never below {best_val_loss:.4g}.",
+    remedy="Check labels: shuffled against inputs, wrong, or from another distribution than the validation set's?",
     needs_descent=True,
 )
 def label_noise(history: TrainingHistory, *, learnt: float = 0.3, carried: float = 0.1) -> Seen | None:
@@ -87,8 +84,7 @@ def _batches(history: TrainingHistory, *, training: bool) -> list[tuple[int, Bat
     severity="critical",
     source="LeCun et al. 1998, section 4.3 (inputs with mean 0 and equal variance); UMLAUT asks for [-1, 1]",
     see="The inputs have a size of about {rms:.3g}, where layers are initialised for one of about 1.",
-    remedy="Bring each feature to mean 0 and standard deviation 1 (or images to [0, 1]), with the numbers of the "
-    "training set, and do the same to validation and test data.",
+    remedy="Bring each feature to mean 0 and standard deviation 1, with the training set's numbers everywhere.",
 )
 def input_scale(history: TrainingHistory, *, spread: float = 10.0, far: float = 50.0) -> Seen | None:
     """The inputs' root of mean square is above `spread`, or below 1e-3.
@@ -116,8 +112,7 @@ def input_scale(history: TrainingHistory, *, spread: float = 10.0, far: float = 
     needs_targets=True,
     see="{num_batches:sampled batch} contained NaN or Inf in the inputs.",
     sure=0.99,
-    remedy="Look at the samples of these batches, and at what prepares them: a division by a standard deviation of 0, "
-    "a logarithm of 0, a missing value.",
+    remedy="Look at these samples and their preparation: a missing value, a logarithm of 0, a division by 0.",
 )
 def batch_not_finite(history: TrainingHistory) -> Seen | None:
     """NaN or Inf in a sampled batch. Info if a step with NaN was taken before: the inputs may be another model's."""
@@ -132,8 +127,7 @@ def batch_not_finite(history: TrainingHistory) -> Seen | None:
 @rule(
     "same-inputs",
     see="The batch was the same at each of {num_batches} sampled steps.",
-    remedy="Look at the loader's sampler, at an iterator that is made again in the loop, and at how samples are "
-    "stacked: the loader gives the same batch each time, or the same sample in each place.",
+    remedy="Look at the loader's sampler, an iterator made again in the loop, and how samples are stacked.",
     cause=("repeated-data", "The model sees the same batch, or the same sample, again and again."),
     weight=0.9,
     explains="overfitting label-noise standstill",
@@ -163,8 +157,7 @@ def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float =
     "validation-inputs-differ",
     see="Inputs have mean {_mean[0]:.3g} and standard deviation {_std[0]:.3g} in training, {_mean[1]:.3g} and "
     "{_std[1]:.3g} in validation.",
-    remedy="Prepare validation data exactly as training data: the same scaling, with the training set's numbers, the "
-    "same order of channels, the same tokens.",
+    remedy="Prepare validation data as training data: same numbers for scaling, same channels, same tokens.",
     cause=("preprocessing-differs", "Validation data are preprocessed differently from training data."),
     weight=0.93,
     explains="overfitting label-noise",

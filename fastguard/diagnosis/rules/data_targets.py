@@ -75,8 +75,7 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
     "unrelated-targets",
     source="distance correlation without its bias, over batches (Szekely and Rizzo 2013)",
     see="In the first batches, samples with similar inputs have targets no more similar than others do.",
-    remedy="Look at single samples with their targets as the model gets them: was one of the two shuffled, sorted, "
-    "filtered or joined without the other?",
+    remedy="Look at single samples with their targets: was one of the two shuffled, sorted, filtered or misjoined?",
     needs_targets=True,
 )
 def unrelated_targets(history: TrainingHistory, *, z: float = 1.64, carried: float = 0.7) -> Seen | None:
@@ -156,8 +155,7 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
 @rule(
     "uneven-targets",
     see="{top_share:.0%} of the targets of the first batches are of one class.",
-    remedy="Weight the loss by class, draw batches evenly, and measure with balanced accuracy: one class is nearly all "
-    "of the data.",
+    remedy="Weight the loss by class, draw batches evenly, and measure with balanced accuracy.",
     needs_targets=True,
     cause=("imbalanced-targets", "Nearly all targets are of one class: always predicting it is nearly enough."),
     weight=(0.85, 0.6),
@@ -186,10 +184,8 @@ def uneven_targets(history: TrainingHistory, *, share: float = 0.9, very: float 
 @rule(
     "target-scale",
     source="LeCun et al. 1998, section 4.5 (targets within the range of what the last layer gives)",
-    see="The targets have mean {mean:.3g} and standard deviation {std:.3g}, where a model begins with outputs of about "
-    "1.",
-    remedy="Bring the targets to mean 0 and standard deviation 1 with the training set's numbers, and undo it in "
-    "prediction.",
+    see="The targets have mean {mean:.3g} and standard deviation {std:.3g}; first outputs are about 1.",
+    remedy="Bring the targets to mean 0 and standard deviation 1, and undo it in prediction.",
     needs_descent=True,
     needs_targets=True,
 )

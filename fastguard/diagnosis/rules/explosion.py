@@ -27,8 +27,7 @@ _OTHER_THAN_ZCLIP = (
     source="our own; clipping is meant for the rare large step (Pascanu et al. 2013, section 3.2)",
     see="{_num_clipped} of the last {_num} steps were clipped; the median norm is {median_norm:.3g} and the median "
     "step was scaled by {median_coef:.3g}.",
-    remedy="Raise max_norm towards the usual norm, or lower the learning rate: clipping at nearly every step "
-    "normalises the gradient and hides the learning rate's real size.",
+    remedy="Raise max_norm towards the usual norm, or lower the learning rate: now the limit sets each step's size.",
 )
 def clip_rate_high(history: TrainingHistory, *, rate: float = 0.9, min_steps: int = 50) -> Seen | None:
     """More than a share `rate` of the newest 200 (at least `min_steps`) clean steps were clipped by more than 0.1%.
@@ -117,8 +116,7 @@ def norm_spike(history: TrainingHistory, *, z: float = 8.0, ratio: float = 10.0,
     "growing-norm",
     was="norm-jump layer-norm-imbalance",
     see="The gradient norm has grown to {norm:.3g}, {ratio:.3g} times what it was at step {_step}{_loss}.",
-    remedy="Lower the learning rate, add warm-up, and clip (max_norm at a few times the usual norm) before the loss "
-    "follows the norm.",
+    remedy="Lower the learning rate, add warm-up, and clip at a few times the usual norm.",
     needs_descent=True,
     needs_harm=True,
 )

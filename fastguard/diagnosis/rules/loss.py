@@ -92,8 +92,7 @@ def loss_divergence(history: TrainingHistory, *, lost: float = 0.5, min_progress
     was="spiky-loss",
     source="SkipStep's z-score (mean + 6 sigma, OLMo), held against where the run began",
     see="The loss jumped {_often} for a step or so: to {loss:.4g} at step {_step}, from an average of {mean:.4g}.",
-    remedy="Look at the batch of that step: its inputs, targets and scale. If spikes come back elsewhere, clip at the "
-    "usual norm, and lower the learning rate or Adam's beta2.",
+    remedy="Look at the batch of that step. If spikes come back, clip, lower the learning rate or Adam's beta2.",
     needs_descent=True,
     needs_harm=True,
 )
@@ -141,8 +140,7 @@ def loss_spike(history: TrainingHistory, *, z: float = 8.0, ratio: float = 2.0, 
     was="loss-plateau",
     source="SageMaker Debugger LossNotDecreasing (10 steps), over averages, so that noise does not decide",
     see="After {_num} steps the loss is {level:.4g}; it was {first:.4g} in the beginning.",
-    remedy="Look at the update ratio and the learning rate first, then at frozen, dead or vanishing layers, then at "
-    "whether inputs and targets belong together: the model does not learn.",
+    remedy="Look at the learning rate, then at frozen or dead layers, then at whether targets fit the inputs.",
     needs_descent=True,
 )
 def loss_not_decreasing(history: TrainingHistory, *, progress: float = 0.02, z: float = 1.0) -> Seen | None:
@@ -196,8 +194,7 @@ def falls_in_a_line(history: TrainingHistory, *, progress: float = 0.1, min_step
     "underfitting",
     of="loss-not-decreasing",
     see="The loss has not come down from about {level:.4g} in the last {_num} steps, {_share:.0%} of where it began.",
-    remedy="Look for dead units, too much dropout or weight decay, a learning rate too high or too low, or targets "
-    "that do not follow from the inputs; try a larger model last. The loss stopped falling early and high.",
+    remedy="Look for dead units, dropout, weight decay and the learning rate first; try a larger model last.",
     needs_descent=True,
 )
 def underfitting(history: TrainingHistory, *, progress: float = 0.15, min_steps: int = 120) -> Seen | None:

@@ -21,8 +21,7 @@ TITLE = "Loss"
     source="Karpathy 2019, A Recipe for Training Neural Networks: verify the loss at initialisation",
     see="The loss began at {first:.4g}, where guessing gives {chance:.4g}: the first outputs had a standard deviation "
     "of {size:.3g}. It is {level:.4g} now.",
-    remedy="Look at the initialisation (embeddings and the last layer too), at normalisation before the last layer, "
-    "and at the scale of the inputs: the first outputs are far larger than the targets ask for.",
+    remedy="Look at the initialisation, the normalisation before the last layer, and the scale of the inputs.",
     needs_descent=True,
     needs_targets=True,
 )
@@ -54,8 +53,7 @@ _OVER_CLASSES = ("", "cross-entropy", "negative log-likelihood", "log of the out
 @rule(
     "loss-at-chance",
     see="The loss is stuck at {level:.4g}; {_what} {chance:.4g}.",
-    remedy="Look at single samples with their targets, as the model gets them: are they shuffled against each other, "
-    "or do the inputs not arrive? The model finds nothing of the targets in the inputs.",
+    remedy="Look at single samples with their targets: are they shuffled, or do the inputs not arrive?",
     needs_descent=True,
 )
 def loss_at_chance(history: TrainingHistory, *, tolerance: float = 0.03, frequent: float = 0.05) -> Seen | None:
@@ -128,8 +126,7 @@ _PASSED = ("Mean", "Neg", "Add", "Sum", "Div", "Mul")
     source="Goodfellow et al. 2014, section 3, on the generator that a discriminator which is always right teaches "
     "nothing; Arjovsky and Bottou 2017",
     see="For the last {_num} steps the loss of this side of the game has been {_where}.",
-    remedy="Weaken the side that wins: fewer steps or a lower learning rate for the discriminator, noise on its "
-    "inputs, smoothed labels, a gradient penalty; or a loss that does not saturate.",
+    remedy="Weaken the side that wins: fewer steps, a lower rate, noise on its inputs, smoothed labels.",
     cause=("adversary-wins", "One side of the game has won, and the other no longer learns."),
     weight=0.96,
     explains="vanishing-gradients zero-gradients growing-norm clip-rate-high",

@@ -21,8 +21,7 @@ TITLE = "Loss"
     "validation so far",
     see="The validation loss has risen from {best:.4g} at step {_step} to {val_loss:.4g}, while the training loss fell "
     "from {_train:.4g} to {train_loss:.4g}.",
-    remedy="Stop at the best validation loss, or go back to it. More data, augmentation, dropout or weight decay help "
-    "next time.",
+    remedy="Go back to the best validation loss. Get more data, or use augmentation, dropout or weight decay.",
     needs_descent=True,
 )
 def overfitting(history: TrainingHistory, *, ratio: float = 1.2, gap: float = 0.1) -> Seen | None:
@@ -126,8 +125,7 @@ def negated_policy_loss(history: TrainingHistory, *, min_steps: int = 10) -> See
     severity="critical",
     see="The loss has fallen from {first:.4g} to {least:.4g}, and gradients have grown to {norm_ratio:.3g} times their "
     "first norm: nothing holds it.",
-    remedy="Check the sign of each term of the loss: one of them is unbounded below. If that is intended, say "
-    'objective="game" or "reward".',
+    remedy='Check the sign of each term of the loss, or say objective="game" or "reward".',
 )
 def loss_without_floor(history: TrainingHistory, *, norm_ratio: float = 100.0, min_steps: int = 60) -> Seen | None:
     """Each sixth of the window fell further than the one before, the last to below zero, and norms grew.

@@ -146,8 +146,7 @@ def estimated_update_ratio(history: TrainingHistory, *, at_first: bool = False) 
 @rule(
     "steps-too-large",
     of="update-ratio-high",
-    see="At a learning rate of {_lr:.3g} a step changes the median weight by an estimated {update_ratio:.2g} times its "
-    "first size.",
+    see="At a rate of {_lr:.3g} a step changes the median weight by about {update_ratio:.2g} of its first size.",
     remedy="Divide the learning rate by 10 to 100; fastguard.LearningRateFinder finds one.",
     needs_descent=True,
 )
@@ -170,8 +169,7 @@ def steps_too_large(history: TrainingHistory, *, ratio: float = 0.3, progress: f
     of="update-ratio-low",
     see="A step changes the median weight by an estimated {update_ratio:.2g} of its first size, {_moved:.2g} over the "
     "{_num} steps of the run if all went one way.",
-    remedy="Raise the learning rate by 10 to 100 times; fastguard.LearningRateFinder finds one. Look for a scheduler, "
-    "a clip limit or a loss scale that holds the steps down.",
+    remedy="Raise the learning rate by 10 to 100 times, or look for what holds it down: schedule, clipping, scaling.",
     needs_descent=True,
 )
 def steps_too_small(history: TrainingHistory, *, ratio: float = 5e-4, progress: float = 0.1) -> Seen | None:

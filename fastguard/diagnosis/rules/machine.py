@@ -19,8 +19,7 @@ TITLE = "Machine, ranks and recovery"
     severity="info",
     see="Each step takes {page_faults:,.0f} page faults, and the kernel uses {system_share:.0%} of the CPU time: "
     "memory that one step returns is handed out again in the next.",
-    remedy="Call `fastguard.tools.keep_memory()` before training, or set FASTGUARD_KEEP_MEMORY=1. Results do not "
-    "change; the resident set grows.",
+    remedy="Call `fastguard.tools.keep_memory()` before training, or set FASTGUARD_KEEP_MEMORY=1.",
 )
 def page_faults(history: TrainingHistory, *, faults: float = 1000.0, share: float = 0.1) -> Seen | None:
     """A step takes `faults` page faults or more, and the kernel `share` of the CPU time; with glibc's allocator."""
@@ -96,8 +95,7 @@ _MOST_TOLD = 3
     severity="critical",
     see="Recovery acted: {_more}{_done}.",
     sure=1.0,
-    remedy="Look at the batches that were left out, and at learning rate, warm-up and clipping: a run that goes back "
-    "often needs one of them changed.",
+    remedy="Look at the batches that were left out, and at learning rate, warm-up and clipping.",
 )
 def rolled_back(history: TrainingHistory) -> Seen | None:
     """The run was put back to a snapshot, or given up. A warning; critical where it was given up."""

@@ -105,8 +105,7 @@ _SCALES_INSTEAD = (
     severity="critical",
     see="{longest_run} steps in a row were skipped{_by}{_until}.",
     sure=1.0,
-    remedy="Look at the data around these steps, lower the learning rate, and go back to a checkpoint if the run of "
-    "skips does not end by itself. The model learns nothing while steps are skipped.",
+    remedy="Look at the data around these steps, lower the learning rate, or go back to a checkpoint.",
 )
 def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) -> Seen | None:
     """At least `run` skipped steps in a row (more than `scaled_run` under a GradScaler): critical while it lasts."""
@@ -137,8 +136,7 @@ def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) ->
     source="the toolkit's LOSS_EXPLOSION (NaN or Inf among the last 5 losses)",
     see="The loss was NaN or Inf at {num_bad_losses:step} of {_num_steps}.",
     sure=0.99,
-    remedy="Look at the batch of that step for NaN, Inf and empty inputs, and at logarithms, divisions and square "
-    "roots in the loss. If the loss grew before, lower the learning rate.",
+    remedy="Look at that batch, and at logarithms, divisions and roots in the loss; lower the learning rate.",
 )
 def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) -> Seen | None:
     """A loss of NaN or Inf: a warning; critical if among the `newest` losses, or `run` in a row."""
@@ -158,8 +156,7 @@ def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) 
     "non-finite-activations",
     severity="critical",
     see="Activations of {num_modules:module} contained NaN or Inf at step {_first}: {_began}.",
-    remedy="Look at the module named first and at what comes right before it: its weights, divisions, logarithms and "
-    "exponentials, and in half precision the size of its output.",
+    remedy="Look at the module named first: weights, divisions, logarithms, exponentials, half precision.",
 )
 def non_finite_activations(history: TrainingHistory) -> Seen | None:
     """NaN or Inf in a sampled activation; a module whose inputs were finite is where it began."""
@@ -218,8 +215,7 @@ def non_finite_weights(history: TrainingHistory) -> Seen | None:
     leads=True,
     severity="critical",
     see="The loss scale fell from {largest:.4g} to {loss_scale:.4g}, and steps still overflow.",
-    remedy="Look for the layer whose output leaves float16's range (65504), use bfloat16, or keep that layer in "
-    "float32: overflow comes from the activations or the loss, not from the scale.",
+    remedy="Use bfloat16, or keep the layer whose output leaves float16's range (65504) in float32.",
 )
 def loss_scale_collapse(history: TrainingHistory, *, factor: float = 256.0, low: float = 1.0) -> Seen | None:
     """The last step overflowed, and the scale is `factor` times below its largest in the window, or below `low`."""
@@ -257,8 +253,7 @@ def describe_bad_ranks(bad: Sequence[BadRank]) -> str:
     source="the exponent signature of bit flips (He et al., ISCA 2023; Wang et al. 2025), as a lone element",
     see="At {num_steps:step} a single element of {_numel} in the gradient of {_name} was far out of range, and no "
     "other: at step {_step} it was {_what}.",
-    remedy="Take the step again from a checkpoint; if the element is fine then, test memory and device. A bad batch or "
-    "weight spreads over many elements: one element alone looks like a flipped bit.",
+    remedy="Take the step again from a checkpoint; if the element is fine then, test memory and device.",
 )
 def lone_element(history: TrainingHistory, *, times: float = 100.0, most: int = 3, numel: int = 64) -> Seen | None:
     """One element of a gradient was at least `times` its tensor's usual norm, and all others together below a tenth of

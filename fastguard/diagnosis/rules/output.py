@@ -101,8 +101,7 @@ def output_against_loss(history: TrainingHistory) -> Seen | None:
     "bounded-output",
     was="softmax-floor",
     see="The model ends in {last_layer}, and the loss has {_come_down}.{_end}",
-    remedy="Remove the activation after the last layer, or choose it by the range of the targets: none for any "
-    "number, sigmoid for [0, 1], and none before a loss with logits.",
+    remedy="Remove the last activation, or choose it by the targets: none for any number, sigmoid for [0, 1].",
     needs_descent=True,
 )
 def bounded_output(history: TrainingHistory, *, progress: float = 0.5, clear: float = 0.2) -> Seen | None:
@@ -134,8 +133,7 @@ def bounded_output(history: TrainingHistory, *, progress: float = 0.5, clear: fl
     source="our own, from collapse in self-supervised learning (Chen and He 2021, whose std of the output this is)",
     see="The model gives the same output to every sample of a batch{_mode}{_since}.",
     sure=0.9,
-    remedy="Look at the last layer's activation, at dead units before it, and at the scale of the inputs: the model "
-    "gives one answer to every input.",
+    remedy="Look at the last layer's activation, at dead units before it, and at the scale of the inputs.",
 )
 def same_output_for_all(history: TrainingHistory, *, spread: float = 1e-4, samples: int = 2) -> Seen | None:
     """In the newest `samples` samples the output's spread over a batch is below `spread` of its size; inputs differ.

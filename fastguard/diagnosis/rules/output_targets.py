@@ -60,8 +60,7 @@ def targets_beyond_output(history: TrainingHistory, *, margin: float = 0.02) -> 
     of="output-loss-mismatch",
     see="{_what}",
     sure=0.95,
-    remedy="Give cross_entropy and losses with logits the plain output of the last linear layer, and nll_loss the "
-    "logarithms of probabilities (log_softmax).",
+    remedy="Give losses with logits the plain output of the last linear layer, and nll_loss a log_softmax.",
     needs_targets=True,
     needs_harm=True,
 )
@@ -86,8 +85,7 @@ def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -
 @rule(
     "loss-against-targets",
     see="The loss is a squared error, and all its targets are 0 or 1: they look like classes.",
-    remedy="Use cross_entropy for classes (with the class's index), binary_cross_entropy_with_logits for yes or no, "
-    "and a squared or absolute error for numbers.",
+    remedy="Use cross_entropy for classes, binary_cross_entropy_with_logits for yes or no, an error for numbers.",
     needs_targets=True,
 )
 def loss_against_targets(history: TrainingHistory, *, binary: float = 0.99, progress: float = 0.3) -> Seen | None:

@@ -23,8 +23,7 @@ TITLE = "Set-up"
     see="In {num_left} of the first {num_watched} steps the gradients of the step before were still there when "
     "backward() began, and were added to.",
     sure=0.97,
-    remedy="Call optimizer.zero_grad() before each backward(), or after each step: now every step takes the sum of all "
-    "gradients since the run began.",
+    remedy="Call optimizer.zero_grad() before each backward(), or after each step.",
     cause=("missing-zero-grad", "Gradients are never cleared: each step uses the sum of all gradients so far."),
     weight=0.98,
     explains="growing-norm clip-rate-high loss-divergence overfitting norm-spike loss-spike "
@@ -64,8 +63,7 @@ def odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[
     "odd-optimizer-settings",
     source="the defaults of torch.optim and of the papers, and two orders of magnitude around them",
     see="{_kinds} runs with unusual settings: {settings}.",
-    remedy="Go back to the optimizer's defaults (Adam: eps=1e-8, betas=(0.9, 0.999); SGD: momentum=0.9), and change "
-    "one at a time.",
+    remedy="Go back to the optimizer's defaults, and change one setting at a time.",
     cause=("wrong-optimizer-settings", "The optimizer's eps, betas or momentum are far from the usual values."),
     weight=(0.9, 0.75),
     explains="update-ratio-low update-ratio-high loss-divergence growing-norm standstill",
@@ -99,8 +97,7 @@ def odd_optimizer_settings(history: TrainingHistory, *, eps: float = 1e-3, momen
     severity="critical",
     see="Since step {_since} the learning rate is below {_ratio:.0%} of its peak, {peak:.3g}; it is {lr:.3g} "
     "now, and the loss has {_come_down}.",
-    remedy="Look at the schedule's length and at where scheduler.step() is called: the schedule has ended, or is "
-    "stepped too often (each batch where it counts epochs).",
+    remedy="Look at the schedule's length and at where scheduler.step() is called: each batch, or each epoch?",
     needs_descent=True,
 )
 def learning_rate_gone(history: TrainingHistory, *, ratio: float = 0.01, share: float = 0.4) -> Seen | None:
@@ -132,8 +129,7 @@ def learning_rate_gone(history: TrainingHistory, *, ratio: float = 0.01, share: 
     "weights-overwritten",
     of="unseen-updates",
     see="{num_overwritten:parameter} changed while no optimizer under guard stepped: {layers}.",
-    remedy="Look for what writes to these weights besides the optimizer: a load_state_dict in the loop, an average "
-    "that is swapped in and not back, initialisation called again. Clamping on purpose (a WGAN's) looks the same.",
+    remedy="Look for load_state_dict in the loop, averaged weights swapped in, and repeated initialisation.",
     cause=("weights-overwritten", "Something other than the optimizer writes to the weights."),
     weight=(0.9, 0.5),
     explains="loss-divergence untrained-parameters growing-norm no-warm-up norm-spike loss-spike standstill",
@@ -156,8 +152,7 @@ def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_
     see="The model was in training mode at each of {num_passes} sampled passes without gradients, with dropout or "
     "batch statistics in it: its validation losses are not those of the model.",
     sure=0.9,
-    remedy="Call model.eval() before validation, and model.train() after it: dropout is active, and BatchNorm takes, "
-    "and learns, the statistics of the validation batches.",
+    remedy="Call model.eval() before validation, and model.train() after it.",
     cause=("train-mode-in-validation", "Validation runs in training mode, with dropout or batch statistics active."),
     weight=0.95,
     explains="overfitting label-noise",
@@ -176,8 +171,7 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -
     "training-in-eval-mode",
     of="wrong-mode",
     see="From step {_since} on, no pass of a training step that was sampled was in training mode.",
-    remedy="Call model.train() before training, and again after each model.eval(): without it nothing is dropped, and "
-    "BatchNorm takes running statistics, which nothing updates.",
+    remedy="Call model.train() before training, and again after each model.eval().",
     cause=("eval-mode-in-training", "Training runs in eval mode, without dropout and batch statistics."),
     weight=0.95,
     explains="overfitting label-noise",
@@ -201,8 +195,7 @@ def training_in_eval_mode(history: TrainingHistory, *, samples: int = 4, steps: 
 @rule(
     "layers-without-activation",
     see="Linear layers follow each other with nothing between them.",
-    remedy="Put an activation (ReLU, GELU, tanh) between these layers: without one they are no more than a single "
-    "linear layer.",
+    remedy="Put an activation (ReLU, GELU, tanh) between these layers.",
     needs_descent=True,
 )
 def layers_without_activation(history: TrainingHistory, *, progress: float = 0.4, min_steps: int = 80) -> Seen | None:

@@ -67,9 +67,7 @@ def _pattern(history: TrainingHistory) -> tuple[str, str, str]:
     "no-gradient",
     severity="critical",
     see="All gradients were {_zero} at each of {num_steps} steps{_why}.",
-    remedy="Check that backward() reaches these parameters, that zero_grad() is not called between backward() and "
-    "step(), that the optimizer was not made before the model was moved, replaced or wrapped, and that nothing else "
-    "steps for it.",
+    remedy="Look for zero_grad() before step(), detach(), and an optimizer made before the model was moved.",
 )
 def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Seen | None:
     """From the first step on, for at least `steps` steps, all gradients were zero or missing.
@@ -100,8 +98,7 @@ def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Seen | None:
 @rule(
     "unseen-updates",
     see="{num_moved:parameter} changed without a gradient that the guard saw: {layers}{_why}.",
-    remedy="Guard what trains these parameters, too: wrap([a, b], model), or wrap_backward for what steps within the "
-    "backward pass. Until then their norm is not recorded, and they are neither clipped nor skipped.",
+    remedy="Guard what trains them, too: wrap([a, b], model), or wrap_backward for steps within the backward pass.",
     cause=("trained-elsewhere", "Parameters are being updated by code that fastguard does not see."),
     weight=0.95,
     explains="untrained-parameters unseen-updates",

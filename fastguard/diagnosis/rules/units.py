@@ -75,8 +75,7 @@ def _saturated(module: ModuleActivity) -> float:
     was="dead-relu-units dead-smooth-units",
     source="SageMaker Debugger DeadRelu (a layer fires at 50% dead units) and torchmortem (50%)",
     see="{ratio:.0%} of the units of {_worst} are dead{_also}.",
-    remedy="Lower the learning rate or add warm-up, check the bias or normalisation before these units, or use "
-    "LeakyReLU or GELU. A step or a bias pushed them below zero for every input; dead units rarely recover.",
+    remedy="Lower the learning rate, add warm-up, look at the bias before these units, or use LeakyReLU or GELU.",
 )
 def dead_units(history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2) -> Seen | None:
     """At least a share `share` of a module's units are (near) zero for every input, in `samples` samples in a row.
@@ -91,8 +90,7 @@ def dead_units(history: TrainingHistory, *, share: float = 0.5, severe: float = 
     "saturated-units",
     source="SageMaker Debugger SaturatedActivation (a layer fires at 50%) and torchmortem (50%)",
     see="{ratio:.0%} of the output of {_worst} is saturated{_also}.",
-    remedy="Initialise the layer before these units smaller, normalise its input or output, or lower the learning "
-    "rate: their inputs are so large that hardly any gradient passes.",
+    remedy="Initialise the layer before these units smaller, normalise, or lower the learning rate.",
 )
 def saturated_units(history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75) -> Seen | None:
     """At least a `share` of the output of a tanh, sigmoid or hardtanh is at its ends, in 2 samples in a row.
@@ -106,8 +104,7 @@ def saturated_units(history: TrainingHistory, *, share: float = 0.5, severe: flo
     "attention-collapse",
     source="our own; entropy collapse of Zhai et al. 2023",
     see="{ratio:.0%} of the weights of {_worst} are zero{_also}.",
-    remedy="Lower the learning rate, normalise queries and keys, or scale the logits down: each query looks at one key "
-    "only.",
+    remedy="Lower the learning rate, normalise queries and keys, or scale the logits down.",
 )
 def attention_collapse(history: TrainingHistory, *, share: float = 0.9, entropy: float = 0.03) -> Seen | None:
     """At least a `share` of a softmax's output is zero to within 1e-6, in 2 samples in a row.
@@ -134,8 +131,7 @@ def attention_collapse(history: TrainingHistory, *, share: float = 0.9, entropy:
     source="Dehghani et al. 2023 (ViT-22B), section 2, and Wortsman et al. 2023, section 3.1: runs whose logits passed "
     "about 1e4 diverged; Kimi Team 2025, section 2.1: growth beyond 1000, held at 100",
     see="Attention logits of {_worst} reach {max_logit:.3g}{_grown}{_also}.",
-    remedy="Normalise queries and keys (a LayerNorm or RMSNorm on each head), lower the learning rate of their "
-    "projections, or cap the logits. The softmax of such logits looks at one key, and passes hardly any gradient.",
+    remedy="Normalise queries and keys, lower the learning rate of their projections, or cap the logits.",
 )
 def attention_logits_large(history: TrainingHistory, *, limit: float = 100.0, severe: float = 1e3) -> Seen | None:
     """The largest attention logit of a module is above `limit` in 2 samples in a row.
@@ -160,8 +156,7 @@ def attention_logits_large(history: TrainingHistory, *, limit: float = 100.0, se
     "dropout-high",
     source="Srivastava et al. 2014, section 7.3: error is flat for a retained share of 0.4 to 0.8 and rises below",
     see="{num_modules:dropout module} with a dropout of {dropout:.0%} of the units: {layers}.",
-    remedy="Use 0.1 to 0.5: hardly anything passes such a layer. Check whether the number was meant as the share to "
-    "keep.",
+    remedy="Use 0.1 to 0.5. Check whether the number was meant as the share to keep.",
 )
 def dropout_high(history: TrainingHistory, *, share: float = 0.8) -> Seen | None:
     """A dropout module leaves out more than `share`."""

@@ -43,8 +43,7 @@ def siblings(names: Iterable[str]) -> list[dict[str, list[str]]]:
     source="our own; expert collapse of Shazeer et al. 2017, section 4, and the load loss of Fedus et al. 2022",
     see="{num_idle} of {num_modules} modules side by side get no gradient: {_idle}.",
     sure=0.95,
-    remedy="Add a loss that balances the load, noise on the router's logits, or a capacity, and check how the router "
-    "begins: it never chooses these experts, and an expert that has never had a token learns nothing.",
+    remedy="Balance the load by an auxiliary loss, noise on the router's logits, or a capacity for each expert.",
 )
 def idle_experts(history: TrainingHistory, *, samples: int = 5, min_steps: int = 40, share: float = 0.5) -> Seen | None:
     """Of modules side by side, some never got a gradient, or none for a hundred steps, after `min_steps` steps.
@@ -123,11 +122,9 @@ def _are_parallel(modules: list[str], idle: list[str]) -> bool:
     "unused-experts",
     of="idle-experts",
     severity="critical",
-    see="{num_idle} of {num_modules} experts of {_name} had no token in {_num_batches} sampled batches: "
-    "{_experts}{_also}.",
+    see="{num_idle} of {num_modules} experts of {_name} had no token in {_num_batches} batches: {_experts}{_also}.",
     sure=0.95,
-    remedy="Balance the load: an auxiliary loss on it, noise on the router's logits, or a bias for each expert; check "
-    "how the router begins. An expert without tokens learns nothing.",
+    remedy="Balance the load by an auxiliary loss, noise on the router's logits, or a bias for each expert.",
 )
 def unused_experts(history: TrainingHistory, *, batches: int = 4, min_tokens: float = 20.0) -> Seen | None:
     """No token went to some experts in at least `batches` sampled batches in a row.
@@ -173,8 +170,7 @@ def used_experts(load: tuple[float, ...]) -> float:
     "router-collapse",
     of="idle-experts",
     see="{_share:.0%} of the tokens at {_name} go to expert {_expert} of {_num_experts}; {_used:.1f} are used{_also}.",
-    remedy="Balance the load by an auxiliary loss or a bias for each expert, lower the learning rate of the router, or "
-    "add noise to its logits. Nearly all tokens go the same way, so the other experts hardly train.",
+    remedy="Balance the load by an auxiliary loss or noise on the logits; lower the router's learning rate.",
 )
 def router_collapse(history: TrainingHistory, *, share: float = 0.1, samples: int = 3) -> Seen | None:
     """Nearly all tokens go to the same few experts, in `samples` samples in a row.

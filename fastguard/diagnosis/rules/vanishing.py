@@ -56,10 +56,8 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float 
 @rule(
     "zero-gradient-tensors",
     of="zero-gradients",
-    see="The gradient of {num_zero_tensors:tensor} of {num_tensors} has been nothing but zeros since step {_since}: "
-    "{_names}.",
-    remedy="Look for dead units before or after these parameters (a bias or a step that was too large), a detach() or "
-    "no_grad() that cuts them off, and a factor of zero on their output: they do not learn.",
+    see="{num_zero_tensors:tensor} of {num_tensors} had a gradient of zeros since step {_since}: {_names}.",
+    remedy="Look for dead units, a detach() or no_grad(), and a factor of zero on what these parameters give.",
 )
 def zero_gradient_tensors(history: TrainingHistory, *, samples: int = 3, min_steps: int = 20) -> Seen | None:
     """A tensor's gradient was all zeros in `samples` samples in a row, over at least `min_steps` steps.
@@ -133,8 +131,7 @@ def _to_blame(names: list[str], zero: list[str]) -> tuple[str, ...]:
     was="vanishing-norm",
     see="Per element, gradients of the first {_size:tensor} {_are} {_share:.2g} times those of the last {_size}; "
     "{_least} {_get} the least.{_stood}",
-    remedy="Use ReLU-like activations instead of sigmoid or tanh, normalisation layers, residual connections, or an "
-    "initialisation that keeps the variance: hardly any gradient reaches the first layers.",
+    remedy="Use ReLU-like activations, normalisation, residual connections, or a variance-keeping initialisation.",
 )
 def vanishing_layers(history: TrainingHistory, *, ratio: float = 1e-3, ratio_stuck: float = 0.02) -> Seen | None:
     """The first quarter of the tensors has a median gradient below `ratio` of the last quarter's, element for element.

@@ -65,8 +65,7 @@ def _is_hurt(history: TrainingHistory, restless: float) -> bool:
     "update-ratio-low",
     source="torchmortem's bound of 1e-5, asked with a loss that stands still, and so less strict",
     see="The median weight changes by no more than {update_ratio:.2g} of itself a step{_loss}.",
-    remedy="Raise the learning rate by 10 to 100 times; look for a scheduler that holds it down, and for gradients "
-    "that are divided twice. The steps are too small to learn from.",
+    remedy="Raise the learning rate by 10 to 100 times, or look for a scheduler that holds it down.",
 )
 def update_ratio_low(history: TrainingHistory, *, ratio: float = 5e-4, ratio_alone: float = 1e-7) -> Seen | None:
     """The median weight changes by less than `ratio` of itself a step, and the loss fell by less than 0.03.
@@ -130,8 +129,7 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
     "frozen-parameters",
     of="untrained-parameters",
     see="{num_frozen:parameter} of {num_parameters} cannot learn (frozen, or with a learning rate of 0): {layers}.",
-    remedy="Set requires_grad_(True) before the optimizer is made; or, if that is intended, remove them from the "
-    "optimizer to silence this.",
+    remedy="Set requires_grad_(True) before the optimizer is made, or remove them from it to silence this.",
 )
 def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, backbone: int = 4) -> Seen | None:
     """Parameters cannot learn.
@@ -172,8 +170,7 @@ def _num_held(history: TrainingHistory) -> int | None:
     "missing-gradients",
     of="untrained-parameters",
     see="{num_missing:parameter} never had a gradient{_though}: {layers}.",
-    remedy="Check that these parameters are used in the forward pass, and that nothing between them and the loss is "
-    "detached: they are trainable and in the optimizer, but the loss does not depend on them.",
+    remedy="Check that forward() uses these parameters, and that nothing detaches them from the loss.",
 )
 def missing_gradients(history: TrainingHistory, *, share: float = 0.7, progress: float = 0.3) -> Seen | None:
     """Parameters never had a gradient in 20 steps.

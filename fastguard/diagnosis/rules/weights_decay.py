@@ -61,8 +61,7 @@ def large_weight_decay(history: TrainingHistory, *, coupled: float = 0.05, decou
     source="the toolkit's check_initialization (0.1 and 10 times sqrt(2 / fan_in), He et al. 2015)",
     see="{num_layers:layer} began with weights that are too {_what}: {_worst} with {ratio:.2g} times the standard "
     "deviation that its fan-in asks for.",
-    remedy="Initialise these layers by their fan-in (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh), "
-    "or look for what overwrote or rescaled their weights.",
+    remedy="Initialise these layers by their fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh.",
 )
 def poor_initialisation(history: TrainingHistory, *, small: float = 0.05, large: float = 8.0) -> Seen | None:
     """Weights began above `large` times the expected spread, or below `small` times it in a share 0.5 of the layers.
@@ -113,8 +112,7 @@ def poor_initialisation(history: TrainingHistory, *, small: float = 0.05, large:
     "shrinking-weights",
     of="large-weight-decay",
     see="{_what}.",
-    remedy="Divide weight decay by 10 or more (0.01 to 0.1 is usual for AdamW, 1e-4 for SGD), and leave biases and "
-    "norms out of it: it outweighs what is learnt.",
+    remedy="Divide weight decay by 10 or more, and leave biases and norms out of it.",
 )
 def shrinking_weights(history: TrainingHistory, *, decay: float = 0.01, shrunk: float = 0.3) -> Seen | None:
     """Decay takes more than a share `decay` of the weights each step, or the median weight's norm fell below `shrunk`
