@@ -49,8 +49,6 @@ def test_a_tiny_run(tiny, tmp_path, capsys, monkeypatch, backend):
 
     assert f"fastguard: step {STEPS // 2}: gradients are not finite (first in 'blocks.1.mlp.2.bias'" in text
     assert "bit-identical to\n  before" in text
-    num_parameters = sum(p.numel() for p in training.CharTransformer().parameters())
-    assert f"{num_parameters:,} of {num_parameters:,} parameters NaN or Inf" in text
     assert f"WARNING after {STEPS} steps: " in text and "step   39 of 40: loss " in text
     assert "[warning] non-finite-gradients, step 20, in blocks.1.mlp.2.bias" in text
     log_is, page_is = text.splitlines()[-2:]
