@@ -17,14 +17,14 @@ cause(
     "Some weights are NaN or Inf, and have spoilt every step since.",
     "Go back to a checkpoint from before. Guard with skip_nonfinite=True, and look for what writes to these weights.",
     {"non-finite-weights": 0.97, "skip-run": reasons.going_on},
-    "non-finite-gradients non-finite-loss skip-run non-finite-activations half-precision-range",
+    "non-finite-activations half-precision-range nonfinite",
 )
 cause(
     "half-precision-overflow",
     "A layer's output leaves the range of its half precision.",
     "Use bfloat16, or keep that layer in float32; look why its weights or inputs are so large.",
     {"non-finite-activations": reasons.overflowed, "loss-scale-collapse": 0.8, "skip-run": reasons.overflows_on},
-    "non-finite-gradients non-finite-loss skip-run non-finite-activations",
+    "non-finite-activations nonfinite",
     needs=[needs.half_precision],
 )
 cause(
@@ -68,9 +68,8 @@ cause(
         "divergence-ahead": lambda finding, history, found: 0.6 if finding.evidence["is_at_new_rate"] else 0.35,
         "growing-norm": 0.4,
     },
-    "dead-units zero-gradients vanishing-gradients non-finite-gradients non-finite-loss skip-run "
-    "non-finite-activations norm-spike loss-spike clip-rate-high saturated-units overfitting "
-    "learning-rate-unusual attention-collapse update-ratio-high standstill",
+    "dead-units zero-gradients vanishing-gradients non-finite-activations saturated-units overfitting "
+    "learning-rate-unusual attention-collapse unsteady nonfinite standstill",
     unless="learning-rate-still-rising gradients-not-cleared lone-element",
 )
 cause(
@@ -140,8 +139,8 @@ cause(
     "Some layers began with weights far too large or too small for their number of inputs, or all equal.",
     "Initialise them by their fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh.",
     {"poor-initialisation": 0.98},
-    "no-gradient saturated-units update-ratio-high update-ratio-low clip-rate-high growing-norm dead-units "
-    "zero-gradients vanishing-gradients loss-begins-high loss-divergence no-warm-up standstill",
+    "no-gradient saturated-units update-ratio-low dead-units zero-gradients vanishing-gradients loss-begins-high "
+    "unsteady standstill",
 )
 cause(
     "dead-units",
@@ -169,8 +168,7 @@ cause(
     "Weight decay takes more from the weights than learning gives them.",
     "Divide weight_decay by 10 or more, and leave biases and norms out of it.",
     {"shrinking-weights": 0.99, "large-weight-decay": 0.9},
-    "update-ratio-high clip-rate-high loss-divergence vanishing-gradients growing-norm dead-units zero-gradients "
-    "same-output-for-all standstill",
+    "vanishing-gradients dead-units zero-gradients same-output-for-all unsteady standstill",
     needs=[needs.decay],
 )
 cause(
@@ -207,9 +205,8 @@ cause(
     "A gradient was far out of range, as a flipped bit in memory or arithmetic leaves it.",
     "Go back to a checkpoint from before that step and take it again: if all is well then, test memory and device.",
     {"lone-element": 0.97},
-    "norm-spike loss-spike growing-norm non-finite-gradients non-finite-loss skip-run non-finite-activations "
-    "non-finite-weights saturated-units loss-divergence clip-rate-high update-ratio-high dead-units zero-gradients "
-    "vanishing-gradients standstill",
+    "non-finite-activations non-finite-weights saturated-units dead-units zero-gradients vanishing-gradients "
+    "unsteady nonfinite standstill",
     needs=[needs.full_precision],
     unless="batch-not-finite",
 )
@@ -280,23 +277,21 @@ cause(
         "bounded-output": lambda finding, history, found: 0.9 if finding.evidence["is_at_its_end"] else 0.45,
         "same-output-for-all": 0.2,
     },
-    "zero-gradients no-gradient vanishing-gradients non-finite-loss non-finite-gradients skip-run standstill",
+    "zero-gradients no-gradient vanishing-gradients nonfinite standstill",
 )
 cause(
     "unnormalised-inputs",
     "The inputs are far from the scale that the layers were initialised for.",
     "Bring each feature to mean 0 and standard deviation 1, with the training set's numbers.",
     {"input-scale": 0.9},
-    "loss-begins-high norm-spike growing-norm loss-divergence clip-rate-high no-warm-up loss-spike "
-    "update-ratio-high saturated-units dead-units zero-gradients standstill",
+    "loss-begins-high saturated-units dead-units zero-gradients unsteady standstill",
 )
 cause(
     "unnormalised-targets",
     "The targets are far larger than the model's outputs.",
     "Bring the targets to mean 0 and standard deviation 1, and undo it in prediction.",
     {"target-scale": 0.9},
-    "norm-spike growing-norm loss-divergence update-ratio-high clip-rate-high non-finite-loss "
-    "non-finite-gradients skip-run standstill",
+    "unsteady nonfinite standstill",
 )
 cause(
     "wrong-loss",
@@ -312,16 +307,14 @@ cause(
         "loss-without-floor": 0.9,
         "loss-against-targets": 0.85,
     },
-    "loss-divergence vanishing-gradients zero-gradients same-output-for-all no-warm-up growing-norm norm-spike "
-    "update-ratio-high clip-rate-high non-finite-loss non-finite-gradients skip-run standstill",
+    "vanishing-gradients zero-gradients same-output-for-all unsteady nonfinite standstill",
 )
 cause(
     "wrong-schedule",
     "The learning rate's schedule does not fit the run: it lowers the rate too early, or never ends its warm-up.",
     "Look at the schedule's length and unit (steps or epochs), and at where scheduler.step() is called.",
     {"learning-rate-gone": 0.92, "learning-rate-still-rising": 0.93},
-    "update-ratio-low loss-divergence growing-norm norm-spike loss-spike zero-gradients "
-    "same-output-for-all learning-rate-unusual update-ratio-high standstill",
+    "update-ratio-low zero-gradients same-output-for-all learning-rate-unusual unsteady standstill",
 )
 cause(
     "trivial-targets",

@@ -131,8 +131,7 @@ def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) ->
         "Batches hold one class each, or nearly: the model forgets one while it learns the next.",
     ),
     weight=0.96,
-    explains="loss-spike norm-spike loss-divergence no-warm-up growing-norm same-output-for-all "
-    "zero-gradients learning-rate-jump standstill",
+    explains="same-output-for-all zero-gradients learning-rate-jump unsteady standstill",
 )
 def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets: int = 64) -> Seen | None:
     """Within a batch, a share `share` of the targets is of one class, and the loss rises above its first as others

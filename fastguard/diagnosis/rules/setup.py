@@ -26,8 +26,7 @@ TITLE = "Set-up"
     remedy="Call optimizer.zero_grad() before each backward(), or after each step.",
     cause=("missing-zero-grad", "Gradients are never cleared: each step uses the sum of all gradients so far."),
     weight=0.98,
-    explains="growing-norm clip-rate-high loss-divergence overfitting norm-spike loss-spike "
-    "no-warm-up update-ratio-high non-finite-gradients non-finite-loss skip-run standstill",
+    explains="overfitting unsteady nonfinite standstill",
 )
 def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watched: int = 4) -> Seen | None:
     """In a share `share` of at least `watched` backward passes after a step, the gradients of that step were still
@@ -132,7 +131,7 @@ def learning_rate_gone(history: TrainingHistory, *, ratio: float = 0.01, share: 
     remedy="Look for load_state_dict in the loop, averaged weights swapped in, and repeated initialisation.",
     cause=("weights-overwritten", "Something other than the optimizer writes to the weights."),
     weight=(0.9, 0.5),
-    explains="loss-divergence untrained-parameters growing-norm no-warm-up norm-spike loss-spike standstill",
+    explains="untrained-parameters unsteady standstill",
 )
 def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_steps: int = 80) -> Seen | None:
     """Weights changed between two steps.
