@@ -75,7 +75,6 @@ def updates(ratio, losses=None, num_steps=140, **notes):
 
 
 VALIDATED = range(19, 400, 20)
-BY_HEART = falling_losses(400, floor=0.005, noise=0.0, pace=15.0)
 
 TURNS = [(1.38 if s % 2 else 0.68) + random.Random(s).gauss(0.0, 0.01) for s in range(200)]
 LATE = [*falling_losses(100, noise=0.01, pace=15.0), *(0.3 + 0.02 * step for step in range(90))]
@@ -231,8 +230,6 @@ LIMITS = {
     "overfitting": [
         (run(falling_losses(400), val_losses={s: 1.0 if s < 200 else 1.1 for s in VALIDATED}), None),
         (run(falling_losses(400), val_losses={s: 1.0 if s < 200 else 1.5 for s in VALIDATED}), "warning"),
-        (run(BY_HEART, val_losses=validated(400, level=0.9)), "warning"),
-        (run(BY_HEART, val_losses=validated(400, level=0.5)), None),
         (run(falling_losses(400, floor=0.05, pace=15.0), val_losses=validated(400, level=0.9)), None),
     ],
     "negated-loss": [

@@ -191,27 +191,13 @@ def uneven_targets(history: TrainingHistory, *, share: float = 0.9, very: float 
 def target_scale(history: TrainingHistory, *, size: float = 10.0, progress: float = 0.3) -> Seen | None:
     """The root of mean square of a squared error's targets is above `size`.
 
-    Or an absolute or Huber error began above `size`, and above ten times the first outputs. Info; a warning if 80
-    losses gained less than a share `progress` of the first, if the loss is twice what the targets' mean alone would
-    give, or if ten steps were NaN or Inf before that; for an absolute error, if the newest losses are still above
-    `size`.
+    Info; a warning if 80 losses gained less than a share `progress` of the first, if the loss is twice what the
+    targets' mean alone would give, or if ten steps were NaN or Inf before that.
     """
-    notes, s, is_known = history.model, signals_of(history), history.losses.count >= 80
-    if loss_kind(history) == "squared error" and notes.target_mean is not None and notes.target_std is not None:
-        rms = math.hypot(notes.target_mean, notes.target_std)
-        is_hurt = s.loss_level > 2.0 * notes.target_std**2 or not s.fall >= progress
-        is_hurt = is_hurt if is_known else history.num_nonfinite >= 10
-        sure = 0.9 if rms > 5 * size else 0.7
-        seen = Seen(warn=is_hurt, sure=sure, rms=rms, mean=notes.target_mean, std=notes.target_std)
-        return seen if rms > size else None
-    ops = [op for op in notes.loss_ops if not op.startswith("Mean")][:1]
-    output = max((x.output_abs_max for x in training_batches(history)[:1]), default=math.inf)
-    first = max(history.loss_trend.firsts[:1], default=0.0)
-    if not "".join(ops).startswith(("L1Loss", "SmoothL1", "Huber")) or not max(size, 10.0 * output) < first < math.inf:
+    notes, s = history.model, signals_of(history)
+    if loss_kind(history) != "squared error" or notes.target_mean is None or notes.target_std is None:
         return None
-    return Seen(
-        warn=is_known and s.loss_level > size,
-        see="The targets are {rms:.3g} away from the first outputs, which are at most {_output:.3g}.",
-        rms=first,
-        _output=output,
-    )
+    rms = math.hypot(notes.target_mean, notes.target_std)
+    is_hurt = s.loss_level > 2.0 * notes.target_std**2 or not s.fall >= progress
+    is_hurt = is_hurt if history.losses.count >= 80 else history.num_nonfinite >= 10
+    return Seen(warn=is_hurt, rms=rms, mean=notes.target_mean, std=notes.target_std) if rms > size else None

@@ -15,10 +15,6 @@ from ..signals import exp, is_felt_by_the_loss, median, signals_of
 TITLE = "Gradients too large"
 
 _NORMALISERS = ("AdaGC(", "AGC(", "Value(", "Percentile(")  # policies, as they show themselves
-_OTHER_THAN_ZCLIP = (
-    "Take Spikes, which learns from norms before clipping. ZClip learns from norms that it has clipped, and goes on "
-    "clipping for ever once they have risen."
-)
 
 
 @rule(
@@ -42,24 +38,16 @@ def clip_rate_high(history: TrainingHistory, *, rate: float = 0.9, min_steps: in
         return None
     # What clipping leaves sets the size of the steps, unless the optimizer divides by it; next to nothing is below eps.
     sets_steps = not history.model.optimizer_settings or steps_of_the_gradients_size(history)
-    leaves_nothing = median([entry.clip_coef for entry in newest[-64:]]) < 1e-5
-    is_felt = (sets_steps or leaves_nothing) and not signals_of(history).progress > 0.5
     middle = median([entry.clip_coef for entry in newest])
+    is_felt = (sets_steps or middle < 1e-5) and not signals_of(history).progress > 0.5
     return Seen(
         at=newest,
         warn=middle < 0.15 and is_felt,
-        do=_OTHER_THAN_ZCLIP if policy.startswith("ZClip(") else "",
         median_coef=middle,
         median_norm=median([entry.norm for entry in newest]),
         _num_clipped=num_clipped,
         _num=len(newest),
     )
-
-
-_CLIPPED_SPIKE = (
-    "Look at the data of that step, which was clipped. If spikes come back, lower the learning rate, or Adam's beta2 "
-    "(0.95 instead of 0.999)."
-)
 
 
 @rule(
@@ -69,8 +57,7 @@ _CLIPPED_SPIKE = (
     see="{num_spikes:step} of the last {_num} had a gradient norm far above the usual: {norm:.3g} at step {_step}, "
     "{ratio:.0f} times the median before it.",
     sure=0.95,
-    remedy="Look at the data of that step. Clip at a small multiple of the usual norm; if spikes come back, lower the "
-    "learning rate, or Adam's beta2 (0.95 instead of 0.999).",
+    remedy="Look at the data of that step. If spikes come back, clip, lower the learning rate or Adam's beta2.",
     needs_harm=True,
 )
 def norm_spike(history: TrainingHistory, *, z: float = 8.0, ratio: float = 10.0, baseline: int = 128) -> Seen | None:
@@ -103,7 +90,6 @@ def norm_spike(history: TrainingHistory, *, z: float = 8.0, ratio: float = 10.0,
     return Seen(
         at=at,
         warn=is_felt_by_the_loss(history, at),
-        do=_CLIPPED_SPIKE if worst.clip_coef < 1.0 else "",
         norm=worst.norm,
         ratio=times,
         num_spikes=len(spikes),

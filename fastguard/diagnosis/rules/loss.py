@@ -8,7 +8,7 @@ from ...records import TrainingHistory
 from ..finding import Seen
 from ..needs import floor_at_zero, is_lbfgs, may_rise
 from ..registry import rule
-from ..signals import fall_of, has_had_time, is_felt_by_the_loss, jumps, median, noise, signals_of
+from ..signals import fall_of, has_had_time, is_felt_by_the_loss, median, noise, signals_of
 
 TITLE = "Loss"
 
@@ -96,28 +96,17 @@ def loss_divergence(history: TrainingHistory, *, lost: float = 0.5, min_progress
     needs_descent=True,
     needs_harm=True,
 )
-def loss_spike(history: TrainingHistory, *, z: float = 8.0, ratio: float = 2.0, norm_ratio: float = 8.0) -> Seen | None:
+def loss_spike(history: TrainingHistory, *, z: float = 8.0, ratio: float = 2.0) -> Seen | None:
     """Losses are `z` standard deviations above their average, and above `ratio` times the run's first losses.
 
-    At any height if the norm is `norm_ratio` times its average at the same step. More than 4 steps are a new level, not
-    a spike. Certain if there were one or two spikes in all, each of one step and above twice the largest of the first
-    ten losses. Info if there are one or two that are not certain, and if the loss may rise by design.
+    More than 4 steps are a new level, not a spike. Certain if there were one or two spikes in all, each of one step and
+    above twice the largest of the first ten losses. Info if there are one or two that are not certain, and if the loss
+    may rise by design.
     """
     trend = history.loss_trend
-    if trend.first <= 0.0:
-        return None
-    confirmed = {s.first_step for s in history.norm_trend.spikes if s.value - s.mean > math.log(norm_ratio)}
-    spikes = [
-        spike
-        for spike in trend.spikes
-        if spike.z > z
-        and (spike.value > ratio * trend.first or spike.first_step in confirmed)
-        and spike.last_step - spike.first_step < 4
-    ]
-    entries = signals_of(history).loss_entries if spikes else []
-    anew = {entries[place].step for place in jumps(entries)}
-    spikes = [spike for spike in spikes if spike.first_step not in anew]
-    if not spikes:
+    high = [spike for spike in trend.spikes if spike.z > z and spike.value > ratio * trend.first]
+    spikes = [spike for spike in high if spike.last_step - spike.first_step < 4]
+    if trend.first <= 0.0 or not spikes:
         return None
     worst = max(spikes, key=lambda spike: spike.value / max(abs(spike.mean), 1e-300))
     is_over = len(trend.spikes) <= 2 and history.recent[-1].step > spikes[-1].last_step + 2

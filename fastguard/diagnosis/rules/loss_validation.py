@@ -27,25 +27,13 @@ TITLE = "Loss"
 def overfitting(history: TrainingHistory, *, ratio: float = 1.2, gap: float = 0.1) -> Seen | None:
     """The newest 5 validation losses are `ratio` times the best and a share `gap` above the training loss, which fell
     since.
-
-    Or none of them is the best, which is above 0.3 of the first losses, and the training loss is below 0.02 of it.
     """
     known = [v for v in history.validations if math.isfinite(v.train_loss)]
     place = min(range(len(known)), key=lambda i: known[i].val_loss, default=0)
     if len(known) - 1 - place < 5:
         return None
-    s, best, last = signals_of(history), known[place], known[-1]
+    best, last = known[place], known[-1]
     least = min(v.val_loss for v in known[-5:])
-    if best.val_loss > 0.3 * (s.chance or s.initial_loss) > 0.0 <= last.train_loss < 0.02 * best.val_loss:
-        return Seen(
-            at=known[place:],
-            sure=0.8,
-            see="The validation loss has stayed at {best:.4g} or above since step {_step}, and the training loss is "
-            "down to {train_loss:.4g}.",
-            best=best.val_loss,
-            train_loss=last.train_loss,
-            _step=best.step,
-        )
     is_apart = least > max(ratio * best.val_loss, (1.0 + gap) * last.train_loss)
     if not is_apart or last.train_loss >= best.train_loss:
         return None

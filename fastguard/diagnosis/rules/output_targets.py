@@ -15,7 +15,6 @@ TITLE = "Output"
 
 _ERRORS = ("MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
 _REDUCED, _BY_HAND = ("Mean", "Sum", "Div", "Mul"), ("PowBackward0", "AbsBackward0")
-_ACROSS = "each sample is compared with the targets of all."
 
 
 def loss_kind(history: TrainingHistory) -> str:
@@ -114,32 +113,18 @@ def loss_against_targets(history: TrainingHistory, *, binary: float = 0.99, prog
 @rule(
     "broadcast-targets",
     source="torch's warning of sizes that differ in mse_loss, which broadcasts [N] against [N, 1] to [N, N]",
-    see=f"The output is broadcast against the targets: {_ACROSS}",
+    see="The output is broadcast against the targets: each sample is compared with the targets of all.",
     sure=0.95,
     remedy="Give output and targets the same shape: squeeze the output's last dimension, or unsqueeze the targets'.",
     needs_targets=True,
 )
 def broadcast_targets(history: TrainingHistory) -> Seen | None:
-    """An error is taken of more pairs than the output has elements, and they are reduced all at once.
-
-    Or, if the graph is unknown: the gradient is that of a squared error against one number, and the loss exceeds that
-    error by the spread of the targets.
-    """
-    notes, firsts = history.model, history.loss_trend.firsts[:1]
-    then, std = notes.squared_losses[:1], notes.target_std
-    is_known = notes.loss_kind == "squared error" and then and firsts and std is not None and not notes.loss_ops
-    if is_known and std <= 1e-4 * then[0] ** 0.5 and firsts[0] > 1.05 * then[0]:
-        return Seen(
-            sure=0.85,
-            see="The gradient pulls all outputs to one number, {_mean:.4g}, and the loss is larger than the "
-            "distance "
-            f"from it: {_ACROSS}",
-            _mean=notes.target_mean,
-        )
-    reduced = [*takewhile(lambda op: op.startswith(_REDUCED), notes.loss_ops)]
+    """An error is taken of more pairs than the output has elements, and they are reduced all at once."""
+    ops = history.model.loss_ops
+    reduced = [*takewhile(lambda op: op.startswith(_REDUCED), ops)]
     if any(op in ("SumBackward1", "MeanBackward1") for op in reduced):
         return None  # along a dimension: pairs are meant, as of quantiles
-    first, *others = [*notes.loss_ops[len(reduced) :], ""]
+    first, *others = [*ops[len(reduced) :], ""]
     if first in _BY_HAND:
         first, *others = others
     is_so = first in (*_ERRORS, "SubBackward0") and others[0] == "ExpandBackward0"
