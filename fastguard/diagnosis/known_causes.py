@@ -10,7 +10,7 @@ from .signals import signals_of
 for _rule in [sign for one in RULES.values() for sign in one.signs]:
     _weight = reasons.if_nothing_is_learnt(*_rule.weight) if isinstance(_rule.weight, tuple) else _rule.weight
     if isinstance(_rule.cause, tuple):
-        cause(*_rule.cause, _rule.remedy, {_rule.name: _weight}, _rule.explains, needs=_rule.cause_needs)
+        cause(*_rule.cause, _rule.remedy, {_rule.name: _weight}, _rule.explains)
 
 cause(
     "corrupted-weights",
@@ -106,7 +106,7 @@ cause(
     "Raise max_norm towards the usual norm; or look why gradients are that large: a sum instead of a mean in the loss, "
     "unscaled accumulation, an initialisation that is too large.",
     {"clip-rate-high": 0.72},
-    needs=[needs.clipping, needs.steps_of_the_gradients_size],
+    needs=[needs.steps_of_the_gradients_size],
 )
 cause(
     "clipped-away",
@@ -117,7 +117,6 @@ cause(
         "already-clipped": lambda finding, history, found: 0.0 if finding.severity == "info" else 0.9,
     },
     "update-ratio-low standstill",
-    needs=[needs.clipping],
 )
 cause(
     "unscaled-accumulation",
@@ -125,7 +124,6 @@ cause(
     "Divide each micro-batch's loss by the number of micro-batches before backward().",
     {"unscaled-accumulation": 0.95},
     "clip-rate-high overfitting",
-    needs=[needs.several_passes],
 )
 cause(
     "vanishing-gradients",
@@ -148,7 +146,7 @@ cause(
     "Go back to a checkpoint from before; lower the learning rate, look at the bias before them, or use LeakyReLU.",
     {
         "dead-units": reasons.of_itself(0.85),
-        "zero-gradient-tensors": reasons.on_the_way,
+        "zero-gradient-tensors": reasons.of_itself(0.8),
         "zero-gradients": reasons.of_itself(0.5),
     },
     "loss-divergence vanishing-gradients loss-spike norm-spike untrained-parameters standstill",
@@ -161,7 +159,6 @@ cause(
     "Initialise the layer before them smaller, normalise, or lower the learning rate.",
     {"saturated-units": 0.8},
     "vanishing-gradients standstill",
-    needs=[needs.bounded_units],
 )
 cause(
     "weight-decay-too-high",
@@ -169,7 +166,6 @@ cause(
     "Divide weight_decay by 10 or more, and leave biases and norms out of it.",
     {"shrinking-weights": 0.99, "large-weight-decay": 0.9},
     "vanishing-gradients dead-units zero-gradients same-output-for-all unsteady standstill",
-    needs=[needs.decay],
 )
 cause(
     "dropout-too-high",
@@ -177,7 +173,6 @@ cause(
     "Lower it to 0.1 to 0.5.",
     {"dropout-high": 0.95},
     "clip-rate-high loss-spike dead-units zero-gradients vanishing-gradients standstill",
-    needs=[needs.dropout],
 )
 cause(
     "singular-operation",
@@ -238,7 +233,6 @@ cause(
     "Stop at the best validation loss; get more data, augment, or regularise.",
     {"overfitting": 0.9},
     "label-noise loss-not-decreasing norm-spike",
-    needs=[needs.validation],
 )
 cause(
     "wrong-targets",

@@ -99,13 +99,6 @@ def of_itself(weight: float) -> Reason:
     return weigh
 
 
-def on_the_way(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Dead units stop what lies before them; what is beside the way, such as an expert, is rather not chosen."""
-    share = finding.evidence["num_zero_tensors"] / finding.evidence["num_tensors"]
-    is_on_it = finding.evidence["from_the_first"] or share >= 0.5 or signals_of(history).progress >= 0.1
-    return of_itself(0.8 if is_on_it else 0.25)(finding, history, found)
-
-
 def unless_clipped(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Steps that are too small, unless clipping makes them so, or what makes gradients small that set their size."""
     clipped, are_small = found.get("clip-rate-high"), _warns(found, "vanishing-layers", "output-against-loss")

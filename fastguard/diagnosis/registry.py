@@ -57,7 +57,7 @@ class Rule:
         cause: the cause that it speaks for: the name of one in `CAUSES`, or a name and a sentence for one that it alone
             speaks for, whose remedy is the rule's.
         weight: how strongly it speaks for that, from 0 to 1; of two, the first is for a loss that does not fall.
-        explains, cause_needs: further rules that the cause explains, and facts that it needs, as in `causes.Cause`.
+        explains: further rules that the cause explains, as in `causes.Cause`.
         signs: the checks that it consists of.
     """
 
@@ -78,7 +78,6 @@ class Rule:
     cause: tuple[str, str] | str | None = None
     weight: float | tuple[float, float] = 1.0
     explains: str = ""
-    cause_needs: tuple[Callable[[TrainingHistory], bool | None], ...] = ()
     signs: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,6 @@ import math
 from itertools import pairwise
 
 from ...records import BatchSample, TrainingHistory
-from .. import needs
 from ..finding import Seen, Severity
 from ..needs import descent
 from ..registry import rule
@@ -161,7 +160,6 @@ def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float =
     cause=("preprocessing-differs", "Validation data are preprocessed differently from training data."),
     weight=0.93,
     explains="overfitting label-noise",
-    cause_needs=(needs.validation,),
 )
 def validation_inputs_differ(history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5) -> Seen | None:
     """Means differ by `shift` standard deviations, or spreads by a factor `ratio`.

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from ...records import TrainingHistory
-from .. import needs
 from ..finding import Seen
 from ..needs import computing, game, is_squared_error
 from ..registry import rule
@@ -130,7 +129,6 @@ _PASSED = ("Mean", "Neg", "Add", "Sum", "Div", "Mul")
     cause=("adversary-wins", "One side of the game has won, and the other no longer learns."),
     weight=0.96,
     explains="vanishing-gradients zero-gradients growing-norm clip-rate-high",
-    cause_needs=(needs.game,),
 )
 def one_side_wins(history: TrainingHistory, *, lost: float = 4.6, won: float = 0.02, steps: int = 100) -> Seen | None:
     """A game's logistic loss was above `lost` or below `won` nats for the newest `steps` steps, and half of the window.

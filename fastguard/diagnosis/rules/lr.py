@@ -6,7 +6,6 @@ import math
 from itertools import pairwise
 
 from ...records import TrainingHistory
-from .. import needs
 from ..finding import Seen
 from ..needs import descent, is_of_numbers, may_rise
 from ..registry import rule
@@ -87,7 +86,6 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
     cause=("scheduler-not-stepped", "The scheduler is never stepped, so the learning rate stays at its first value."),
     weight=0.98,
     explains="update-ratio-low standstill",
-    cause_needs=(needs.scheduler,),
 )
 def scheduler_not_stepping(history: TrainingHistory, *, steps: int = 50, steps_at_full: int = 1000) -> Seen | None:
     """A scheduler exists, but the learning rate has been the same for all of `steps` clean steps or more.

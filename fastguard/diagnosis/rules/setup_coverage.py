@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from ...records import TrainingHistory
-from .. import needs
 from ..finding import Seen
 from ..registry import rule
 
@@ -140,7 +139,6 @@ def unseen_updates(history: TrainingHistory) -> Seen | None:
     ),
     weight=0.97,
     explains="overfitting label-noise validation-inputs-differ",
-    cause_needs=(needs.batch_statistics,),
 )
 def running_statistics_apart(history: TrainingHistory, *, gap: float = 0.5, ratio: float = 2.0) -> Seen | None:
     """A BatchNorm's running mean is `gap` standard deviations from a batch's, or its variance a factor `ratio`, over
