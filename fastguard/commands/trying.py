@@ -24,15 +24,14 @@ def main(argv: list[str]) -> int:
         "fastguard try",
         "Runs a training script again and again, from the start, for a few hundred steps each: as it is with two\n"
         "seeds, then with one thing changed at a time. Says which change helps, by how much and how surely.",
-        "Options come before the script, or all at the end of the line; after a -- all goes to the script. Each\n"
-        "run works in a copy of the folder and can change no other file (Linux 5.13 or later); trackers are\n"
-        "offline.\n\n"
+        "Options come before the script. Each run works in a copy of the folder and can change no other file\n"
+        "(Linux 5.13 or later); trackers are offline.\n\n"
         "exit codes: 0 done, no change helps, 1 done, a change helps or the targets do not follow from the inputs,\n"
         "3 the script took fewer than 16 steps, 64 it cannot be done as asked, 130 interrupted",
     )
     parser.usage = (
         "%(prog)s [-h] [-m] [--steps N] [--minutes M] [--arms NAMES] [--list] [--json]\n"
-        "                     script.py [arguments]  (or the options last)"
+        "                     script.py [arguments]"
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("--steps", type=int, default=300, help="steps of each run (default: 300)")
@@ -64,27 +63,11 @@ def main(argv: list[str]) -> int:
 
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The options, and the script with its arguments.
-
-    The script is the first word that is neither an option nor an option's value. Without options before it, those at
-    the end of the line count, unless a `--` comes before them.
-    """
-    with_value = ("--steps", "--minutes", "--arms")
+    """The options, and the script with its arguments: the first word that is no option, and what follows it."""
     place = 0
     while place < len(argv) and argv[place].startswith("-"):
-        place += 2 if argv[place] in with_value else 1
-    options, script = argv[:place], argv[place:]
-    if "--" in script:
-        script.remove("--")
-        return options, script
-    while place <= options.count("-m"):
-        if len(script) > 2 and script[-2] in with_value:
-            options, script = options + script[-2:], script[:-2]
-        elif len(script) > 1 and script[-1] == "--json":
-            options, script = [*options, "--json"], script[:-1]
-        else:
-            break
-    return options, script
+        place += 2 if argv[place] in ("--steps", "--minutes", "--arms") else 1
+    return argv[:place], argv[place:]
 
 
 def _try(script: list[str], names: list[str] | None, arguments: Any) -> int:

@@ -132,10 +132,7 @@ def test_wrong_arguments(arguments, message, capsys):
 def test_arguments_of_the_script_are_its_own(capsys):
     for line, options, script in (
         ("--steps 5 -m a.b --steps 7", "--steps 5 -m", "a.b --steps 7"),
-        ("a.py 3 --steps 7 --json", "--json --steps 7", "a.py 3"),
-        ("-m a.b --minutes 2", "-m --minutes 2", "a.b"),
-        ("a.py -- 3 --steps 7", "", "a.py 3 --steps 7"),
-        ("a.py --steps", "", "a.py --steps"),
+        ("a.py 3 --steps 7 --json", "", "a.py 3 --steps 7 --json"),
     ):
         assert trying.split(line.split()) == (options.split(), script.split())
     assert main(["try", "--list"]) == 0
