@@ -102,6 +102,10 @@ RIGHT = {
     "imbalanced-targets": BAD["uneven-targets"],
     "trivial-targets": BAD["one-target"],
     "repeated-data": BAD["same-inputs"],
+    "outliers": batches_run(
+        bend(falling_losses(200), [150], lambda v: 20.0),
+        lambda s: batch(input_abs_max=9999.0 if s == 150 else 2.5)(s),
+    ),
     "preprocessing-differs": BAD["validation-inputs-differ"],
     "collapsed-representation": batches_run(
         falling_losses(200), lambda s: batch(output_spread=0.5 if s < 30 else 0.0)(s)
