@@ -259,6 +259,9 @@ LIMITS = {
         (takes("MseLoss", "View", "Expand"), None),
         (takes("Add", "Expand"), None),
         (takes("MseLoss"), None),
+        (squared(flat_losses(20), first=1.1, squared_losses=[1.0], target_std=0.0), "warning"),
+        (squared(flat_losses(20), first=1.04, squared_losses=[1.0], target_std=0.0), None),
+        (squared(flat_losses(20), first=1.1, squared_losses=[1.0], target_std=0.1), None),
     ],
     "targets-beyond-output": [
         *(

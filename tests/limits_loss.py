@@ -147,6 +147,8 @@ LIMITS = {
         (run(falling_losses(60), change=lambda step: {"clip_coef": 0.2}, backward_per_step=8), "warning"),
         (run(falling_losses(60), change=lambda step: {"clip_coef": 0.3}, backward_per_step=8), None),
         (run(falling_losses(60), change=lambda step: {"clip_coef": 0.1}, backward_per_step=2), None),
+        (updates(0.04, backward_per_step=8), "warning"),
+        (updates(0.03, backward_per_step=8), None),
     ],
     "falls-in-a-line": [
         (ended(run(line(5e-4, 300))), "warning"),

@@ -139,10 +139,16 @@ def growing_norm(history: TrainingHistory, *, ratio: float = 10.0, ratio_alone: 
 )
 def unscaled_accumulation(history: TrainingHistory, *, share: float = 2.0, steps: int = 20) -> Seen | None:
     """Several backward passes a step, and over the newest `steps` clean steps a median clip coefficient below `share`
-    divided by their number.
+    divided by their number. If nothing is clipped: updates above a share 0.033 of the weights.
     """
-    passes, newest = history.model.backward_per_step, signals_of(history).clean[-steps:]
+    passes, peak, newest = history.model.backward_per_step, history.updates.peak, signals_of(history).clean[-steps:]
     if passes is None or passes < 3 or len(newest) < steps:
         return None
     coef = median([e.clip_coef for e in newest])
-    return Seen(at=newest, backward_per_step=passes, median_coef=coef) if coef < share / passes else None
+    if coef < share / passes:
+        return Seen(at=newest, backward_per_step=passes, median_coef=coef)
+    if coef < 1.0 or peak is None or peak.ratio <= 0.033:
+        return None
+    see = "{backward_per_step} backward passes are added up for each step, which changed the median weight by "
+    see += "{update_ratio:.2g} times its norm: the losses seem not to be divided by their number."
+    return Seen(at=(peak, newest[-1]), sure=0.5, see=see, backward_per_step=passes, update_ratio=peak.ratio)

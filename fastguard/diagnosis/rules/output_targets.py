@@ -119,8 +119,17 @@ def loss_against_targets(history: TrainingHistory, *, binary: float = 0.99, prog
     needs_targets=True,
 )
 def broadcast_targets(history: TrainingHistory) -> Seen | None:
-    """An error is taken of more pairs than the output has elements, and they are reduced all at once."""
-    ops = history.model.loss_ops
+    """An error is taken of more pairs than the output has elements, and they are reduced all at once.
+
+    Or, if the graph is unknown: the gradient is that of a squared error against one number, and the loss exceeds that
+    error by the spread of the targets.
+    """
+    notes, firsts, ops = history.model, history.loss_trend.firsts[:1], history.model.loss_ops
+    then, std = notes.squared_losses[:1], notes.target_std
+    is_known = notes.loss_kind == "squared error" and then and firsts and std is not None and not ops
+    if is_known and std <= 1e-4 * then[0] ** 0.5 and firsts[0] > 1.05 * then[0]:
+        see = "The gradient pulls all outputs to one number, {_mean:.4g}, and the loss exceeds the distance from it."
+        return Seen(see=see, _mean=notes.target_mean)
     reduced = [*takewhile(lambda op: op.startswith(_REDUCED), ops)]
     if any(op in ("SumBackward1", "MeanBackward1") for op in reduced):
         return None  # along a dimension: pairs are meant, as of quantiles
