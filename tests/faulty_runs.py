@@ -173,6 +173,8 @@ BAD = {
     "unused-experts": with_activities(routing([0.7, 0.7, 0.6, 0, 0, 0, 0, 0])),
     "router-collapse": with_activities(routing([0.99, 0.004, 0.003, 0.003])),
     "page-faults": run(falling_losses(50), resources=machine(page_faults=69_000.0, system_share=0.3)),
+    "swapping": run(falling_losses(50), resources=machine(major_faults=40.0, swapped_bytes=3e9)),
+    "starved-of-cores": run(falling_losses(50), resources=machine(core_wait_share=0.5)),
     "dropout-high": run(falling_losses(50), dropout={"drop": 0.95}),
     "update-ratio-high": weights_run(lambda step, name: 0.6),
     "update-ratio-low": weights_run(lambda step, name: 3e-5, flat_losses(140)),
@@ -292,7 +294,9 @@ BAD = {
     "broadcast-targets": run(
         flat_losses(60), loss_ops=["MeanBackward0", "PowBackward0", "SubBackward0", "ExpandBackward0", "AddmmBackward0"]
     ),
-    "loss-still-falling": ended(run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0))),
+    "loss-still-falling": ended(
+        run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0), val_losses={19: 1.5, 39: 0.9, 59: 0.6})
+    ),
     "sorted-targets": batches_run(
         [*flat_losses(20), *flat_losses(80, level=3.0)], batch(), num_targets=200, num_target_classes=4,
         target_top_share=0.3, target_batch_top_share=1.0,

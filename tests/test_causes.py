@@ -111,6 +111,7 @@ RIGHT = {
         falling_losses(200), lambda s: batch(output_spread=0.5 if s < 30 else 0.0)(s)
     ),
     "model-cannot-fit": BAD["layers-without-activation"],
+    "stopped-too-early": BAD["loss-still-falling"],
     "unshuffled-data": BAD["sorted-targets"],
     "dead-experts": BAD["idle-experts"],
     "normalisation-statistics": BAD["running-statistics-apart"],

@@ -157,15 +157,26 @@ class TestToldOnce:
         assert signs[0] == signs[1] != {}
 
 
+OF_THE_MACHINE = {"page-faults", "swapping", "starved-of-cores"}
+
+
 def found(**used):
     history = run(falling_losses(50), resources=machine(**used))
-    return signs_in(history).keys() & {"page-faults"}
+    return signs_in(history).keys() & OF_THE_MACHINE
 
 
-def test_each_limit():
-    used = {"page_faults": 1000.0, "system_share": 0.1}
-    assert found(**used) == {"page-faults"}
-    assert not any(found(**{**used, name: 0.99 * used[name]}) for name in used)
+@pytest.mark.parametrize(
+    ("rule", "used"),
+    [
+        ("page-faults", {"page_faults": 1000.0, "system_share": 0.1}),
+        ("swapping", {"major_faults": 1.0, "swapped_bytes": 1.0}),
+        ("starved-of-cores", {"core_wait_share": 0.2}),
+    ],
+)
+def test_each_limit(rule, used):
+    assert found(**used) == {rule}
+    for name in used:
+        assert found(**{**used, name: used[name] * 0.99 if used[name] != 1.0 else 0.0}) == set()
 
 
 class Machine:

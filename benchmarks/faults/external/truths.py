@@ -46,7 +46,7 @@ OVERWRITTEN = Truth(("setup", "weights", "loss"), ("weights-overwritten",))
 DEAD = Truth(("units", "vanishing", "weights", "setup", "loss"), ("dead-units", "poor-initialisation"))
 SATURATED = Truth(("units", "vanishing", "weights", "setup", "loss"), ("saturated-units", "poor-initialisation"))
 REPEATED = Truth(("data", "loss"), ("repeated-data", "overfitting"))
-SHORT = Truth(("loss", "lr"), ("learning-rate-too-low",))
+SHORT = Truth(("loss", "lr"), ("stopped-too-early", "learning-rate-too-low"))
 NO_GRADIENT = Truth(
     ("setup", "weights", "vanishing", "loss"),
     ("no-gradient-arrives", "parameters-cut-off", "parameters-missing-from-optimizer"),

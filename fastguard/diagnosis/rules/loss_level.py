@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...records import TrainingHistory
 from ..finding import Seen
-from ..needs import computing, game, is_squared_error
+from ..needs import computing, floor_at_zero, game, is_squared_error
 from ..registry import rule
 from ..signals import has_had_time, median, signals_of, training_batches
 from .output import last_layer
@@ -97,23 +97,47 @@ def _is_binary(ops: Sequence[str]) -> bool:
 
 @rule(
     "loss-still-falling",
-    severity="info",
-    see="The loss was still falling when the run ended: from {before:.4g} to {level:.4g} over the last {_part} steps.",
+    see="The loss was still falling when the run ended: from {before:.4g} to {level:.4g} over the last {_part} steps"
+    "{_half}.",
     remedy="Train for more steps, or raise the learning rate; ignore this if you meant to stop here.",
     needs_descent=True,
+    cause=("stopped-too-early", "The run ended before its loss had settled."),
+    weight=0.6,
 )
-def loss_still_falling(history: TrainingHistory, *, fall: float = 0.2, share: float = 0.2) -> Seen | None:
-    """The loss fell by more than a share `fall` over the newest share `share` of a run that ended within the window,
-    and is above 0.2 of the first losses.
+def loss_still_falling(
+    history: TrainingHistory, *, fall: float = 0.2, share: float = 0.2, high: float = 0.2, very_few: int = 25
+) -> Seen | None:
+    """The loss fell by more than a share `fall` over the newest share `share` of a run that ended within the window.
+
+    Info, while it is above `high` of the first losses. At any level, and a warning if the newest three validation
+    losses fall, too, after more than `very_few` steps: in fewer than 100 if the second half gained a quarter of the
+    first losses, in fewer than 150 if a loss that ends at zero falls steadily and 0.35 is left.
     """
     s = signals_of(history)
     if not history.has_ended or len(s.losses) < 10 or history.num_clean > history.window:
         return None
-    part = max(3, int(share * len(s.losses)))
+    part, tenth, half = max(3, int(share * len(s.losses))), max(1, len(s.losses) // 10), len(s.losses) // 2
     first, before, late = median(s.losses[:part]), median(s.losses[-2 * part : -part]), median(s.losses[-part:])
-    if not max(0.0, 0.2 * first) < late < min(first, (1.0 - fall) * before):
+    middle = median(s.losses[half - tenth // 2 :][:tenth])
+    gained = middle - median(s.losses[-tenth:])
+    is_early = gained > 0.25 * first > 0.0 and middle < first and 0.0 < late < (1.0 - fall / 4.0) * before
+    is_early = is_early and s.falls_steadily
+    is_steady = s.falls_steadily and late > 0.35 * min(first, s.chance or math.inf) and floor_at_zero(history) is True
+    limit = 150 if is_steady else 100 if is_early else 0
+    is_short = very_few < history.num_steps and len(s.losses) < limit
+    validations = [v.val_loss for v in history.validations][-3:]
+    is_falling = is_early or is_short or max(0.0, high * first) < late < (1.0 - fall) * before
+    if not late < first or not is_falling:
         return None
-    return Seen(at=s.loss_entries[-2 * part :], level=late, before=before, _part=part)
+    return Seen(
+        at=s.loss_entries[-2 * part :],
+        warn=is_short and len(validations) == 3 and validations[0] > validations[1] > validations[2],
+        sure=0.85 if is_early or is_short else 0.8,
+        level=late,
+        before=before,
+        _part=part,
+        _half=f", and by {gained / first:.0%} of its initial value in the second half" if is_early or is_short else "",
+    )
 
 
 _LOGISTIC = ("BinaryCrossEntropy", "Softplus", "LogSigmoid")
