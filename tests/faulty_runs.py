@@ -23,7 +23,6 @@ from made_runs import (
     layered,
     linear_layers,
     machine,
-    moments_run,
     noisy_norms,
     passed,
     routed,
@@ -179,7 +178,6 @@ BAD = {
     "dropout-high": run(falling_losses(50), dropout={"drop": 0.95}),
     "update-ratio-high": weights_run(lambda step, name: 0.6),
     "update-ratio-low": weights_run(lambda step, name: 3e-5, flat_losses(140)),
-    "moment-out-of-bounds": moments_run(lambda s: 0.1, lambda s: 1e9 if s == 80 else 0.1),
     "parameters-not-in-optimizer": run(
         falling_losses(50), names=["a", "b", "c"], not_in_optimizer=["b"]
     ),
@@ -212,7 +210,6 @@ BAD = {
         moved_between=["a"],
         num_reached_unseen=19,
     ),
-    "no-signal": run(falling_losses(50), [0.0 if s % 10 == 4 else n for s, n in enumerate(noisy_norms(50))]),
     "odd-optimizer-settings": run(
         flat_losses(160), optimizer_settings=settings(lr=1e-3, betas=(0.9, 0.999), eps=0.1)
     ),

@@ -170,16 +170,6 @@ def weights_run(ratio, losses=None, norm=lambda step: 10.0, num_steps=140, every
     return run(falling_losses(num_steps) if losses is None else losses, change=sampled, **notes)
 
 
-def moments_run(rms, largest=lambda step: 0.1, losses=None, **notes):
-    """A run of two weights, sampled each ten steps, of `rms(step)` as Adam's second moment has it; gradients of 1."""
-
-    def sampled(step):
-        fields = (100, 10.0, 1.0, 2.0, 1.0, 0.1, 0, rms(step), 0.0, largest(step), 1e-2)
-        return {} if step % 10 else {"weights": tuple(WeightStats(name, *fields) for name in ("a.weight", "b.weight"))}
-
-    return run(flat_losses(140) if losses is None else losses, change=sampled, **notes)
-
-
 def lost_losses(count, since, rate=0.02):
     """As `falling_losses`, and `rate` more at each step from `since` on: soon most of what was gained is lost."""
     return [loss + rate * max(0, step - since) for step, loss in enumerate(falling_losses(count))]

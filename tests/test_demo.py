@@ -6,7 +6,6 @@ import os
 import sys
 
 import pytest
-import torch
 
 import fastguard
 from fastguard.commands import cli
@@ -27,7 +26,7 @@ def tiny(monkeypatch, threads):
 
 
 def run_demo(folder, *arguments):
-    return cli.main(["demo", "--quick", "--steps", str(STEPS), "--device", "cpu", "--out", str(folder), *arguments])
+    return cli.main(["demo", "--quick", "--steps", str(STEPS), "--out", str(folder), *arguments])
 
 
 @pytest.mark.parametrize("backend", ["auto", pytest.param("reference", marks=pytest.mark.slow)])
@@ -50,8 +49,6 @@ def test_a_tiny_run(tiny, tmp_path, capsys, monkeypatch, backend):
 
     assert f"fastguard: step {STEPS // 2}: gradients are not finite (first in 'blocks.1.mlp.2.bias'" in text
     assert "bit-identical to\n  before" in text
-    num_parameters = sum(p.numel() for p in training.CharTransformer().parameters())
-    assert f"{num_parameters:,} of {num_parameters:,} parameters NaN or Inf" in text
     assert f"WARNING after {STEPS} steps: " in text and "step   39 of 40: loss " in text
     assert "[warning] non-finite-gradients, step 20, in blocks.1.mlp.2.bias" in text
     log_is, page_is = text.splitlines()[-2:]
@@ -96,9 +93,6 @@ def test_what_cannot_be_had_is_one_line(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as end:
         run_demo(tmp_path / "file")
     assert end.value.code == 64 and "--out: cannot write there" in capsys.readouterr().err
-    if not torch.cuda.is_available():
-        assert run_demo(tmp_path, "--device", "cuda") == 64
-        assert "torch finds no CUDA device" in capsys.readouterr().err
     monkeypatch.setenv("FASTGUARD_BACKEND", "abacus")
     assert run_demo(tmp_path) == 64
     assert "`FASTGUARD_BACKEND` must be one of" in capsys.readouterr().err

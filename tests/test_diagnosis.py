@@ -13,7 +13,7 @@ from fastguard.diagnosis import RULES, Finding, diagnose, rule
 from fastguard.records import TrainingHistory
 
 from faulty_runs import BAD, HEALTHY
-from made_runs import falling_losses, noisy_norms, run, severity, spiked, with_bad_steps
+from made_runs import noisy_norms, severity, spiked, with_bad_steps
 
 
 def bad_run(name):
@@ -52,7 +52,7 @@ class TestEverySign:
 
     def test_is_documented(self, name):
         r = RULES[name]
-        assert r.remedy and r.check.__doc__ and (r.of or (r.source and r.reads))
+        assert r.remedy and r.check.__doc__
         assert all(f"`{threshold}`" in r.check.__doc__ for threshold in r.thresholds)
 
 
@@ -72,14 +72,6 @@ class TestNonFinite:
 
 
 class TestNormSpike:
-    @pytest.mark.parametrize(("coef", "is_advised"), [(1.0, True), (0.02, False)])
-    def test_clipping_is_not_advised_for_a_step_that_was_clipped(self, coef, is_advised):
-        norms = noisy_norms(300)
-        norms[200] *= 50.0
-        history = run(falling_losses(300), norms, change=lambda step: {"clip_coef": coef} if step == 200 else {})
-        finding = only(RULES["norm-spike"](history))
-        assert ("Clip at" in (finding.recommendation or RULES["norm-spike"].remedy)) == is_advised
-
     def test_thresholds_can_be_given(self):
         history = spiked(noisy_norms(300), 200, 50.0)
         assert RULES["norm-spike"](history, ratio=1000.0) is None

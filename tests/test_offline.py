@@ -65,8 +65,6 @@ class TestExitCode:
             (["{other}"], 3, "a log must have one JSON object per line, got 'epoch,loss' - at"),
             (["{nosteps}"], 3, "`path` must be a log of steps, got a record without `step`"),
             ([], 64, "the following arguments are required: log"),
-            (["{healthy}", "--window", "0"], 64, "`--window` must be from 1 to 10000000, got 0"),
-            (["{healthy}", "--window", "10000001"], 64, "`--window` must be from 1 to 10000000, got 10000001"),
             (["{healthy}", "--set", "norm-spike"], 64, "`--set` must be RULE.THRESHOLD=NUMBER, got 'norm-spike'"),
             (["{healthy}", "--set", "norm-spik.z=1"], 64, "Did you mean `norm-spike`?"),
             (["{healthy}", "--set", "norm-spike.ratio=big"], 64, "`--set` must give a number"),
@@ -122,7 +120,7 @@ class TestDiagnose:
 
     def test_other_thresholds(self, tmp_path):
         path = write(tmp_path / "run.jsonl", records(bend(falling_losses(200), [150], lambda v: 30.0)))
-        assert cli.main(["diagnose", path, "--set", "loss-spike.z=1e9", "--set", "norm-spike.min_steps=1000"]) == 0
+        assert cli.main(["diagnose", path, "--set", "loss-spike.z=1e9", "--set", "norm-spike.z=1e9"]) == 0
 
     def test_a_log_that_a_crash_cut_off(self, healthy, capsys):
         whole = Path(healthy).read_bytes()

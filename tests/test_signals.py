@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from fastguard.diagnosis import Finding, Watch, diagnose, make_rule, needs
+from fastguard.diagnosis import Finding, diagnose, make_rule, needs
+from fastguard.diagnosis.checkup import Reported
 from fastguard.diagnosis.harm import is_harmed
 from fastguard.diagnosis.needs import is_squared_error
 from fastguard.diagnosis.rules.lr import estimated_update_ratio
@@ -178,29 +179,25 @@ class TestDiagnose:
         assert severities(run(losses)) == {"doubtful": "warning"}
 
 
-class TestWatch:
+class TestReported:
     def test_tells_each_finding_once_and_again_when_it_gets_worse(self):
         history, told = TrainingHistory(), []
-        watch = Watch(history, check_every=10, tell=told.append)
+        reported = Reported(told.append)
         for step in range(60):
             bad = step == 12 or step >= 38
             history.record(step, loss=math.nan if bad else 1.0 - step / 100, grad_norm=1.0 + step % 5, lr=0.1)
-            watch.step()
+            if step % 10 == 9:
+                reported.add(diagnose(history))
         assert [(f.rule, f.severity) for f in told] == [("non-finite-loss", "warning"), ("non-finite-loss", "critical")]
-        assert watch.findings["non-finite-loss"].last_step == 59
+        assert reported.findings["non-finite-loss"].last_step == 59
 
-    def test_a_resumed_watch_does_not_repeat_itself(self):
-        watch, told = Watch(BAD["loss-explosion"], tell=lambda finding: None), []
-        watch.check()
-        resumed = Watch(BAD["loss-explosion"], tell=told.append)
-        resumed.load_state_dict(watch.state_dict())
-        resumed.check()
+    def test_a_resumed_run_does_not_repeat_itself(self):
+        before, told = Reported(lambda finding: None), []
+        before.add(diagnose(BAD["loss-explosion"]))
+        resumed = Reported(told.append)
+        resumed.load_state_dict(before.state_dict())
+        resumed.add(diagnose(BAD["loss-explosion"]))
         assert told == []
-
-    @pytest.mark.parametrize("value", [0, -1, 2.5, True])
-    def test_check_every_is_a_positive_integer(self, value):
-        with pytest.raises(ValueError, match="`check_every` must be an integer >= 1, got"):
-            Watch(TrainingHistory(), value)
 
 
 @pytest.mark.parametrize("values", [[], [2.0], [3.0, 1.0], [5.0, 1.0, 2.0], [-1e308, 1e308], [math.inf] * 2, [0.1] * 4])

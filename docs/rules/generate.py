@@ -67,9 +67,9 @@ def of_each(rule: Rule, what: Callable[[Rule], str]) -> str:
 
 
 def evidence(rule: Rule) -> str:
-    """What a sign of a rule reads, when it fires, and its thresholds."""
+    """When a sign of a rule fires, and its thresholds."""
     paragraphs = (inspect.getdoc(rule.check) or "").split("\n\n")
-    blocks = [*([filled(f"Read from: {rule.reads}.")] if rule.reads else []), *map(filled, paragraphs)]
+    blocks = [*map(filled, paragraphs)]
     if rule.thresholds:
         rows = [f"| `{name}` | {value:g} |" for name, value in rule.thresholds.items()]
         blocks.append("\n".join(["| threshold | default |", "|---|---|", *rows]))
@@ -88,7 +88,7 @@ def evidence(rule: Rule) -> str:
 
 def source(rule: Rule) -> str:
     """Where definition and thresholds come from; a sign that does not say is ours."""
-    text = rule.source or "our own"
+    text = rule.source or "definition and limits are our own"
     return filled(text[:1].upper() + text[1:] + ".")
 
 

@@ -8,7 +8,6 @@ import math
 import shlex
 import sys
 import textwrap
-import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from .cli import Parser, as_json, print_report, say
 from .watch import log_at
 
 EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2, "no-evidence": 4}
-MAX_WINDOW = 10**7  # 4 GB
 _WIDTH = 100
 
 
@@ -69,9 +67,6 @@ def diagnose(argv: list[str]) -> int:
     parser.add_argument("log", help="the log, or a folder whose newest log is read")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.add_argument(
-        "--window", type=int, default=512, help="number of steps that the rules look back (default: 512)"
-    )
-    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -79,20 +74,18 @@ def diagnose(argv: list[str]) -> int:
         help="change a threshold; may be repeated",
     )
     arguments = parser.parse_args(argv)
-    if not 1 <= arguments.window <= MAX_WINDOW:
-        parser.error(f"`--window` must be from 1 to {MAX_WINDOW}, got {arguments.window}")
     try:
         thresholds = _thresholds(arguments.set)
     except ValueError as error:
         parser.error(str(error))
-    report = _report(log_at(Path(arguments.log), "diagnose"), arguments.window, thresholds)
+    report = _report(log_at(Path(arguments.log), "diagnose"), thresholds)
     text = as_json(report.to_dict()) if arguments.json else str(report)
     return print_report(text, EXIT_CODES[report.status], "diagnose")
 
 
-def _report(path: Path, window: int, thresholds: Mapping[str, Mapping[str, float]]) -> Report:
+def _report(path: Path, thresholds: Mapping[str, Mapping[str, float]]) -> Report:
     """The report on the log at `path`; remarks on the log itself go to stderr."""
-    log, history = LogReader(path), TrainingHistory(window)
+    log, history = LogReader(path), TrainingHistory()
     unknown = fill(history, log, path)
     if log.num_skipped:
         lines = f"{count(log.num_skipped, 'line')} {'was' if log.num_skipped == 1 else 'were'}"
@@ -114,7 +107,6 @@ def describe(rule: Rule) -> dict[str, Any]:
         "family": rule.family,
         "severity": rule.severity,
         "what": (rule.check.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ").strip(),
-        "reads": rule.reads,
         "thresholds": dict(rule.thresholds),
         "signs": {one.name: dict(one.thresholds) for one in rule.signs if one.name != rule.name},
         "source": rule.source,
@@ -175,7 +167,6 @@ def report(argv: list[str]) -> int:
     parser.add_argument("-o", "--output", help="the page; - for stdout (default: the first log's path with .html)")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing page")
     parser.add_argument("--title", default="", help="title of the page")
-    parser.add_argument("--open", action="store_true", help="open it in a browser")
     parser.add_argument("--json", action="store_true", help="print the reports as one JSON object, and write no page")
     parser.add_argument("--fail-on", choices=list(_LEVELS), help="exit with 1 if a run is that bad or worse")
     arguments = parser.parse_args(argv)
@@ -201,8 +192,6 @@ def report(argv: list[str]) -> int:
         else:
             save_page(page, path, force=arguments.force)
             print(shown(path) if sys.stdout.isatty() else path)
-            if arguments.open:
-                webbrowser.open(path.resolve().as_uri())
     bad = _LEVELS.get(arguments.fail_on, ())
     return _FAILED if any(report.status in bad for report in reports) else 0
 

@@ -33,20 +33,12 @@ def main(argv: list[str]) -> int:
         "target", metavar="module:function", help="the function that builds the training, such as train:make"
     )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.add_argument("--steps", type=int, help="at most this many trial steps at each learning rate (default: 60)")
-    parser.add_argument("--seconds", type=float, help="approximate time for all trial steps (default: 3)")
     arguments = parser.parse_args(argv)
     module, colon, function = arguments.target.partition(":")
     if not colon or not module or not function or ":" in function:
         parser.error(f"the target must be module:function, got {arguments.target!r}")
-    if arguments.steps is not None and arguments.steps < 1:
-        parser.error(f"`--steps` must be at least 1, got {arguments.steps}")
-    if arguments.seconds is not None and not arguments.seconds > 0:
-        parser.error(f"`--seconds` must be above 0, got {arguments.seconds:g}")
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    make = _find(module, function)
-    given = {"num_steps": arguments.steps, "seconds": arguments.seconds}
-    report = _report(make, arguments.target, {key: value for key, value in given.items() if value is not None})
+    report = _report(_find(module, function), arguments.target)
     text = as_json(report.to_dict()) if arguments.json else str(report)
     return print_report(text, EXIT_CODES[report.status], "preflight")
 
@@ -77,9 +69,10 @@ def _told(error: BaseException) -> str:
     return failures.describe(error) if isinstance(error, Exception) else f"it ended Python ({error})"
 
 
-def _report(make: Any, target: str, options: dict[str, Any]) -> Report:
+def _report(make: Any, target: str) -> Report:
     import fastguard
 
+    options: dict[str, Any] = {}
     try:
         given = make()
     except (Exception, SystemExit) as error:
@@ -90,7 +83,7 @@ def _report(make: Any, target: str, options: dict[str, Any]) -> Report:
         if missing or odd:
             what = f"lacks {', '.join(missing)}" if missing else f"holds {', '.join(odd)}, which is no argument"
             raise NoReportError(f"{shown(target)} must return a dict with {', '.join(_PARTS)}, got one that {what}")
-        options = {**{key: given[key] for key in _OPTIONS if key in given}, **options}
+        options = {key: given[key] for key in _OPTIONS if key in given}
         parts = [given[part] for part in _PARTS]
     elif isinstance(given, (tuple, list)) and len(given) == len(_PARTS):
         parts = list(given)

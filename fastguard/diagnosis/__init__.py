@@ -11,7 +11,6 @@ from .causes import Cause as Cause
 from .causes import cause as cause
 from .causes import find_causes as find_causes
 from .causes import unexplained as unexplained
-from .checkup import Watch as Watch
 from .finding import Finding as Finding
 from .finding import Seen as Seen
 from .finding import Severity as Severity
@@ -22,6 +21,6 @@ from .registry import diagnose as diagnose
 from .registry import make_rule as make_rule
 from .registry import rule as rule
 
-__all__ = ["CAUSES", "RULES", "UNKNOWN", "Cause", "Finding", "Rule", "Seen", "Severity", "Watch", "by_sign", "cause",
+__all__ = ["CAUSES", "RULES", "UNKNOWN", "Cause", "Finding", "Rule", "Seen", "Severity", "by_sign", "cause",
            "diagnose", "find_causes", "make_rule", "rule", "unexplained"]  # fmt: skip
 del _causes, _rules

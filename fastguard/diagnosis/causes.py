@@ -25,7 +25,11 @@ Weight = float | Callable[[Finding, TrainingHistory, Mapping[str, Finding]], flo
 Need = Callable[[TrainingHistory], bool | None]
 CAUSES: dict[str, Cause] = {}
 UNKNOWN = "unknown"
-_STANDSTILL = "loss-not-decreasing loss-at-chance bounded-output inputs-without-effect"
+_GROUPS = {
+    "standstill": "loss-not-decreasing loss-at-chance bounded-output inputs-without-effect",
+    "unsteady": "growing-norm norm-spike loss-spike loss-divergence no-warm-up update-ratio-high clip-rate-high",
+    "nonfinite": "non-finite-gradients non-finite-loss skip-run",
+}
 _LEAST = 0.35
 _LIKELY = 0.6
 
@@ -89,9 +93,9 @@ def cause(
 ) -> Cause:
     """Registers a cause in `CAUSES`, in place of one of that name.
 
-    `explains` and `unless` are names with blanks between them; "standstill" is those of a loss that does not fall.
+    `explains` and `unless` are names with blanks between them; in `explains` those of `_GROUPS` stand for several.
     """
-    names = explains.replace("standstill", _STANDSTILL).split()
+    names = " ".join(_GROUPS.get(one, one) for one in explains.split()).split()
     explained = frozenset(SIGNS[one].whole if one in SIGNS else one for one in names)
     made = Cause(name, summary, remedy, reasons, explained, tuple(needs), frozenset(unless.split()))
     CAUSES[name] = made

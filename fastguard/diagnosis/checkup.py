@@ -14,7 +14,7 @@ from ..records import TrainingHistory, values
 from ..records.failures import Failures
 from ..records.slot import batch_end
 from .finding import SEVERITIES, Finding, Severity, sign_of
-from .registry import RULES, Rule, diagnose
+from .registry import RULES, diagnose
 
 _log = logging.getLogger("fastguard")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
@@ -31,111 +31,43 @@ _NUM_NEWEST = 8  # losses that say whether a run is calm as a batch ends
 _CALM = 1.05  # times the best loss; below it "divergence-ahead" finds nothing
 
 
-class Watch:
-    """Diagnoses `history` every `check_every` steps, and reports a finding when it is new or has become more severe.
+class Reported:
+    """The newest finding of each rule that ever fired; `tell` takes those that are new or have become more severe."""
 
-    Args:
-        history: the run; it is not changed.
-        check_every: steps from one diagnosis to the next.
-        least: the least severity that is reported.
-        tell: takes a finding; by default it logs it to the logger `fastguard`.
-        rules, thresholds, failures: as in `diagnose`.
-
-    Attributes:
-        findings: the newest of each rule that ever fired, by name.
-        failures: counts the rules that raised; each is logged once.
-
-    Raises:
-        ValueError: `check_every` is not an integer >= 1, or `least` no severity.
-
-    Cost: 0.1 us a step; every `check_every` steps that of `diagnose`, about 0.5 ms: 10 us a step at 50.
-
-    >>> history, told = TrainingHistory(), []
-    >>> watch = Watch(history, check_every=10, tell=told.append)
-    >>> for step in range(20):
-    ...     history.record(step, loss=float("nan") if step > 5 else 1.0, grad_norm=1.0, lr=0.1)
-    ...     _ = watch.step()
-    >>> [finding.rule for finding in told]
-    ['non-finite-loss']
-    """
-
-    def __init__(
-        self,
-        history: TrainingHistory,
-        check_every: int = 50,
-        *,
-        least: Severity = "warning",
-        tell: Callable[[Finding], Any] | None = None,
-        rules: Iterable[Rule] | None = None,
-        thresholds: Mapping[str, Mapping[str, float]] | None = None,
-        failures: Failures | None = None,
-    ) -> None:
-        if isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 1:
-            raise ValueError(f"`check_every` must be an integer >= 1, got {check_every!r}. 50 asks at every 50th step.")
-        if least not in SEVERITIES:
-            raise ValueError(f"`least` must be one of {list(SEVERITIES)}, got {least!r}")
-        self.history = history
-        self.check_every = check_every
+    def __init__(self, tell: Callable[[Finding], Any]) -> None:
         self.findings: dict[str, Finding] = {}
-        self.failures = Failures() if failures is None else failures
-        self._least = SEVERITIES.index(least)
-        self._tell = _to_log if tell is None else tell
-        self._rules = None if rules is None else list(rules)
-        self._thresholds = thresholds
-        self._left = check_every
-        self._glanced: dict[tuple[str, ...], list[Rule]] = {}
+        self._tell = tell
 
-    def step(self) -> list[Finding]:
-        """Counts a step; returns `check()` at every `check_every`-th one, else an empty list."""
-        self._left -= 1
-        return [] if self._left else self.check()
-
-    def check(self) -> list[Finding]:
-        """Applies the rules now; reports and returns what is new, or more severe than last reported."""
-        self._left = self.check_every
-        found = diagnose(self.history, rules=self._rules, thresholds=self._thresholds, failures=self.failures)
-        return self._told(found)
-
-    def glance(self, names: tuple[str, ...]) -> list[Finding]:
-        """As `check`, for the rules `names` alone, which are cheap and early."""
-        asked = self._glanced.get(names)
-        if asked is None:
-            rules = RULES.values() if self._rules is None else self._rules
-            asked = self._glanced[names] = [sign for rule in rules for sign in rule.signs if sign.name in names]
-        thresholds = {name: given for name, given in (self._thresholds or {}).items() if name in names}
-        return self._told(diagnose(self.history, rules=asked, thresholds=thresholds, failures=self.failures))
-
-    def _told(self, found: Iterable[Finding]) -> list[Finding]:
+    def add(self, found: Iterable[Finding]) -> list[Finding]:
+        """Takes the findings of a diagnosis; tells and returns the new ones."""
         new = []
         for finding in found:
             known = self.findings.get(finding.rule)
             self.findings[finding.rule] = finding
             severity = SEVERITIES.index(finding.severity)
-            if severity >= self._least and (known is None or severity > SEVERITIES.index(known.severity)):
+            if severity > (0 if known is None else SEVERITIES.index(known.severity)):
                 new.append(finding)
                 self._tell(finding)
         return new
 
     def state_dict(self) -> dict[str, Any]:
         """What was reported, so that a resumed run does not repeat it. Plain data."""
-        return {"severities": {name: finding.severity for name, finding in self.findings.items()}, "left": self._left}
+        return {"severities": {name: finding.severity for name, finding in self.findings.items()}}
 
-    def check_state(self, state: Mapping[str, Any]) -> tuple[Mapping[str, Severity], int]:
-        """The entries of a `state_dict`; a ValueError for anything else, which names the entry."""
-        severities = values.entry(state, "severities", values.mapping)
+    def check_state(self, state: Mapping[str, Any]) -> Mapping[str, Severity]:
+        """The severities of a `state_dict`; a ValueError for anything else, which names the entry."""
+        severities: Mapping[str, Severity] = values.entry(state, "severities", values.mapping)
         for name, severity in severities.items():
             if severity not in SEVERITIES:
                 raise values.MisfitError(f"must be one of {list(SEVERITIES)}, got {severity!r}", ("severities", name))
-        return severities, values.entry(state, "left", values.whole)
+        return severities
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a `state_dict`. Raises as `check_state` does, and then changes nothing."""
-        severities, left = self.check_state(state)
         self.findings = {
             name: Finding("Reported before the run was resumed.", severity=severity, rule=name)
-            for name, severity in severities.items()
+            for name, severity in self.check_state(state).items()
         }
-        self._left = max(1, min(left, self.check_every))
 
 
 def log_news(history: TrainingHistory, finding: Finding) -> None:
@@ -173,8 +105,8 @@ class Checkup:
         is_quiet: bool = False,
     ) -> None:
         tell = (lambda finding: None) if is_quiet else functools.partial(log_news, history)
-        self.watch = Watch(history, check_every or CHECK_EVERY, tell=tell, failures=failures)
-        self._failures = failures
+        self.watch = Reported(tell)
+        self._history, self._failures = history, failures
         self._prepare = weakref.WeakMethod(prepare)
         self._is_budgeted = check_every is None
         self.interval = CHECK_EVERY if check_every is None else check_every  # 0 for never
@@ -206,13 +138,13 @@ class Checkup:
         if newest >= self.glance_at:
             self.glance_at = self._next_glance(newest)
             is_first = newest < FIRST_GLANCE + 2 * GLANCE_EVERY - 1
-            if is_first or self.watch.history.loss_trend.best <= 0.0 or not self._is_calm():
+            if is_first or self._history.loss_trend.best <= 0.0 or not self._is_calm():
                 new += self.glance()
         return new
 
     def _look_for_clipper(self, newest: int) -> None:
         """Warns once if something has clipped the gradients before the guard saw them."""
-        history = self.watch.history
+        history = self._history
         self._clipper_at = newest + min(newest, history.window)
         for finding in diagnose(history, rules=[RULES["already-clipped"]], failures=self._failures):
             self._clipper_at = math.inf
@@ -221,18 +153,18 @@ class Checkup:
     @property
     def calm_below(self) -> float:
         """The mean loss up to which "divergence-ahead" finds nothing: about the best."""
-        best = self.watch.history.loss_trend.best
+        best = self._history.loss_trend.best
         return math.inf if best <= 0.0 else _CALM * best
 
     def _is_calm(self) -> bool:
-        entries = self.watch.history.recent
+        entries = self._history.recent
         newest = (entries[i] for i in range(-min(_NUM_NEWEST, len(entries)), 0))
         losses = [entry.loss for entry in newest if entry.loss is not None]
         return not losses or sum(losses) <= self.calm_below * len(losses)  # False where one is NaN
 
     def _next_glance(self, newest: int) -> int:
         """The next multiple of the stride, to see slow changes early; the check's turn before any loss."""
-        if newest >= FIRST_GLANCE and not self.watch.history.loss_trend.count:
+        if newest >= FIRST_GLANCE and not self._history.loss_trend.count:
             return self.check_at
         stride = glance_stride(newest)
         return (newest + stride) | (stride - 1)
@@ -242,20 +174,20 @@ class Checkup:
         new: list[Finding] = []
         started = time.perf_counter()
         is_early = self._is_budgeted and started < self._not_before  # a run that has changed gets more time
-        if is_early and (started < self._not_before_if_changed or self._state == _state_of(self.watch.history)):
+        if is_early and (started < self._not_before_if_changed or self._state == _state_of(self._history)):
             return new
         with self._failures.kept("checkup", "The rules were skipped at that step."):
             prepare = self._prepare()
             if prepare is not None:
                 prepare()
-            new = self.watch.check()
+            new = self.watch.add(diagnose(self._history, failures=self._failures))
             self._new += new
         ended = time.perf_counter()
         covered = min(ended - started, self._head_start)
         self._head_start -= covered
         self._not_before = ended + (ended - started - covered) / BUDGET
         self._not_before_if_changed = ended + (ended - started - covered) / BUDGET_OF_CHANGE
-        self._state = _state_of(self.watch.history)
+        self._state = _state_of(self._history)
         return new
 
     def take_new(self) -> list[Finding]:
@@ -265,12 +197,14 @@ class Checkup:
 
     def glance(self) -> list[Finding]:
         with self._failures.kept("checkup", "Early-warning rules were skipped at this step."):
-            is_first = self.watch.history.newest_step < FIRST_GLANCE + 2 * GLANCE_EVERY - 1
+            is_first = self._history.newest_step < FIRST_GLANCE + 2 * GLANCE_EVERY - 1
             prepare = self._prepare() if is_first else None
             if prepare is not None:
                 prepare()
-            if is_first or self.watch.history.loss_trend.count:
-                return self.watch.glance(AT_FIRST if is_first else AHEAD)
+            if is_first or self._history.loss_trend.count:
+                names = AT_FIRST if is_first else AHEAD
+                asked = [sign for name in names for sign in RULES[name].signs if sign.name == name]
+                return self.watch.add(diagnose(self._history, rules=asked, failures=self._failures))
         return []
 
 

@@ -26,7 +26,7 @@ class Finding:
             those of the window.
         severity: "info", "warning" or "critical"; a report's status is the worst of them, info apart.
         layers: names of the tensors to look at, most suspicious first.
-        evidence: the measurements and their thresholds: numbers and text, and lists and dicts of such. Anything else
+        evidence: the measurements: numbers and text, and lists and dicts of such. Anything else
             is kept as its repr.
         confidence: from 0 to 1, how sure the rule is that this is not chance.
         recommendation: what to do; if empty, the rule's own remedy.

@@ -10,21 +10,21 @@ from .signals import signals_of
 for _rule in [sign for one in RULES.values() for sign in one.signs]:
     _weight = reasons.if_nothing_is_learnt(*_rule.weight) if isinstance(_rule.weight, tuple) else _rule.weight
     if isinstance(_rule.cause, tuple):
-        cause(*_rule.cause, _rule.remedy, {_rule.name: _weight}, _rule.explains, needs=_rule.cause_needs)
+        cause(*_rule.cause, _rule.remedy, {_rule.name: _weight}, _rule.explains)
 
 cause(
     "corrupted-weights",
     "Some weights are NaN or Inf, and have spoilt every step since.",
     "Go back to a checkpoint from before. Guard with skip_nonfinite=True, and look for what writes to these weights.",
     {"non-finite-weights": 0.97, "skip-run": reasons.going_on},
-    "non-finite-gradients non-finite-loss skip-run non-finite-activations half-precision-range",
+    "non-finite-activations half-precision-range nonfinite",
 )
 cause(
     "half-precision-overflow",
     "A layer's output leaves the range of its half precision.",
     "Use bfloat16, or keep that layer in float32; look why its weights or inputs are so large.",
     {"non-finite-activations": reasons.overflowed, "loss-scale-collapse": 0.8, "skip-run": reasons.overflows_on},
-    "non-finite-gradients non-finite-loss skip-run non-finite-activations",
+    "non-finite-activations nonfinite",
     needs=[needs.half_precision],
 )
 cause(
@@ -68,9 +68,8 @@ cause(
         "divergence-ahead": lambda finding, history, found: 0.6 if finding.evidence["is_at_new_rate"] else 0.35,
         "growing-norm": 0.4,
     },
-    "dead-units zero-gradients vanishing-gradients non-finite-gradients non-finite-loss skip-run "
-    "non-finite-activations norm-spike loss-spike clip-rate-high saturated-units overfitting "
-    "learning-rate-unusual attention-collapse update-ratio-high standstill",
+    "dead-units zero-gradients vanishing-gradients non-finite-activations saturated-units overfitting "
+    "learning-rate-unusual attention-collapse unsteady nonfinite standstill",
     unless="learning-rate-still-rising gradients-not-cleared lone-element",
 )
 cause(
@@ -107,7 +106,7 @@ cause(
     "Raise max_norm towards the usual norm; or look why gradients are that large: a sum instead of a mean in the loss, "
     "unscaled accumulation, an initialisation that is too large.",
     {"clip-rate-high": 0.72},
-    needs=[needs.clipping, needs.steps_of_the_gradients_size],
+    needs=[needs.steps_of_the_gradients_size],
 )
 cause(
     "clipped-away",
@@ -118,7 +117,6 @@ cause(
         "already-clipped": lambda finding, history, found: 0.0 if finding.severity == "info" else 0.9,
     },
     "update-ratio-low standstill",
-    needs=[needs.clipping],
 )
 cause(
     "unscaled-accumulation",
@@ -126,7 +124,6 @@ cause(
     "Divide each micro-batch's loss by the number of micro-batches before backward().",
     {"unscaled-accumulation": 0.95},
     "clip-rate-high overfitting",
-    needs=[needs.several_passes],
 )
 cause(
     "vanishing-gradients",
@@ -140,8 +137,8 @@ cause(
     "Some layers began with weights far too large or too small for their number of inputs, or all equal.",
     "Initialise them by their fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh.",
     {"poor-initialisation": 0.98},
-    "no-gradient saturated-units update-ratio-high update-ratio-low clip-rate-high growing-norm dead-units "
-    "zero-gradients vanishing-gradients loss-begins-high loss-divergence no-warm-up standstill",
+    "no-gradient saturated-units update-ratio-low dead-units zero-gradients vanishing-gradients loss-begins-high "
+    "unsteady standstill",
 )
 cause(
     "dead-units",
@@ -149,7 +146,7 @@ cause(
     "Go back to a checkpoint from before; lower the learning rate, look at the bias before them, or use LeakyReLU.",
     {
         "dead-units": reasons.of_itself(0.85),
-        "zero-gradient-tensors": reasons.on_the_way,
+        "zero-gradient-tensors": reasons.of_itself(0.8),
         "zero-gradients": reasons.of_itself(0.5),
     },
     "loss-divergence vanishing-gradients loss-spike norm-spike untrained-parameters standstill",
@@ -162,16 +159,13 @@ cause(
     "Initialise the layer before them smaller, normalise, or lower the learning rate.",
     {"saturated-units": 0.8},
     "vanishing-gradients standstill",
-    needs=[needs.bounded_units],
 )
 cause(
     "weight-decay-too-high",
     "Weight decay takes more from the weights than learning gives them.",
     "Divide weight_decay by 10 or more, and leave biases and norms out of it.",
     {"shrinking-weights": 0.99, "large-weight-decay": 0.9},
-    "update-ratio-high clip-rate-high loss-divergence vanishing-gradients growing-norm dead-units zero-gradients "
-    "same-output-for-all standstill",
-    needs=[needs.decay],
+    "vanishing-gradients dead-units zero-gradients same-output-for-all unsteady standstill",
 )
 cause(
     "dropout-too-high",
@@ -179,7 +173,6 @@ cause(
     "Lower it to 0.1 to 0.5.",
     {"dropout-high": 0.95},
     "clip-rate-high loss-spike dead-units zero-gradients vanishing-gradients standstill",
-    needs=[needs.dropout],
 )
 cause(
     "singular-operation",
@@ -204,12 +197,11 @@ cause(
 )
 cause(
     "hardware-fault",
-    "A gradient or the optimizer's state was far out of range, as a flipped bit in memory or arithmetic leaves it.",
+    "A gradient was far out of range, as a flipped bit in memory or arithmetic leaves it.",
     "Go back to a checkpoint from before that step and take it again: if all is well then, test memory and device.",
-    {"lone-element": 0.97, "moment-out-of-bounds": 0.85},
-    "norm-spike loss-spike growing-norm non-finite-gradients non-finite-loss skip-run non-finite-activations "
-    "non-finite-weights saturated-units loss-divergence clip-rate-high update-ratio-high dead-units zero-gradients "
-    "vanishing-gradients standstill",
+    {"lone-element": 0.97},
+    "non-finite-activations non-finite-weights saturated-units dead-units zero-gradients vanishing-gradients "
+    "unsteady nonfinite standstill",
     needs=[needs.full_precision],
     unless="batch-not-finite input-outliers",
 )
@@ -241,7 +233,6 @@ cause(
     "Stop at the best validation loss; get more data, augment, or regularise.",
     {"overfitting": 0.9},
     "label-noise loss-not-decreasing norm-spike",
-    needs=[needs.validation],
 )
 cause(
     "wrong-targets",
@@ -280,23 +271,21 @@ cause(
         "bounded-output": lambda finding, history, found: 0.9 if finding.evidence["is_at_its_end"] else 0.45,
         "same-output-for-all": 0.2,
     },
-    "zero-gradients no-gradient vanishing-gradients non-finite-loss non-finite-gradients skip-run standstill",
+    "zero-gradients no-gradient vanishing-gradients nonfinite standstill",
 )
 cause(
     "unnormalised-inputs",
     "The inputs are far from the scale that the layers were initialised for.",
     "Bring each feature to mean 0 and standard deviation 1, with the training set's numbers.",
     {"input-scale": 0.9},
-    "loss-begins-high norm-spike growing-norm loss-divergence clip-rate-high no-warm-up loss-spike "
-    "update-ratio-high saturated-units dead-units zero-gradients standstill",
+    "loss-begins-high saturated-units dead-units zero-gradients unsteady standstill",
 )
 cause(
     "unnormalised-targets",
     "The targets are far larger than the model's outputs.",
     "Bring the targets to mean 0 and standard deviation 1, and undo it in prediction.",
     {"target-scale": 0.9},
-    "norm-spike growing-norm loss-divergence update-ratio-high clip-rate-high non-finite-loss "
-    "non-finite-gradients skip-run standstill",
+    "unsteady nonfinite standstill",
 )
 cause(
     "wrong-loss",
@@ -312,16 +301,14 @@ cause(
         "loss-without-floor": 0.9,
         "loss-against-targets": 0.85,
     },
-    "loss-divergence vanishing-gradients zero-gradients same-output-for-all no-warm-up growing-norm norm-spike "
-    "update-ratio-high clip-rate-high non-finite-loss non-finite-gradients skip-run standstill",
+    "vanishing-gradients zero-gradients same-output-for-all unsteady nonfinite standstill",
 )
 cause(
     "wrong-schedule",
     "The learning rate's schedule does not fit the run: it lowers the rate too early, or never ends its warm-up.",
     "Look at the schedule's length and unit (steps or epochs), and at where scheduler.step() is called.",
     {"learning-rate-gone": 0.92, "learning-rate-still-rising": 0.93},
-    "update-ratio-low loss-divergence growing-norm norm-spike loss-spike zero-gradients "
-    "same-output-for-all learning-rate-unusual update-ratio-high standstill",
+    "update-ratio-low zero-gradients same-output-for-all learning-rate-unusual unsteady standstill",
 )
 cause(
     "trivial-targets",

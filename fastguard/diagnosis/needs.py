@@ -71,12 +71,6 @@ def rectifiers(history: TrainingHistory) -> bool | None:
     return found
 
 
-def bounded_units(history: TrainingHistory) -> bool | None:
-    """Units with ends to be stuck at: tanh, sigmoid, gates; False where there are activations of other kinds only."""
-    found = _any_of(history, _BOUNDED)
-    return None if found is False and not _any_of(history, _RELUS) else found
-
-
 def dropout(history: TrainingHistory) -> bool | None:
     """A dropout module that drops something."""
     if history.model.dropout:
@@ -87,23 +81,6 @@ def dropout(history: TrainingHistory) -> bool | None:
 def batch_statistics(history: TrainingHistory) -> bool | None:
     """A BatchNorm."""
     return _any_of(history, _NORMS)
-
-
-def clipping(history: TrainingHistory) -> bool | None:
-    """The guard clips, or something before it, which leaves equal norms."""
-    is_held = history.num_clipped > 0 or history.equal_run >= 10
-    return is_held or history.model.clip_limit is not None or bool(history.model.clip_policy)
-
-
-def scheduler(history: TrainingHistory) -> bool | None:
-    """A scheduler was made."""
-    return history.model.has_scheduler
-
-
-def several_passes(history: TrainingHistory) -> bool | None:
-    """Several backward passes a step."""
-    passes = history.model.backward_per_step
-    return None if passes is None else passes > 1
 
 
 def steps_of_the_gradients_size(history: TrainingHistory) -> bool | None:
@@ -230,15 +207,6 @@ def penalty(history: TrainingHistory, *, near: float = 0.05) -> str:
     return "|w|" if max(sizes) - min(sizes) < near else "w²" if beside[-2] - beside[0] < near else ""
 
 
-def decay(history: TrainingHistory) -> bool | None:
-    """Weight decay, of the optimizer or in the loss."""
-    settings = history.model.optimizer_settings
-    is_set = any(_positive(group.get("weight_decay")) for group in settings)
-    if is_set or history.model.decay_per_step or penalty(history):
-        return True
-    return False if settings and all("weight_decay" in group for group in settings) else None
-
-
 def full_precision(history: TrainingHistory) -> bool | None:
     """No half precision, which overflows by itself."""
     is_half = half_precision(history)
@@ -264,15 +232,6 @@ def singular(history: TrainingHistory) -> bool | None:
     if half_precision(history) is True:
         return False
     return None if history.model.is_smooth is not True or is_undefined(history) else False
-
-
-def validation(history: TrainingHistory) -> bool | None:
-    """Validation losses."""
-    return bool(history.validations)
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value) and value > 0.0
 
 
 def is_squared_error(history: TrainingHistory) -> bool:

@@ -17,6 +17,7 @@ _STANDING = ("loss-not-decreasing", "underfitting", "loss-at-chance", "same-outp
 _TOO_LARGE_STEPS = ("learning-rate-jump", "update-ratio-high", "no-warm-up", "loss-explosion", "loss-spike")
 _SETTINGS = ("dropout-high", "shrinking-weights", "large-weight-decay", "poor-initialisation", "output-against-loss")
 _ALIVE_STEPS = 30
+_FAR_TOO_MUCH_DECAY = 0.5
 _SMALL_STEP, _LARGE_STEP = 0.03, 0.3  # of the median weight
 
 
@@ -98,13 +99,6 @@ def of_itself(weight: float) -> Reason:
     return weigh
 
 
-def on_the_way(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Dead units stop what lies before them; what is beside the way, such as an expert, is rather not chosen."""
-    share = finding.evidence["num_zero_tensors"] / finding.evidence["num_tensors"]
-    is_on_it = finding.evidence["from_the_first"] or share >= 0.5 or signals_of(history).progress >= 0.1
-    return of_itself(0.8 if is_on_it else 0.25)(finding, history, found)
-
-
 def unless_clipped(finding: Finding, history: TrainingHistory, found: Found) -> float:
     """Steps that are too small, unless clipping makes them so, or what makes gradients small that set their size."""
     clipped, are_small = found.get("clip-rate-high"), _warns(found, "vanishing-layers", "output-against-loss")
@@ -119,7 +113,7 @@ def unless_decayed(weight: float) -> Reason:
 
     def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
         decay = found.get("large-weight-decay")
-        is_it = decay is not None and decay.evidence["weight_decay"] >= 10.0 * decay.evidence["threshold"]
+        is_it = decay is not None and decay.evidence["weight_decay"] >= _FAR_TOO_MUCH_DECAY
         return 0.4 * weight if is_it and _warns(found, "large-weight-decay") else weight
 
     return weigh

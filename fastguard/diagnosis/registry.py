@@ -43,7 +43,6 @@ class Rule:
         severity: the worst that it reports, and that of a finding that does not say.
         see: the text of a finding, filled with what was `Seen`.
         sure: the confidence of a finding that does not say.
-        reads: the parts of the history that it reads.
         source: the origin of definition and thresholds.
         remedy: what to do, unless a finding says better.
         stage: "during" for rules that read a history, "before" for those of `preflight`.
@@ -58,7 +57,7 @@ class Rule:
         cause: the cause that it speaks for: the name of one in `CAUSES`, or a name and a sentence for one that it alone
             speaks for, whose remedy is the rule's.
         weight: how strongly it speaks for that, from 0 to 1; of two, the first is for a loss that does not fall.
-        explains, cause_needs: further rules that the cause explains, and facts that it needs, as in `causes.Cause`.
+        explains: further rules that the cause explains, as in `causes.Cause`.
         signs: the checks that it consists of.
     """
 
@@ -68,7 +67,6 @@ class Rule:
     severity: Severity = "warning"
     see: str = ""
     sure: float = 0.85
-    reads: str = ""
     source: str = ""
     remedy: str = ""
     needs_descent: bool = False
@@ -80,7 +78,6 @@ class Rule:
     cause: tuple[str, str] | str | None = None
     weight: float | tuple[float, float] = 1.0
     explains: str = ""
-    cause_needs: tuple[Callable[[TrainingHistory], bool | None], ...] = ()
     signs: tuple[Rule, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -164,7 +161,7 @@ def rule(
         of: the rule that this is a sign of.
         leads: whether the rule `of` takes its thresholds and its text from this sign.
         was: earlier names, with blanks between them; they are understood wherever a rule is named.
-        about: the other attributes of `Rule`: severity, reads, source, remedy and what it needs.
+        about: the other attributes of `Rule`: severity, source, remedy and what it needs.
 
     Raises:
         ValueError: if another function has that name, the severity is unknown, or a threshold has no default.

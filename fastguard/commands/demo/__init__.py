@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
 from ..cli import Parser
@@ -29,21 +28,22 @@ def main(argv: list[str]) -> int:
     parser = Parser("fastguard demo", _ABOUT, "Exit code 0 only if the poisoned step was skipped and changed nothing.")
     parser.add_argument("--quick", action="store_true", help="twenty seconds: fewer steps")
     parser.add_argument("--steps", type=_num_steps, help="steps to train (default: 1000; with --quick 100)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="for run.jsonl and run.html (default: runs/demo)")
     parser.add_argument(
-        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto (default) takes a GPU if there is one"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=Path("runs/demo"),
+        help="for run.jsonl and run.html (default: runs/demo)",
     )
     arguments = parser.parse_args(argv)
-    folder = arguments.out or Path("runs/demo")
+    folder = arguments.out
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.jsonl").open("a").close()
     except OSError as error:
-        if arguments.out is not None:
-            parser.error(f"--out: cannot write there: {error}")
-        folder = Path(tempfile.mkdtemp(prefix="fastguard-demo-"))  # this folder is read-only
+        parser.error(f"--out: cannot write there: {error}")
     print("fastguard demo: loading torch ...", file=sys.stderr)
 
     from .training import run
 
-    return run(arguments.steps or (100 if arguments.quick else 1000), arguments.device, folder)
+    return run(arguments.steps or (100 if arguments.quick else 1000), folder)

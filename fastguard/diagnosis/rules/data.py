@@ -6,7 +6,6 @@ import math
 from itertools import pairwise
 
 from ...records import BatchSample, TrainingHistory
-from .. import needs
 from ..finding import Seen, Severity
 from ..needs import descent
 from ..registry import rule
@@ -19,25 +18,22 @@ TITLE = "Data"
     "periodic-loss-spikes",
     of="loss-spike",
     see="The loss spikes every {period} steps{_where}: {num_spikes} times so far, up to {largest:.4g}.",
-    remedy="Find the samples at this place of the data, look at their inputs, scale and labels, and repair or drop "
-    "them: the same batch hurts in every epoch. Shuffle the data before each epoch.",
+    remedy="Look at the samples at this place of the data, and repair or drop them; shuffle before each epoch.",
     needs_harm=True,
     cause=("recurring-bad-batch", "The same batch hurts in every epoch."),
     weight=0.95,
     explains="loss-spike norm-spike",
 )
-def periodic_loss_spikes(
-    history: TrainingHistory, *, num_spikes: int = 3, tolerance: int = 1, min_period: int = 5, ratio: float = 1.5
-) -> Seen | None:
-    """At least `num_spikes` spikes above `ratio` times their average are a constant number of steps apart.
+def periodic_loss_spikes(history: TrainingHistory, *, num_spikes: int = 3, tolerance: int = 1) -> Seen | None:
+    """At least `num_spikes` spikes above 1.5 times their average are a constant number of steps apart.
 
-    To within `tolerance` steps, at least `min_period` apart; one in two may be missing. Two spikes exactly one epoch
-    apart are enough. Info in games, and if the length of an epoch is unknown and no spike rises above the first losses.
+    To within `tolerance` steps, at least 5 apart; one in two may be missing. Two spikes exactly one epoch apart are
+    enough. Info in games, and if the length of an epoch is unknown and no spike rises above the first losses.
     """
-    spikes = [s for s in history.loss_trend.spikes if s.value > ratio * s.mean and s.last_step - s.first_step < 5]
+    spikes = [s for s in history.loss_trend.spikes if s.value > 1.5 * s.mean and s.last_step - s.first_step < 5]
     gaps = [b.first_step - a.first_step for a, b in pairwise(spikes[-8:])]
     epoch, period = history.model.steps_per_epoch, min(gaps, default=0)
-    if period < min_period or (len(spikes) < num_spikes and gaps != [epoch]):
+    if period < 5 or (len(spikes) < num_spikes and gaps != [epoch]):
         return None
     times = [(gap, round(gap / period)) for gap in gaps]
     if any(n > 2 or abs(gap - n * period) > tolerance * n for gap, n in times):
@@ -46,44 +42,36 @@ def periodic_loss_spikes(
     return Seen(
         at=(spikes[0].first_step, spikes[-1].last_step),
         warn=(epoch is not None or worst.value > history.loss_trend.first) and descent(history) is not False,
-        sure=0.95 if len(spikes) > num_spikes else 0.85,
         period=period,
         num_spikes=len(spikes),
         largest=worst.value,
-        threshold=num_spikes,
         _where=f", place {worst.first_step % epoch} of each epoch of {epoch}" if epoch == period else "",
     )
 
 
 @rule(
     "label-noise",
-    reads="validation losses, each with the training loss of its time",
     source="our own; networks fit random labels, and only validation shows it (Zhang et al. 2017)",
-    see="The training loss fell from {first:.4g} to {train_loss:.4g}, the validation loss never below "
-    "{best_val_loss:.4g}.",
-    remedy="Check whether labels are shuffled against inputs, wrong, or from another distribution than the validation "
-    "set's: the model memorises the training targets and does not generalise.",
+    see="The training loss fell from {first:.4g} to {train_loss:.4g}, validation never below {best_val_loss:.4g}.",
+    remedy="Check labels: shuffled against inputs, wrong, or from another distribution than the validation set's?",
     needs_descent=True,
 )
-def label_noise(
-    history: TrainingHistory, *, learnt: float = 0.3, carried: float = 0.1, validations: int = 4
-) -> Seen | None:
+def label_noise(history: TrainingHistory, *, learnt: float = 0.3, carried: float = 0.1) -> Seen | None:
     """The training loss fell by a share `learnt` of its first value, the best validation loss by less than `carried`.
 
-    Fires from `validations` validations on, if the newest is above the first. The confidence is low unless the best is
-    far above the chance level, since too few samples look the same. Silent if sixty steps were enough to memorise
-    everything.
+    Fires from 4 validations on, if the newest is above the first. The confidence is low unless the best is far above
+    the chance level, since too few samples look the same. Silent if sixty steps were enough to memorise everything.
     """
     known = [v for v in history.validations if math.isfinite(v.train_loss)]
     s, first = signals_of(history), signals_of(history).initial_loss
-    if len(known) < validations or not min(s.loss_levels[:3], default=first) >= 0.05 * first > 0.0:
+    if len(known) < 4 or not min(s.loss_levels[:3], default=first) >= 0.05 * first > 0.0:
         return None
     best, train = min(v.val_loss for v in known), known[-1].train_loss
     has_carried = best < (1.0 - carried) * first or median([v.val_loss for v in known[-3:]]) <= known[0].val_loss
     if train > (1.0 - learnt) * first or has_carried:
         return None
     sure = 0.9 if best > 1.3 * max(first, s.chance) else 0.6
-    return Seen(at=known, sure=sure, train_loss=train, first=first, best_val_loss=best, threshold=carried)
+    return Seen(at=known, sure=sure, train_loss=train, first=first, best_val_loss=best)
 
 
 def _batches(history: TrainingHistory, *, training: bool) -> list[tuple[int, BatchSample]]:
@@ -93,34 +81,27 @@ def _batches(history: TrainingHistory, *, training: bool) -> list[tuple[int, Bat
 @rule(
     "input-scale",
     severity="critical",
-    reads="mean and spread of the first input of the model, in the sampled batches",
     source="LeCun et al. 1998, section 4.3 (inputs with mean 0 and equal variance); UMLAUT asks for [-1, 1]",
     see="The inputs have a size of about {rms:.3g}, where layers are initialised for one of about 1.",
-    remedy="Bring each feature to mean 0 and standard deviation 1 (or images to [0, 1]), with the numbers of the "
-    "training set, and do the same to validation and test data.",
+    remedy="Bring each feature to mean 0 and standard deviation 1, with the training set's numbers everywhere.",
 )
-def input_scale(
-    history: TrainingHistory, *, spread: float = 10.0, far: float = 50.0, small: float = 1e-3, progress: float = 0.3
-) -> Seen | None:
-    """The inputs' root of mean square is above `spread`, or below `small`.
+def input_scale(history: TrainingHistory, *, spread: float = 10.0, far: float = 50.0) -> Seen | None:
+    """The inputs' root of mean square is above `spread`, or below 1e-3.
 
-    Info. A warning if 60 losses gained less than a share `progress` of the first; or, above `far` or below `small`,
-    after 60 losses or at the end, unless the model normalises. Critical above `far` if the loss tripled or is not
-    finite. Integers, such as tokens, do not count.
+    Info. A warning if 60 losses gained less than a share 0.3 of the first; or, above `far` or below 1e-3, after 60
+    losses or at the end, unless the model normalises. Critical above `far` if the loss tripled or is not finite.
+    Integers, such as tokens, do not count.
     """
     known = [x for _, x in _batches(history, training=True) if not x.input_is_integer and not x.input_num_nonfinite]
     size = median([math.hypot(x.input_mean, x.input_std) for x in known])
-    if not (0.0 < size < small or size > spread):
+    if not (0.0 < size < 1e-3 or size > spread):
         return None
-    is_far = size > far or size < small
+    is_far = size > far or size < 1e-3
     normalises = any("Norm" in kind for kind in history.model.module_kinds)
-    is_hurt = is_stuck(history, progress, 60) or (is_far and has_had_time(history, 60) and not normalises)
+    is_hurt = is_stuck(history, 0.3, 60) or (is_far and has_had_time(history, 60) and not normalises)
     return Seen(
         severity="critical" if size > far and has_run_away(history) else "warning" if is_hurt else "info",
-        sure=0.85 if is_far else 0.7,
         rms=size,
-        threshold_spread=spread,
-        threshold_small=small,
     )
 
 
@@ -128,12 +109,9 @@ def input_scale(
     "batch-not-finite",
     severity="critical",
     needs_targets=True,
-    reads="NaN and Inf in the first input of the model, in the sampled batches",
-    source="our own: what goes in comes out",
     see="{num_batches:sampled batch} contained NaN or Inf in the inputs.",
     sure=0.99,
-    remedy="Look at the samples of these batches, and at what prepares them: a division by a standard deviation of 0, "
-    "a logarithm of 0, a missing value.",
+    remedy="Look at these samples and their preparation: a missing value, a logarithm of 0, a division by 0.",
 )
 def batch_not_finite(history: TrainingHistory) -> Seen | None:
     """NaN or Inf in a sampled batch. Info if a step with NaN was taken before: the inputs may be another model's."""
@@ -147,11 +125,8 @@ def batch_not_finite(history: TrainingHistory) -> Seen | None:
 
 @rule(
     "same-inputs",
-    reads="digests of the sampled batches, and whether all samples of a batch are alike",
-    source="our own: a batch that comes again and again teaches one thing",
     see="The batch was the same at each of {num_batches} sampled steps.",
-    remedy="Look at the loader's sampler, at an iterator that is made again in the loop, and at how samples are "
-    "stacked: the loader gives the same batch each time, or the same sample in each place.",
+    remedy="Look at the loader's sampler, an iterator made again in the loop, and how samples are stacked.",
     cause=("repeated-data", "The model sees the same batch, or the same sample, again and again."),
     weight=0.9,
     explains="overfitting label-noise standstill",
@@ -172,7 +147,6 @@ def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float =
     return Seen(
         at=[step for step, _ in known],
         warn=is_wrong,
-        sure=0.9 if is_wrong else 0.5,
         see="All samples in each of {num_batches} sampled batches are the same." if are_alike else "",
         num_batches=len(known),
     )
@@ -183,9 +157,7 @@ def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float =
     of="input-scale",
     see="An input of {largest:.4g} in the batch of step {_step}: {_times:.3g} times the largest of the usual batch, or "
     "the spread of the inputs.",
-    sure=0.8,
-    remedy="Look at the sample with this value: a missing value coded as a large number, another unit, an error of "
-    "parsing. Clip or repair it.",
+    remedy="Look at the sample with this value: a missing value coded as a number, another unit. Clip or repair it.",
 )
 def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: int = 4) -> Seen | None:
     """A batch's largest input is `ratio` times that of the median batch, or `ratio` standard deviations of its own.
@@ -198,49 +170,40 @@ def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: in
     usual = median([x.input_abs_max for _, x in known])
     step, worst = max(known, key=lambda pair: pair[1].input_abs_max)
     own = median([(x.input_abs_max - abs(x.input_mean)) / x.input_std for _, x in known])
-    times = max(worst.input_abs_max / max(usual, 1e-300), own)
+    largest, times = worst.input_abs_max, max(worst.input_abs_max / max(usual, 1e-300), own)
     if times <= ratio:
         return None
     is_felt = bool(history.loss_trend.spikes) or history.first_bad_loss_step >= 0
-    largest = worst.input_abs_max
-    return Seen(at=(step, step), warn=is_felt, largest=largest, usual=usual, threshold=ratio, _step=step, _times=times)
+    return Seen(at=(step, step), warn=is_felt, largest=largest, _step=step, _times=times)
 
 
 @rule(
     "validation-inputs-differ",
-    reads="mean and spread of the inputs in training and in validation, and both losses",
-    source="our own: what is prepared in two ways is two kinds of data",
     see="Inputs have mean {_mean[0]:.3g} and standard deviation {_std[0]:.3g} in training, {_mean[1]:.3g} and "
     "{_std[1]:.3g} in validation.",
-    remedy="Prepare validation data exactly as training data: the same scaling, with the training set's numbers, the "
-    "same order of channels, the same tokens.",
+    remedy="Prepare validation data as training data: same numbers for scaling, same channels, same tokens.",
     cause=("preprocessing-differs", "Validation data are preprocessed differently from training data."),
     weight=0.93,
     explains="overfitting label-noise",
-    cause_needs=(needs.validation,),
 )
-def validation_inputs_differ(
-    history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5, samples: int = 2, worse: float = 1.5
-) -> Seen | None:
+def validation_inputs_differ(history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5) -> Seen | None:
     """Means differ by `shift` standard deviations, or spreads by a factor `ratio`.
 
-    Fires from `samples` passes of each kind on. A warning if the newest validation loss is `worse` times the training
-    loss of that time; else info.
+    Fires from 2 passes of each kind on. A warning if the newest validation loss is 1.5 times the training loss of that
+    time; else info.
     """
     sides = [[x for _, x in _batches(history, training=is_training)] for is_training in (True, False)]
     sides = [[x for x in side if not x.input_is_integer] for side in sides]
     mean, std = ([median([getattr(x, name) for x in side]) for side in sides] for name in ("input_mean", "input_std"))
-    if min(map(len, sides)) < samples or not min(std) > 0.0:
+    if min(map(len, sides)) < 2 or not min(std) > 0.0:
         return None
     moved, times = abs(mean[1] - mean[0]) / std[0], max(std) / min(std)
     if moved <= shift and times <= ratio:
         return None
     return Seen(
-        warn=any(v.val_loss > worse * v.train_loss for v in list(history.validations)[-1:]),
+        warn=any(v.val_loss > 1.5 * v.train_loss for v in list(history.validations)[-1:]),
         shift=moved,
         ratio=times,
-        threshold_shift=shift,
-        threshold_ratio=ratio,
         _mean=mean,
         _std=std,
     )

@@ -44,12 +44,11 @@ def one_target(history: TrainingHistory, *, num_targets: int = 32) -> Seen | Non
     if not is_one_number and (not is_one_class or _rises_above_its_first(history)):
         return None
     what = f"all {num} targets looked at are of one class" if is_one_class else "all targets are equal"
-    return Seen(num_targets=num, threshold=num_targets, _what=what)
+    return Seen(num_targets=num, _what=what)
 
 
 @rule(
     "answer-in-inputs",
-    reads="the inputs and the targets of the first batches, held against each other",
     source="leakage: Kaufman et al. 2012 (a feature that is known only once the target is)",
     see="The inputs contain the answer: {_what}.",
     sure=0.95,
@@ -69,26 +68,22 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
     is_sequence = any(x.input_is_integer for x in training_batches(history))
     is_met = not is_sequence or signals_of(history).progress >= progress
     what = "the targets are the inputs" if is_sequence else "one of the inputs is the target, up to its scale"
-    return Seen(warn=is_met and history.num_clean >= 20, follows=follows, threshold=share, _what=what)
+    return Seen(warn=is_met and history.num_clean >= 20, follows=follows, _what=what)
 
 
 @rule(
     "unrelated-targets",
-    reads="inputs and targets of the first batches: whether near ones belong to near ones",
     source="distance correlation without its bias, over batches (Szekely and Rizzo 2013)",
     see="In the first batches, samples with similar inputs have targets no more similar than others do.",
-    remedy="Look at single samples with their targets as the model gets them: was one of the two shuffled, sorted, "
-    "filtered or joined without the other?",
+    remedy="Look at single samples with their targets: was one of the two shuffled, sorted, filtered or misjoined?",
     needs_targets=True,
 )
-def unrelated_targets(
-    history: TrainingHistory, *, z: float = 1.64, carried: float = 0.7, progress: float = 0.5, patience: int = 200
-) -> Seen | None:
+def unrelated_targets(history: TrainingHistory, *, z: float = 1.64, carried: float = 0.7) -> Seen | None:
     """In the first batches, similar inputs have targets no more similar than by chance, to within `z` deviations.
 
-    Info before `patience` losses unless the run has ended, and if a share `progress` of the first loss was gained
-    without any validation. Silent if a validation loss came below a share `carried` of the first losses or of the
-    chance level; and for tokens.
+    Info before 200 losses unless the run has ended, and if a share 0.5 of the first loss was gained without any
+    validation. Silent if a validation loss came below a share `carried` of the first losses or of the chance level; and
+    for tokens.
     """
     found, s = history.model.target_dependence, signals_of(history)
     begin = min(s.initial_loss, s.chance or math.inf) if history.losses.min >= 0.0 else -math.inf
@@ -96,13 +91,12 @@ def unrelated_targets(
     are_tokens = any(x.input_is_integer for _, x in history.batches if x.training)
     if found is None or found >= z or has_carried_over or may_rise(history) or are_tokens:
         return None
-    is_learnt = s.progress >= progress and not history.validations
-    return Seen(warn=has_had_time(history, patience) and not is_learnt, dependence=found, threshold=z)
+    is_learnt = s.progress >= 0.5 and not history.validations
+    return Seen(warn=has_had_time(history, 200) and not is_learnt, dependence=found)
 
 
 @rule(
     "inputs-without-effect",
-    reads="the experiment that permutes inputs against targets (`wrap(..., experiments=True)`)",
     source="permutation tests (Fisher 1935)",
     see="Other inputs do not make the loss worse: with inputs permuted against targets from step {step} on, it was no "
     "higher in {num_steps} steps (t = {t:.1f}).",
@@ -127,7 +121,6 @@ def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) ->
 
 @rule(
     "sorted-targets",
-    reads="the classes that each of the first batches asked for",
     source="Bottou 2012, section 3.1: examples in random order",
     see="Within a batch {batch_top_share:.0%} of the targets are of one class, and the loss rises as others come.",
     sure=0.95,
@@ -138,8 +131,7 @@ def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) ->
         "Batches hold one class each, or nearly: the model forgets one while it learns the next.",
     ),
     weight=0.96,
-    explains="loss-spike norm-spike loss-divergence no-warm-up growing-norm same-output-for-all "
-    "zero-gradients learning-rate-jump standstill",
+    explains="same-output-for-all zero-gradients learning-rate-jump unsteady standstill",
 )
 def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets: int = 64) -> Seen | None:
     """Within a batch, a share `share` of the targets is of one class, and the loss rises above its first as others
@@ -161,78 +153,51 @@ def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets:
 
 @rule(
     "uneven-targets",
-    reads="how often each class was asked for in the first batches, and the loss",
-    source="our own; a model that names the most frequent class alone is right that often",
     see="{top_share:.0%} of the targets of the first batches are of one class.",
-    sure=0.8,
-    remedy="Weight the loss by class, draw batches evenly, and measure with balanced accuracy: one class is nearly all "
-    "of the data.",
+    remedy="Weight the loss by class, draw batches evenly, and measure with balanced accuracy.",
     needs_targets=True,
     cause=("imbalanced-targets", "Nearly all targets are of one class: always predicting it is nearly enough."),
     weight=(0.85, 0.6),
     explains="same-output-for-all standstill",
 )
-def uneven_targets(
-    history: TrainingHistory, *, share: float = 0.9, very: float = 0.94, num_targets: int = 64, of_many: float = 0.8
-) -> Seen | None:
-    """One class has more than a share `share` of at least `num_targets` targets, and there is another.
+def uneven_targets(history: TrainingHistory, *, share: float = 0.9, very: float = 0.94) -> Seen | None:
+    """One class has more than a share `share` of at least 64 targets, and there is another.
 
-    With five classes or more, a share `of_many` is enough, and a warning. Otherwise info, unless it has more than
-    `very`, or 50 losses gained less than 0.3 of the first. Info if a sample has several targets, which are rare labels,
-    and if the newest losses are below half of the targets' entropy: the others are learnt, too.
+    With five classes or more, a share 0.8 is enough, and a warning. Otherwise info, unless it has more than `very`, or
+    50 losses gained less than 0.3 of the first. Info if a sample has several targets, which are rare labels, and if the
+    newest losses are below half of the targets' entropy: the others are learnt, too.
     """
     notes, top, num_classes = history.model, history.model.target_top_share, history.model.num_target_classes or 0
-    if top is None or (notes.num_targets or 0) < num_targets or num_classes == 1:
+    if top is None or (notes.num_targets or 0) < 64 or num_classes == 1:
         return None
-    is_of_many = num_classes >= 5 and top > of_many
+    is_of_many = num_classes >= 5 and top > 0.8
     if not is_of_many and top <= share:
         return None
     has_labels = "binary" in notes.loss_kind and any(x.output_width > 1 for x in training_batches(history))
     entropy, losses = notes.target_entropy or 0.0, signals_of(history).losses[-64:]
     is_learnt = len(losses) >= 50 and median(losses) < 0.5 * entropy
     warns = (is_of_many or top > very or is_stuck(history, 0.3, 50)) and not (has_labels or is_learnt)
-    return Seen(warn=warns, top_share=top, num_targets=notes.num_targets, threshold=share)
+    return Seen(warn=warns, top_share=top, num_targets=notes.num_targets)
 
 
 @rule(
     "target-scale",
-    reads="the targets of a squared error in the first batches, the first outputs and the loss",
     source="LeCun et al. 1998, section 4.5 (targets within the range of what the last layer gives)",
-    see="The targets have mean {mean:.3g} and standard deviation {std:.3g}, where a model begins with outputs of about "
-    "1.",
-    remedy="Bring the targets to mean 0 and standard deviation 1 with the training set's numbers, and undo it in "
-    "prediction.",
+    see="The targets have mean {mean:.3g} and standard deviation {std:.3g}; first outputs are about 1.",
+    remedy="Bring the targets to mean 0 and standard deviation 1, and undo it in prediction.",
     needs_descent=True,
     needs_targets=True,
 )
-def target_scale(
-    history: TrainingHistory, *, size: float = 10.0, progress: float = 0.3, min_steps: int = 80
-) -> Seen | None:
+def target_scale(history: TrainingHistory, *, size: float = 10.0, progress: float = 0.3) -> Seen | None:
     """The root of mean square of a squared error's targets is above `size`.
 
-    Or an absolute or Huber error began above `size`, and above ten times the first outputs. Info; a warning if
-    `min_steps` losses gained less than a share `progress` of the first, if the loss is twice what the targets' mean
-    alone would give, or if ten steps were NaN or Inf before that; for an absolute error, if the newest losses are still
-    above `size`.
+    Info; a warning if 80 losses gained less than a share `progress` of the first, if the loss is twice what the
+    targets' mean alone would give, or if ten steps were NaN or Inf before that.
     """
-    notes, s, is_known = history.model, signals_of(history), history.losses.count >= min_steps
-    if loss_kind(history) == "squared error" and notes.target_mean is not None and notes.target_std is not None:
-        rms = math.hypot(notes.target_mean, notes.target_std)
-        is_hurt = s.loss_level > 2.0 * notes.target_std**2 or not s.fall >= progress
-        is_hurt = is_hurt if is_known else history.num_nonfinite >= 10
-        sure = 0.9 if rms > 5 * size else 0.7
-        seen = Seen(warn=is_hurt, sure=sure, rms=rms, mean=notes.target_mean, std=notes.target_std, threshold=size)
-        return seen if rms > size else None
-    ops = [op for op in notes.loss_ops if not op.startswith("Mean")][:1]
-    output = max((x.output_abs_max for x in training_batches(history)[:1]), default=math.inf)
-    first = max(history.loss_trend.firsts[:1], default=0.0)
-    if not "".join(ops).startswith(("L1Loss", "SmoothL1", "Huber")) or not max(size, 10.0 * output) < first < math.inf:
+    notes, s = history.model, signals_of(history)
+    if loss_kind(history) != "squared error" or notes.target_mean is None or notes.target_std is None:
         return None
-    return Seen(
-        warn=is_known and s.loss_level > size,
-        sure=0.9 if first > 5 * size else 0.7,
-        see="The targets are {rms:.3g} away from the first outputs, which are at most {_output:.3g}.",
-        rms=first,
-        threshold=size,
-        _output=output,
-    )
+    rms = math.hypot(notes.target_mean, notes.target_std)
+    is_hurt = s.loss_level > 2.0 * notes.target_std**2 or not s.fall >= progress
+    is_hurt = is_hurt if history.losses.count >= 80 else history.num_nonfinite >= 10
+    return Seen(warn=is_hurt, rms=rms, mean=notes.target_mean, std=notes.target_std) if rms > size else None

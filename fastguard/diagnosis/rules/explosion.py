@@ -15,88 +15,64 @@ from ..signals import exp, is_felt_by_the_loss, median, signals_of
 TITLE = "Gradients too large"
 
 _NORMALISERS = ("AdaGC(", "AGC(", "Value(", "Percentile(")  # policies, as they show themselves
-_OTHER_THAN_ZCLIP = (
-    "Take Spikes, which learns from norms before clipping. ZClip learns from norms that it has clipped, and goes on "
-    "clipping for ever once they have risen."
-)
 
 
 @rule(
     "clip-rate-high",
     was="clipped-below-eps",
-    reads="clip coefficients of the newest clean steps",
     source="our own; clipping is meant for the rare large step (Pascanu et al. 2013, section 3.2)",
     see="{_num_clipped} of the last {_num} steps were clipped; the median norm is {median_norm:.3g} and the median "
     "step was scaled by {median_coef:.3g}.",
-    sure=0.9,
-    remedy="Raise max_norm towards the usual norm, or lower the learning rate: clipping at nearly every step "
-    "normalises the gradient and hides the learning rate's real size.",
+    remedy="Raise max_norm towards the usual norm, or lower the learning rate: now the limit sets each step's size.",
 )
-def clip_rate_high(
-    history: TrainingHistory, *, rate: float = 0.9, min_steps: int = 50, max_steps: int = 200, coef_low: float = 0.15
-) -> Seen | None:
-    """More than a share `rate` of the newest `max_steps` (at least `min_steps`) clean steps were clipped by more than
-    0.1%.
+def clip_rate_high(history: TrainingHistory, *, rate: float = 0.9, min_steps: int = 50) -> Seen | None:
+    """More than a share `rate` of the newest 200 (at least `min_steps`) clean steps were clipped by more than 0.1%.
 
-    Info: noisy small batches live with it. A warning if the median step is scaled by less than `coef_low`, unless half
-    of the first loss was gained, or the optimizer divides by the gradient's size. Silent under a policy that clips
-    nearly every step on purpose: AdaGC, AGC, Value, Percentile.
+    Info: noisy small batches live with it. A warning if the median step is scaled by less than 0.15, unless half of the
+    first loss was gained, or the optimizer divides by the gradient's size. Silent under a policy that clips nearly
+    every step on purpose: AdaGC, AGC, Value, Percentile.
     """
-    newest = list(history.clean)[-max_steps:] if history.num_clipped else []
+    newest = list(history.clean)[-200:] if history.num_clipped else []
     num_clipped, policy = sum(entry.clip_coef < 0.999 for entry in newest), history.model.clip_policy
     if len(newest) < min_steps or num_clipped <= rate * len(newest) or policy.startswith(_NORMALISERS):
         return None
     # What clipping leaves sets the size of the steps, unless the optimizer divides by it; next to nothing is below eps.
     sets_steps = not history.model.optimizer_settings or steps_of_the_gradients_size(history)
-    leaves_nothing = median([entry.clip_coef for entry in newest[-64:]]) < 1e-5
-    is_felt = (sets_steps or leaves_nothing) and not signals_of(history).progress > 0.5
     middle = median([entry.clip_coef for entry in newest])
+    is_felt = (sets_steps or middle < 1e-5) and not signals_of(history).progress > 0.5
     return Seen(
         at=newest,
-        warn=middle < coef_low and is_felt,
-        do=_OTHER_THAN_ZCLIP if policy.startswith("ZClip(") else "",
-        clip_rate=num_clipped / len(newest),
+        warn=middle < 0.15 and is_felt,
         median_coef=middle,
         median_norm=median([entry.norm for entry in newest]),
-        threshold=rate,
         _num_clipped=num_clipped,
         _num=len(newest),
     )
 
 
-_CLIPPED_SPIKE = (
-    "Look at the data of that step, which was clipped. If spikes come back, lower the learning rate, or Adam's beta2 "
-    "(0.95 instead of 0.999)."
-)
-
-
 @rule(
     "norm-spike",
-    reads="gradient norms of the clean steps in the window",
     source="modified z-score (Iglewicz and Hoaglin 1993, section 3) of ln(norm), with the ratio of Megatron-LM's "
     "check for unexpectedly large gradients",
     see="{num_spikes:step} of the last {_num} had a gradient norm far above the usual: {norm:.3g} at step {_step}, "
     "{ratio:.0f} times the median before it.",
     sure=0.95,
-    remedy="Look at the data of that step. Clip at a small multiple of the usual norm; if spikes come back, lower the "
-    "learning rate, or Adam's beta2 (0.95 instead of 0.999).",
+    remedy="Look at the data of that step. If spikes come back, clip, lower the learning rate or Adam's beta2.",
     needs_harm=True,
 )
-def norm_spike(
-    history: TrainingHistory, *, z: float = 8.0, ratio: float = 10.0, baseline: int = 128, min_steps: int = 32
-) -> Seen | None:
+def norm_spike(history: TrainingHistory, *, z: float = 8.0, ratio: float = 10.0, baseline: int = 128) -> Seen | None:
     """A norm has a robust z of its logarithm above `z`, and is `ratio` times the median of those before it.
 
-    The `baseline` clean steps before it count, at least `min_steps`, so that norms that fall as training begins are no
-    spikes. Info if the loss keeps its gain and did not jump with them.
+    The `baseline` clean steps before it count, at least 32, so that norms that fall as training begins are no spikes.
+    Info if the loss keeps its gain and did not jump with them.
     """
     steps = [entry for entry in signals_of(history).clean if entry.norm > 0.0]
     norms = [entry.norm for entry in steps]
-    if len(steps) <= min_steps or max(norms) <= ratio * min(norms):
+    if len(steps) <= 32 or max(norms) <= ratio * min(norms):
         return None  # a calm window is let through without a look at each step
     spikes: list[tuple[float, float, float, Entry]] = []
-    before = sorted(norms[:min_steps])  # kept sorted while it slides: its median is then at hand
-    for i in range(min_steps, len(norms)):
+    before = sorted(norms[:32])  # kept sorted while it slides: its median is then at hand
+    for i in range(32, len(norms)):
         norm, middle = norms[i], before[len(before) // 2]
         if norm > ratio * middle:
             usual = math.log(middle)  # of the quotients: they may be beyond the floats
@@ -114,14 +90,9 @@ def norm_spike(
     return Seen(
         at=at,
         warn=is_felt_by_the_loss(history, at),
-        do=_CLIPPED_SPIKE if worst.clip_coef < 1.0 else "",
         norm=worst.norm,
-        median=middle,
         ratio=times,
-        robust_z=score,
         num_spikes=len(spikes),
-        threshold_ratio=ratio,
-        threshold_z=z,
         _num=len(steps),
         _step=worst.step,
     )
@@ -130,26 +101,20 @@ def norm_spike(
 @rule(
     "growing-norm",
     was="norm-jump layer-norm-imbalance",
-    reads="the average of ln(norm) against its least, and the loss",
-    source="our own, relative to the run; Megatron-LM calls 10 times the largest of the first 100 unexpectedly large",
     see="The gradient norm has grown to {norm:.3g}, {ratio:.3g} times what it was at step {_step}{_loss}.",
-    sure=0.8,
-    remedy="Lower the learning rate, add warm-up, and clip (max_norm at a few times the usual norm) before the loss "
-    "follows the norm.",
+    remedy="Lower the learning rate, add warm-up, and clip at a few times the usual norm.",
     needs_descent=True,
     needs_harm=True,
 )
-def growing_norm(
-    history: TrainingHistory, *, ratio: float = 10.0, ratio_alone: float = 100.0, min_steps: int = 100
-) -> Seen | None:
+def growing_norm(history: TrainingHistory, *, ratio: float = 10.0, ratio_alone: float = 100.0) -> Seen | None:
     """The average norm is `ratio` times its least, and the loss is not at its best; without losses, `ratio_alone`
     times.
 
-    Fires from `min_steps` clean steps on. Silent if the loss may rise by design, or recovers from a jump to other data.
+    Fires from 100 clean steps on. Silent if the loss may rise by design, or recovers from a jump to other data.
     """
     trend, losses = history.norm_trend, history.loss_trend
-    grown, has_loss = exp(trend.mean - trend.best), losses.count >= min_steps
-    if trend.count < min_steps or grown <= (ratio if has_loss else ratio_alone):
+    grown, has_loss = exp(trend.mean - trend.best), losses.count >= 100
+    if trend.count < 100 or grown <= (ratio if has_loss else ratio_alone):
         return None
     if has_loss and losses.mean <= losses.best + 0.25 * max(losses.first - losses.best, 0.0):
         return None
@@ -159,7 +124,6 @@ def growing_norm(
         at=(trend.best_step, history.clean[-1].step),
         norm=exp(trend.mean),
         ratio=grown,
-        threshold=ratio,
         _step=trend.best_step,
         _loss=", and the loss has come up from its best" if has_loss else "",
     )
@@ -167,38 +131,24 @@ def growing_norm(
 
 @rule(
     "unscaled-accumulation",
-    reads="backward passes a step, clip coefficients of the newest clean steps, and sampled update ratios",
-    source="our own: the sum of n gradients is n times their mean",
     see="{backward_per_step} backward passes are added up for each step, and the sum is clipped to {median_coef:.2g} "
     "of itself: the losses seem not to be divided by their number.",
     sure=0.6,
     remedy="Divide the loss of each micro-batch by their number before backward(), so that the step sees the mean "
     "gradient; or raise max_norm with it, and lower the learning rate.",
 )
-def unscaled_accumulation(
-    history: TrainingHistory, *, share: float = 2.0, steps: int = 20, update: float = 0.033
-) -> Seen | None:
+def unscaled_accumulation(history: TrainingHistory, *, share: float = 2.0, steps: int = 20) -> Seen | None:
     """Several backward passes a step, and over the newest `steps` clean steps a median clip coefficient below `share`
-    divided by their number.
-
-    If nothing is clipped: updates above a share `update` of the weights.
+    divided by their number. If nothing is clipped: updates above a share 0.033 of the weights.
     """
-    passes, peak = history.model.backward_per_step, history.updates.peak
-    newest = signals_of(history).clean[-steps:]
+    passes, peak, newest = history.model.backward_per_step, history.updates.peak, signals_of(history).clean[-steps:]
     if passes is None or passes < 3 or len(newest) < steps:
         return None
     coef = median([e.clip_coef for e in newest])
     if coef < share / passes:
-        return Seen(at=newest, backward_per_step=passes, median_coef=coef, threshold=share / passes)
-    if coef < 1.0 or peak is None or peak.ratio <= update:
+        return Seen(at=newest, backward_per_step=passes, median_coef=coef)
+    if coef < 1.0 or peak is None or peak.ratio <= 0.033:
         return None
-    return Seen(
-        at=(peak, newest[-1]),
-        sure=0.5,
-        see="{backward_per_step} backward passes are added up for each step, and step {_step} changed the median "
-        "weight by {update_ratio:.2g} times its norm: the losses seem not to be divided by their number.",
-        backward_per_step=passes,
-        update_ratio=peak.ratio,
-        threshold=update,
-        _step=peak.step,
-    )
+    see = "{backward_per_step} backward passes are added up for each step, which changed the median weight by "
+    see += "{update_ratio:.2g} times its norm: the losses seem not to be divided by their number."
+    return Seen(at=(peak, newest[-1]), sure=0.5, see=see, backward_per_step=passes, update_ratio=peak.ratio)

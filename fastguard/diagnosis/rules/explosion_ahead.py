@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 from ...records import Entry, TrainingHistory
-from ...records.sampled import is_bias
-from ..finding import Seen, listed
-from ..needs import half_precision, may_rise
+from ..finding import Seen
+from ..needs import may_rise
 from ..registry import rule
 from ..signals import BLOCK, is_stuck, median, noise, signals_of
 
@@ -26,21 +24,17 @@ _OVER = 3.0  # times the first loss: it has exploded, and nothing is ahead any m
     "divergence-ahead",
     of="loss-divergence",
     see="The loss has turned: from {best:.4g} around step {_began} to {level:.4g}, while the gradient norm has become "
-    "{norm_ratio:.3g} times what it was then{_rate}.{_forecast}",
-    remedy="Lower the learning rate now (by half to a tenth), end the warm-up where it is, and clip at the usual norm; "
-    "look for weights or inputs that grow. Keep the checkpoint from before the turn.",
+    "{norm_ratio:.3g} times what it was then{_rate}.",
+    remedy="Lower the learning rate now, by half to a tenth, and keep the checkpoint from before the turn.",
     needs_descent=True,
 )
-def divergence_ahead(
-    history: TrainingHistory, *, ratio: float = 1.1, norm_ratio: float = 1.5, ratio_at_new_rate: float = 1.05
-) -> Seen | None:
+def divergence_ahead(history: TrainingHistory, *, ratio: float = 1.1, norm_ratio: float = 1.5) -> Seen | None:
     """The median loss of the newest 20 steps is `ratio` times that of the best 20, the median norm `norm_ratio` times,
     and the loss still rises.
 
     The rise must exceed 0.2 of the gain and 5 times the uncertainty of the medians. At a learning rate 1.05 times the
-    highest up to the best, `ratio_at_new_rate` and a norm that has not fallen are enough. Fires from 60 losses on.
-    Silent above three times the first loss, if the loss may rise by design, or if it recovers from a jump to other
-    data.
+    highest up to the best, 1.05 and a norm that has not fallen are enough. Fires from 60 losses on. Silent above three
+    times the first loss, if the loss may rise by design, or if it recovers from a jump to other data.
     """
     if history.loss_trend.count < 60:
         return None
@@ -60,7 +54,7 @@ def divergence_ahead(
         return None
     grown = max(now, _LEAST * first) / max(low, _LEAST * first)
     is_new, lr = _is_new_rate(history, entries, start + BLOCK * (best + 1))
-    if grown <= (ratio_at_new_rate if is_new else ratio):
+    if grown <= (1.05 if is_new else ratio):
         return None
     of_best, of_now = ([e.loss or 0.0 for e in block] for block in (blocks[best], blocks[-1]))
     # Noise may go with the level, and the best of many blocks is one of little noise; a slope is none.
@@ -75,16 +69,12 @@ def divergence_ahead(
         return None
     return Seen(
         at=(blocks[best][-1], entries[-1]),
-        sure=0.85 if norms > 2.0 * norm_ratio else 0.75,
-        loss_ratio=grown,
         norm_ratio=norms,
         is_at_new_rate=is_new,
         level=now,
         best=low,
-        threshold_ratio=ratio_at_new_rate if is_new else ratio,
         _began=blocks[best][0].step,
         _rate=f", and the learning rate, now {lr:.3g}, has never been so high before" if is_new else "",
-        _forecast=_forecast(levels, low),
     )
 
 
@@ -110,113 +100,73 @@ def _is_new_rate(history: TrainingHistory, entries: list[Entry], end: int) -> tu
     return lr > 1.05 * max(before, default=0.0), lr
 
 
-def _forecast(levels: list[float], low: float) -> str:
-    """When the loss is three times its best, if it goes on as in the newest two blocks."""
-    before, now = levels[-2:]
-    if not 0.0 < before < now < 3.0 * low:
-        return ""
-    steps = BLOCK * math.log(3.0 * low / now) / math.log(now / before)
-    return f" At this pace it is three times its best in about {steps:.0f} steps." if steps < 500 else ""
-
-
 _CLIPS_TWICE = (
     "Turn off what clips before the guard (a Trainer's max_grad_norm, Lightning's gradient_clip_val, a call of "
     "clip_grad_norm_ or clip_grad_value_){}"
 )
-_Held = tuple[Sequence[Any], dict[str, Any], str] | None  # what was held at a limit, that limit, and a sentence
+_Held = tuple[Sequence[Entry], float, str] | None  # steps whose norm was held, that norm, and a sentence
 
 
 @rule(
     "already-clipped",
-    reads="norms of the clean steps in the window; sum and largest element of their gradients where those are known",
-    source="our own: where gradients change and their norm does not, something holds the norm",
     see="{_what}, before the guard's own {_by} saw it.",
-    sure=0.8,
     remedy=_CLIPS_TWICE.format(", and give the guard max_norm."),
 )
-def already_clipped(
-    history: TrainingHistory, *, run: int = 10, few: int = 5, samples: int = 4, change: float = 0.01, tiny: float = 1e-5
-) -> Seen | None:
+def already_clipped(history: TrainingHistory, *, run: int = 10, few: int = 5) -> Seen | None:
     """The norms of the last `run` clean steps or more are within 1e-3 of one another and of a round number.
 
     Or, as where a limit is reached now and then, `few` of the window's are within 1e-5 of the largest, which is a round
-    number, with next to none just below; in half precision ten, and a tenth of them, within 2e-2. Or, as where each
-    element is clipped, the largest element is the same round number in a quarter of the samples, `samples` at least, in
-    several tensors, not all of them biases. A round number has at most two significant digits. The gradients must have
-    changed all the same: their sum or their largest element by more than a share `change`.
+    number, with next to none just below. A round number has at most two significant digits. The gradients must have
+    changed all the same: their sum or their largest element by more than a share 0.01.
 
-    A warning if the norm is at most `tiny` and 50 losses gained less than 0.1 of the first, else info.
+    A warning if the norm is at most 1e-5 and 50 losses gained less than 0.1 of the first, else info.
     """
-    found = _at_each_step(history, run, change) or _now_and_then(history, few, change)
-    found = found or _each_element(history, samples, change)
+    found = _at_each_step(history, run) or _now_and_then(history, few)
     if found is None:
         return None
-    entries, evidence, what = found
+    entries, norm, what = found
     by = history.model.clip_policy
     do = _CLIPS_TWICE.format(f": {by} sees only clipped norms.") if by else ""
-    is_nothing = evidence.get("norm", math.inf) <= tiny and is_stuck(history, 0.1, 50)
-    return Seen(at=entries, do=do, warn=is_nothing, _what=what, _by=by or "clipping", **evidence)
+    is_nothing = norm <= 1e-5 and is_stuck(history, 0.1, 50)
+    return Seen(at=entries, do=do, warn=is_nothing, norm=norm, num_steps=len(entries), _what=what, _by=by or "clipping")
 
 
 def _is_round(value: float, within: float) -> bool:
-    threshold = float(f"{value:.1e}")
-    return abs(value - threshold) <= within * threshold
+    rounded = float(f"{value:.1e}")
+    return abs(value - rounded) <= within * rounded
 
 
-def _at_each_step(history: TrainingHistory, run: int, change: float) -> _Held:
+def _at_each_step(history: TrainingHistory, run: int) -> _Held:
     norm, num = history.equal_norm, history.equal_run
     entries = list(history.clean)[-num:]
-    if num < run or not norm or not _is_round(norm, 1e-3) or not _has_changed(history, entries, change):
+    if num < run or not norm or not _is_round(norm, 1e-3) or not _has_changed(history, entries):
         return None
-    return (
-        entries,
-        {"norm": norm, "num_steps": num, "threshold": run},
-        f"The gradient norm was {float(f'{norm:.1e}'):g} at each of the last {num} steps",
-    )
+    return entries, norm, f"The gradient norm was {float(f'{norm:.1e}'):g} at each of the last {num} steps"
 
 
-def _now_and_then(history: TrainingHistory, few: int, change: float) -> _Held:
+def _now_and_then(history: TrainingHistory, few: int) -> _Held:
     """The steps at the largest norm, if it is held: it is round, they are enough, and next to none lie below."""
     s = signals_of(history)
-    top, num = max(s.norms, default=0.0), len(s.norms)
-    limits = [(max(1e-5, 2e-6 / top), few, 1e-4)] if top else []  # torch divides by norm + 1e-6
-    limits += [(2e-2, max(10, int(0.1 * num)), 4e-3)] if half_precision(history) is True else []
-    for width, least, digits in limits:
-        at_top = [entry for entry in s.clean if entry.norm >= top * (1.0 - width)]
-        held = [entry.norm for entry in at_top]
-        num_below = sum(norm >= top * (1.0 - 3.0 * width) for norm in s.norms) - len(held)
-        differ = 2 * len({*held}) > len(held) and len({*s.norms} - {*held}) >= 5  # else the same data came again
-        is_held = len(held) >= least and 5 * num_below <= len(held) and differ and _is_round(median(held), digits)
-        if is_held and _has_changed(history, at_top, change):
-            limit = float(f"{median(held):.1e}")
-            what = f"The gradient norm was {limit:g} at {len(held)} of the last {num} steps, and never larger"
-            return at_top, {"norm": median(held), "num_steps": len(held), "threshold_few": few}, what
-    return None
+    top = max(s.norms, default=0.0)
+    width = max(1e-5, 2e-6 / top) if top else 0.0  # torch divides by norm + 1e-6
+    at_top = [entry for entry in s.clean if entry.norm >= top * (1.0 - width)]
+    held = [entry.norm for entry in at_top]
+    num_below = sum(norm >= top * (1.0 - 3.0 * width) for norm in s.norms) - len(held)
+    differ = 2 * len({*held}) > len(held) and len({*s.norms} - {*held}) >= 5  # else the same data came again
+    if not top or len(held) < few or 5 * num_below > len(held) or not differ or not _is_round(median(held), 1e-4):
+        return None
+    if not _has_changed(history, at_top):
+        return None
+    limit = float(f"{median(held):.1e}")
+    what = f"The gradient norm was {limit:g} at {len(held)} of the last {len(s.norms)} steps, and never larger"
+    return at_top, median(held), what
 
 
-def _has_changed(history: TrainingHistory, entries: list[Entry], change: float) -> bool:
+def _has_changed(history: TrainingHistory, entries: list[Entry]) -> bool:
     """Whether gradients did; where no two of them were looked at, norms that differ are enough."""
     totals = history.totals_since(entries[0].step)
     if len(totals) < 2:
         return any(entry.norm != entries[0].norm for entry in entries)
-    largest = [one.largest for one in totals]
-    return _has_moved(totals, change) or max(largest) - min(largest) > change * max(largest)
-
-
-def _has_moved(totals: Sequence[Any], change: float) -> bool:
-    sums = [one.sum for one in totals]
-    return max(sums) - min(sums) > change * max(one.bound for one in totals)
-
-
-def _each_element(history: TrainingHistory, samples: int, change: float) -> _Held:
-    totals = history.totals_since(0)
-    top = max([one.largest for one in totals], default=0.0)
-    at_top = [one for one in totals if one.largest == top]
-    names = [*dict.fromkeys(name for one in at_top for name in one.names)]
-    if not top or len(at_top) < max(samples, 0.25 * len(totals)) or len(names) < 2 or all(map(is_bias, names)):
-        return None
-    if not _has_moved(at_top, change) or not _is_round(top, 4e-3 if half_precision(history) else 1e-4):
-        return None
-    what = f"The largest element of the gradients was {top:.3g} at {len(at_top)} of {len(totals)} steps looked at, in "
-    evidence = {"largest": top, "num_samples": len(at_top), "threshold_samples": samples}
-    return at_top, evidence, f"{what}{listed(names)}, and never larger"
+    largest, sums = [one.largest for one in totals], [one.sum for one in totals]
+    has_moved = max(sums) - min(sums) > 0.01 * max(one.bound for one in totals)
+    return has_moved or max(largest) - min(largest) > 0.01 * max(largest)

@@ -8,7 +8,7 @@ from ...records import TrainingHistory
 from ..finding import Seen
 from ..needs import floor_at_zero, is_lbfgs, may_rise
 from ..registry import rule
-from ..signals import fall_of, has_had_time, is_felt_by_the_loss, jumps, median, noise, signals_of
+from ..signals import fall_of, has_had_time, is_felt_by_the_loss, median, noise, signals_of
 
 TITLE = "Loss"
 
@@ -23,11 +23,8 @@ TITLE = "Loss"
     remedy="Divide the learning rate by 10, or warm it up, and clip at the usual norm (max_norm, Spikes).",
     needs_descent=True,
 )
-def loss_explosion(
-    history: TrainingHistory, *, ratio: float = 3.0, run: int = 3, peak: float = 30.0, peak_ratio: float = 1.5
-) -> Seen | None:
-    """At least `run` losses in a row are above `ratio` times the first, or one above `peak` and the next above
-    `peak_ratio`.
+def loss_explosion(history: TrainingHistory, *, ratio: float = 3.0, run: int = 3, peak: float = 30.0) -> Seen | None:
+    """At least `run` losses in a row are above `ratio` times the first, or one above `peak` and the next above 1.5.
 
     Info if the loss may rise by design, recovers from a jump to other data, or is back and has kept its gain.
     """
@@ -37,7 +34,7 @@ def loss_explosion(
         return None
     high = [loss > ratio * first for loss in s.losses]
     pairs = enumerate(zip(s.losses, s.losses[1:]))
-    starts = [i for i, (loss, following) in pairs if loss > peak * first and following > peak_ratio * first]
+    starts = [i for i, (loss, following) in pairs if loss > peak * first and following > 1.5 * first]
     starts += [i for i in range(len(high) - run + 1) if all(high[i : i + run])]
     if not starts:
         return None
@@ -48,8 +45,6 @@ def loss_explosion(
         at=(s.loss_entries[start], s.loss_entries[max(i for i, is_high in enumerate(high) if is_high)]),
         severity="info" if may_rise(history) or s.recovers_from_shift or is_over else "critical",
         largest=largest,
-        first=first,
-        threshold_ratio=ratio,
         _times=largest / first,
     )
 
@@ -57,18 +52,14 @@ def loss_explosion(
 @rule(
     "loss-divergence",
     severity="critical",
-    reads="the newest losses against where the run began and its best average",
-    source="our own: what the run has gained, and how much of it is lost again",
     see="The loss is back at {level:.4g}, after an average of {best:.4g} at step {_step}: {_how}.",
     sure=0.95,
     remedy="Go back to a checkpoint from before the loss turned, and lower the learning rate (by half to a tenth).",
     needs_descent=True,
     needs_harm=True,
 )
-def loss_divergence(
-    history: TrainingHistory, *, lost: float = 0.5, min_progress: float = 0.1, z: float = 6.0
-) -> Seen | None:
-    """The median of the newest 20 losses has lost more than a share `lost` of the gain, and `z` times the noise.
+def loss_divergence(history: TrainingHistory, *, lost: float = 0.5, min_progress: float = 0.1) -> Seen | None:
+    """The median of the newest 20 losses has lost more than a share `lost` of the gain, and 6 times the noise.
 
     Counts once the best average was `min_progress` below the first losses. Critical if all of the gain is lost. Silent
     if the loss may rise by design, or recovers from a jump to other data.
@@ -82,15 +73,13 @@ def loss_divergence(
         return None
     calm = noise([e.loss or 0.0 for e in s.loss_entries if e.step <= trend.best_step][-64:])
     spread = s.loss_noise if math.isnan(calm) else calm
-    if back <= z * spread or may_rise(history) or s.recovers_from_shift:
+    if back <= 6.0 * spread or may_rise(history) or s.recovers_from_shift:
         return None
     return Seen(
         at=(trend.best_step, s.loss_entries[-1].step),
         severity="critical" if back >= gained else "warning",
         level=median(newest),
         best=trend.best,
-        first=trend.first,
-        lost=back / gained,
         _step=trend.best_step,
         _how=f"{back / gained:.0%} of the gain is lost"
         if back < gained
@@ -101,39 +90,23 @@ def loss_divergence(
 @rule(
     "loss-spike",
     was="spiky-loss",
-    reads="spikes of the loss over the whole run",
     source="SkipStep's z-score (mean + 6 sigma, OLMo), held against where the run began",
     see="The loss jumped {_often} for a step or so: to {loss:.4g} at step {_step}, from an average of {mean:.4g}.",
-    sure=0.9,
-    remedy="Look at the batch of that step: its inputs, targets and scale. If spikes come back elsewhere, clip at the "
-    "usual norm, and lower the learning rate or Adam's beta2.",
+    remedy="Look at the batch of that step. If spikes come back, clip, lower the learning rate or Adam's beta2.",
     needs_descent=True,
     needs_harm=True,
 )
-def loss_spike(
-    history: TrainingHistory, *, z: float = 8.0, ratio: float = 2.0, norm_ratio: float = 8.0, max_run: int = 4
-) -> Seen | None:
+def loss_spike(history: TrainingHistory, *, z: float = 8.0, ratio: float = 2.0) -> Seen | None:
     """Losses are `z` standard deviations above their average, and above `ratio` times the run's first losses.
 
-    At any height if the norm is `norm_ratio` times its average at the same step. More than `max_run` steps are a new
-    level, not a spike. Certain if there were one or two spikes in all, each of one step and above twice the largest of
-    the first ten losses. Info if there are one or two that are not certain, and if the loss may rise by design.
+    More than 4 steps are a new level, not a spike. Certain if there were one or two spikes in all, each of one step and
+    above twice the largest of the first ten losses. Info if there are one or two that are not certain, and if the loss
+    may rise by design.
     """
     trend = history.loss_trend
-    if trend.first <= 0.0:
-        return None
-    confirmed = {s.first_step for s in history.norm_trend.spikes if s.value - s.mean > math.log(norm_ratio)}
-    spikes = [
-        spike
-        for spike in trend.spikes
-        if spike.z > z
-        and (spike.value > ratio * trend.first or spike.first_step in confirmed)
-        and spike.last_step - spike.first_step < max_run
-    ]
-    entries = signals_of(history).loss_entries if spikes else []
-    anew = {entries[place].step for place in jumps(entries)}
-    spikes = [spike for spike in spikes if spike.first_step not in anew]
-    if not spikes:
+    high = [spike for spike in trend.spikes if spike.z > z and spike.value > ratio * trend.first]
+    spikes = [spike for spike in high if spike.last_step - spike.first_step < 4]
+    if trend.first <= 0.0 or not spikes:
         return None
     worst = max(spikes, key=lambda spike: spike.value / max(abs(spike.mean), 1e-300))
     is_over = len(trend.spikes) <= 2 and history.recent[-1].step > spikes[-1].last_step + 2
@@ -144,9 +117,7 @@ def loss_spike(
         warn=not may_rise(history) and (is_certain or len(spikes) > 2),
         loss=worst.value,
         mean=worst.mean,
-        z=worst.z,
         num_spikes=len(spikes),
-        threshold_z=z,
         is_certain=is_certain,
         _often="once" if len(spikes) == 1 else f"{len(spikes)} times",
         _step=worst.first_step,
@@ -156,37 +127,31 @@ def loss_spike(
 @rule(
     "loss-not-decreasing",
     was="loss-plateau",
-    reads="the best average of the loss against the run's first losses; the learning rate",
     source="SageMaker Debugger LossNotDecreasing (10 steps), over averages, so that noise does not decide",
     see="After {_num} steps the loss is {level:.4g}; it was {first:.4g} in the beginning.",
-    remedy="Look at the update ratio and the learning rate first, then at frozen, dead or vanishing layers, then at "
-    "whether inputs and targets belong together: the model does not learn.",
+    remedy="Look at the learning rate, then at frozen or dead layers, then at whether targets fit the inputs.",
     needs_descent=True,
 )
-def loss_not_decreasing(
-    history: TrainingHistory, *, progress: float = 0.02, z: float = 1.0, min_steps: int = 100, patience: int = 200
-) -> Seen | None:
-    """After `min_steps` steps the best average of the loss is not a share `progress` below the first ten losses.
+def loss_not_decreasing(history: TrainingHistory, *, progress: float = 0.02, z: float = 1.0) -> Seen | None:
+    """After 100 steps the best average of the loss is not a share `progress` below the first ten losses.
 
     Steps of a warm-up do not count. Silent if the newest losses are twice that share, or `z` times their noise, below
-    the first. Info before `patience` losses (more of small batches) unless the run has ended, and before three times as
-    many while it still falls by three standard errors; if it is below the chance level, or may rise by design.
+    the first. Info before 200 losses (more of small batches) unless the run has ended, and before three times as many
+    while it still falls by three standard errors; if it is below the chance level, or may rise by design.
     """
     s, trend = signals_of(history), history.loss_trend
-    if trend.count < min_steps or s.num_full_lr < min(min_steps, history.window // 2) or s.is_lr_rising:
+    if trend.count < 100 or s.num_full_lr < min(100, history.window // 2) or s.is_lr_rising:
         return None
     noise_of_ten = z * s.loss_noise / math.sqrt(10.0)
     has_begun = s.loss_level < trend.first - max(2 * progress * abs(trend.first), noise_of_ten)
     if not s.loss_entries or not s.fall < progress or has_begun:  # losses may have stopped coming
         return None
-    is_early = not has_had_time(history, patience) or (s.still_falls and history.losses.count < 3 * patience)
+    is_early = not has_had_time(history, 200) or (s.still_falls and history.losses.count < 3 * 200)
     return Seen(
         at=(history.clean[0], s.loss_entries[-1]),
         warn=not (is_early or may_rise(history) or s.is_below_chance),
         level=s.loss_level,
         first=trend.first,
-        progress=s.fall,
-        threshold=progress,
         _num=trend.count,
     )
 
@@ -195,47 +160,40 @@ def loss_not_decreasing(
     "falls-in-a-line",
     of="loss-not-decreasing",
     see="In {_num} steps the loss has fallen by {progress:.1%} only, as fast at the end as in the beginning.",
-    sure=0.8,
     remedy="Raise the learning rate by 10 to 100 times: a loss that falls in a straight line can fall faster.",
     needs_descent=True,
 )
-def falls_in_a_line(
-    history: TrainingHistory, *, progress: float = 0.1, min_steps: int = 300, patience: int = 1000
-) -> Seen | None:
-    """After `min_steps` losses of a run that has ended, or `patience` (more of small batches), less than `progress` of
-    the first loss was gained, and the second half brought nine tenths as much as the first.
+def falls_in_a_line(history: TrainingHistory, *, progress: float = 0.1, min_steps: int = 300) -> Seen | None:
+    """After `min_steps` losses of a run that has ended, or 1000 (more of small batches), less than `progress` of the
+    first loss was gained, and the second half brought nine tenths as much as the first.
     """
     s, trend = signals_of(history), history.loss_trend
     means = [bucket.loss.mean for bucket in history.overview.buckets if bucket.loss.num]
-    if trend.count < min_steps or not has_had_time(history, patience) or len(means) < 8 or not 0.0 < s.fall < progress:
+    if trend.count < min_steps or not has_had_time(history, 1000) or len(means) < 8 or not 0.0 < s.fall < progress:
         return None
     half = len(means) // 2
     early, late = fall_of(means[:half]), fall_of(means[half:])
     is_line = late[0] > 0.9 * early[0] > 0.0 and min(early[0] - 6.0 * early[1], late[0] - 6.0 * late[1]) > 0.0
     if not is_line or s.is_lr_rising or may_rise(history):
         return None
-    return Seen(at=(history.clean[0], s.loss_entries[-1]), progress=s.fall, threshold=progress, _num=trend.count)
+    return Seen(at=(history.clean[0], s.loss_entries[-1]), progress=s.fall, _num=trend.count)
 
 
 @rule(
     "underfitting",
     of="loss-not-decreasing",
     see="The loss has not come down from about {level:.4g} in the last {_num} steps, {_share:.0%} of where it began.",
-    sure=0.8,
-    remedy="Look for dead units, too much dropout or weight decay, a learning rate too high or too low, or targets "
-    "that do not follow from the inputs; try a larger model last. The loss stopped falling early and high.",
+    remedy="Look for dead units, dropout, weight decay and the learning rate first; try a larger model last.",
     needs_descent=True,
 )
-def underfitting(
-    history: TrainingHistory, *, progress: float = 0.15, min_steps: int = 120, flat: float = 0.03, validations: int = 4
-) -> Seen | None:
-    """Over the newest two thirds of the run the loss fell by less than a share `flat`, after a gain of less than
+def underfitting(history: TrainingHistory, *, progress: float = 0.15, min_steps: int = 120) -> Seen | None:
+    """Over the newest two thirds of the run the loss fell by less than a share 0.03, after a gain of less than
     `progress`.
 
-    The fall is that of the line through the losses, plus two standard errors; 0.06 is the limit if `validations`
-    validation losses of these steps fell by less than `flat`. Counts steps from `min_steps` on, within the window, up
-    to a decay to a third. Silent if the loss rose by half, or has no floor at zero. Info before 150 losses unless the
-    run has ended, if the loss is below the chance level, and if it may rise by design.
+    The fall is that of the line through the losses, plus two standard errors; 0.06 is the limit if 4 validation losses
+    of these steps fell by less than 0.03. Counts steps from `min_steps` on, within the window, up to a decay to a
+    third. Silent if the loss rose by half, or has no floor at zero. Info before 150 losses unless the run has ended, if
+    the loss is below the chance level, and if it may rise by design.
     """
     s, trend = signals_of(history), history.loss_trend
     losses = [loss for e, loss in zip(s.loss_entries, s.losses) if 3.0 * (e.lr or math.inf) >= history.lrs.max]
@@ -246,17 +204,14 @@ def underfitting(
     part, start = losses[len(losses) // 3 :], s.loss_entries[len(losses) // 3].step
     level, (fallen, error) = median(part), fall_of(part)
     val_losses = [v.val_loss for v in history.validations if v.step >= start and math.isfinite(v.val_loss)]
-    stands = len(val_losses) >= max(validations, 2) and fall_of(val_losses)[0] < flat * median(val_losses)
-    limit = 0.06 if stands else flat
+    stands = len(val_losses) >= max(4, 2) and fall_of(val_losses)[0] < 0.03 * median(val_losses)
+    limit = 0.06 if stands else 0.03
     if fallen + 2.0 * error >= limit * level or level > 1.5 * trend.first:
         return None
     return Seen(
         at=(start, s.loss_entries[-1].step),
         warn=has_had_time(history, 150) and not may_rise(history) and not s.is_below_chance,
         level=level,
-        first=trend.first,
-        fallen=fallen,
-        threshold_flat=limit,
         _num=len(part),
         _share=level / trend.first,
     )

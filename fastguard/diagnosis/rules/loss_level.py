@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from ...records import TrainingHistory
-from .. import needs
 from ..finding import Seen
 from ..needs import computing, floor_at_zero, game, is_squared_error
 from ..registry import rule
@@ -18,13 +17,10 @@ TITLE = "Loss"
 
 @rule(
     "loss-begins-high",
-    reads="the first loss and the first output of a cross-entropy, against what guessing gives; the newest losses",
     source="Karpathy 2019, A Recipe for Training Neural Networks: verify the loss at initialisation",
     see="The loss began at {first:.4g}, where guessing gives {chance:.4g}: the first outputs had a standard deviation "
     "of {size:.3g}. It is {level:.4g} now.",
-    sure=0.9,
-    remedy="Look at the initialisation (embeddings and the last layer too), at normalisation before the last layer, "
-    "and at the scale of the inputs: the first outputs are far larger than the targets ask for.",
+    remedy="Look at the initialisation, the normalisation before the last layer, and the scale of the inputs.",
     needs_descent=True,
     needs_targets=True,
 )
@@ -47,7 +43,6 @@ def loss_begins_high(history: TrainingHistory, *, times: float = 8.0, min_steps:
         chance=chance,
         level=level,
         size=x.output_std,
-        inputs=0.0 if x.input_is_integer else math.hypot(x.input_mean, x.input_std),
     )
 
 
@@ -56,23 +51,18 @@ _OVER_CLASSES = ("", "cross-entropy", "negative log-likelihood", "log of the out
 
 @rule(
     "loss-at-chance",
-    reads="the level of the loss against that of guessing among as many classes as the output is wide",
-    source="our own: a model that knows nothing of its inputs ends at the entropy of the targets",
     see="The loss is stuck at {level:.4g}; {_what} {chance:.4g}.",
-    remedy="Look at single samples with their targets, as the model gets them: are they shuffled against each other, "
-    "or do the inputs not arrive? The model finds nothing of the targets in the inputs.",
+    remedy="Look at single samples with their targets: are they shuffled, or do the inputs not arrive?",
     needs_descent=True,
 )
-def loss_at_chance(
-    history: TrainingHistory, *, tolerance: float = 0.03, frequent: float = 0.05, num_targets: int = 512
-) -> Seen | None:
+def loss_at_chance(history: TrainingHistory, *, tolerance: float = 0.03, frequent: float = 0.05) -> Seen | None:
     """The median loss is within a share `tolerance` of ln C, and the best average is not far below.
 
     Fires from 100 losses on (more of small batches), unless it still falls by three standard errors.
 
     Or, if the loss no longer falls, from 200 on, within `tolerance` of ln 2 for a loss of yes or no; within a share
-    `frequent` of the entropy of `num_targets` targets or more; or, for a squared error, from 500 on at nine tenths of
-    the targets' variance or above.
+    `frequent` of the entropy of 512 targets or more; or, for a squared error, from 500 on at nine tenths of the
+    targets' variance or above.
     """
     notes, s, samples = history.model, signals_of(history), training_batches(history)
     is_squared, is_binary = is_squared_error(history), _is_binary(notes.loss_ops)
@@ -86,7 +76,7 @@ def loss_at_chance(
     elif not is_squared and width >= 2 and notes.loss_kind in _OVER_CLASSES:
         levels.append((math.log(width), tolerance, tolerance, f"guessing among {width} classes gives"))
         is_settled = s.is_flat and has_had_time(history, 200)
-        if notes.target_entropy is not None and (notes.num_targets or 0) >= num_targets and is_settled:
+        if notes.target_entropy is not None and (notes.num_targets or 0) >= 512 and is_settled:
             what = "knowing how frequent each class is gives about"
             levels.append((notes.target_entropy, frequent, frequent, what))
     if s.is_flat and has_had_time(history, 200) and is_binary:
@@ -94,8 +84,8 @@ def loss_at_chance(
     for chance, below, above, what in levels:
         is_near = (1.0 - below) * chance <= level <= (1.0 + above) * chance
         if is_near and history.loss_trend.best >= (1.0 - 2.0 * below) * chance:
-            sure, num_classes, limit = (0.75, None, None) if is_squared else (0.85, width, below)
-            return Seen(sure=sure, level=level, chance=chance, num_classes=num_classes, threshold=limit, _what=what)
+            sure, num_classes = (0.75, None) if is_squared else (0.85, width)
+            return Seen(sure=sure, level=level, chance=chance, num_classes=num_classes, _what=what)
     return None
 
 
@@ -107,8 +97,6 @@ def _is_binary(ops: Sequence[str]) -> bool:
 
 @rule(
     "loss-still-falling",
-    reads="the newest losses of a run that has ended, early and late in the window",
-    source="our own; early stopping asks for a patience, and this is its reverse",
     see="The loss was still falling when the run ended: from {before:.4g} to {level:.4g} over the last {_part} steps"
     "{_half}.",
     remedy="Train for more steps, or raise the learning rate; ignore this if you meant to stop here.",
@@ -147,8 +135,6 @@ def loss_still_falling(
         sure=0.85 if is_early or is_short else 0.8,
         level=late,
         before=before,
-        gained_in_second_half=gained / first,
-        threshold_fall=fall,
         _part=part,
         _half=f", and by {gained / first:.0%} of its initial value in the second half" if is_early or is_short else "",
     )
@@ -160,28 +146,23 @@ _PASSED = ("Mean", "Neg", "Add", "Sum", "Div", "Mul")
 
 @rule(
     "one-side-wins",
-    reads="the loss of a game, against where it began and what a logistic loss of chance is",
     source="Goodfellow et al. 2014, section 3, on the generator that a discriminator which is always right teaches "
     "nothing; Arjovsky and Bottou 2017",
     see="For the last {_num} steps the loss of this side of the game has been {_where}.",
-    remedy="Weaken the side that wins: fewer steps or a lower learning rate for the discriminator, noise on its "
-    "inputs, smoothed labels, a gradient penalty; or a loss that does not saturate.",
+    remedy="Weaken the side that wins: fewer steps, a lower rate, noise on its inputs, smoothed labels.",
     cause=("adversary-wins", "One side of the game has won, and the other no longer learns."),
     weight=0.96,
     explains="vanishing-gradients zero-gradients growing-norm clip-rate-high",
-    cause_needs=(needs.game,),
 )
-def one_side_wins(
-    history: TrainingHistory, *, lost: float = 4.6, won: float = 0.02, steps: int = 100, min_steps: int = 200
-) -> Seen | None:
+def one_side_wins(history: TrainingHistory, *, lost: float = 4.6, won: float = 0.02, steps: int = 100) -> Seen | None:
     """A game's logistic loss was above `lost` or below `won` nats for the newest `steps` steps, and half of the window.
 
-    Above `lost` the other side is right in 99 of 100 cases; below `won` this side is. Fires from `min_steps` losses on;
-    above, only if it has doubled.
+    Above `lost` the other side is right in 99 of 100 cases; below `won` this side is. Fires from 200 losses on; above,
+    only if it has doubled.
     """
     s = signals_of(history)
     ops = [op for op in history.model.loss_ops if not op.startswith(_PASSED)]
-    if game(history) is not True or len(s.losses) < min(min_steps, history.window) or history.losses.min < 0.0:
+    if game(history) is not True or len(s.losses) < min(200, history.window) or history.losses.min < 0.0:
         return None
     newest = sorted(s.losses[-max(steps, len(s.losses) // 2) :])
     low, high = newest[len(newest) // 10], newest[-1 - len(newest) // 10]
@@ -190,11 +171,4 @@ def one_side_wins(
         return None
     above = f"above {low:.3g} nats: the other side is right about nearly all of its samples"
     below = f"below {high:.2g} nats: there is nothing left to learn from the other side"
-    return Seen(
-        at=s.loss_entries[-len(newest) :],
-        level=newest[len(newest) // 2],
-        first=s.initial_loss,
-        is_the_winner=not is_lost,
-        _num=len(newest),
-        _where=above if is_lost else below,
-    )
+    return Seen(at=s.loss_entries[-len(newest) :], _num=len(newest), _where=above if is_lost else below)

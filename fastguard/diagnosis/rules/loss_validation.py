@@ -17,42 +17,23 @@ TITLE = "Loss"
 @rule(
     "overfitting",
     was="overtraining",
-    reads="validation losses, each with the training loss of its time",
     source="SageMaker Debugger Overfit ((val - train) / train > 0.1) and the toolkit's OVERFITTING, against the best "
     "validation so far",
     see="The validation loss has risen from {best:.4g} at step {_step} to {val_loss:.4g}, while the training loss fell "
     "from {_train:.4g} to {train_loss:.4g}.",
-    sure=0.9,
-    remedy="Stop at the best validation loss, or go back to it. More data, augmentation, dropout or weight decay help "
-    "next time.",
+    remedy="Go back to the best validation loss. Get more data, or use augmentation, dropout or weight decay.",
     needs_descent=True,
 )
-def overfitting(
-    history: TrainingHistory, *, ratio: float = 1.2, gap: float = 0.1, by_heart: float = 0.02
-) -> Seen | None:
+def overfitting(history: TrainingHistory, *, ratio: float = 1.2, gap: float = 0.1) -> Seen | None:
     """The newest 5 validation losses are `ratio` times the best and a share `gap` above the training loss, which fell
     since.
-
-    Or none of them is the best, which is above 0.3 of the first losses, and the training loss is below `by_heart` of
-    it.
     """
     known = [v for v in history.validations if math.isfinite(v.train_loss)]
     place = min(range(len(known)), key=lambda i: known[i].val_loss, default=0)
     if len(known) - 1 - place < 5:
         return None
-    s, best, last = signals_of(history), known[place], known[-1]
+    best, last = known[place], known[-1]
     least = min(v.val_loss for v in known[-5:])
-    if best.val_loss > 0.3 * (s.chance or s.initial_loss) > 0.0 <= last.train_loss < by_heart * best.val_loss:
-        return Seen(
-            at=known[place:],
-            sure=0.8,
-            see="The validation loss has stayed at {best:.4g} or above since step {_step}, and the training loss is "
-            "down to {train_loss:.4g}.",
-            best=best.val_loss,
-            train_loss=last.train_loss,
-            threshold=by_heart,
-            _step=best.step,
-        )
     is_apart = least > max(ratio * best.val_loss, (1.0 + gap) * last.train_loss)
     if not is_apart or last.train_loss >= best.train_loss:
         return None
@@ -61,7 +42,6 @@ def overfitting(
         val_loss=last.val_loss,
         best=best.val_loss,
         train_loss=last.train_loss,
-        threshold=ratio,
         _step=best.step,
         _train=best.train_loss,
     )
@@ -98,7 +78,6 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Seen | Non
         return None
     name = ops[1].removesuffix("Backward0")
     return Seen(
-        operation=ops[1],
         first=history.loss_trend.first,
         level=history.loss_trend.mean,
         _what="minus a minus" if name == "Neg" else f"minus a term that is never below zero ({name})",
@@ -109,7 +88,6 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Seen | Non
     "negated-policy-loss",
     of="loss-without-floor",
     see="The loss is a policy gradient without a minus: it makes chosen actions {_what}.",
-    sure=0.9,
     remedy="Minimise minus the log-probability times the return (or advantage), or pass maximize=True.",
 )
 def negated_policy_loss(history: TrainingHistory, *, min_steps: int = 10) -> Seen | None:
@@ -133,27 +111,21 @@ def negated_policy_loss(history: TrainingHistory, *, min_steps: int = 10) -> See
 @rule(
     "loss-without-floor",
     severity="critical",
-    reads="the least loss, norms against where the run began, how the newest losses fall, and cosines of gradients",
-    source="our own: the gradients of a likelihood shrink as it is learnt; those of what has no floor grow with it",
     see="The loss has fallen from {first:.4g} to {least:.4g}, and gradients have grown to {norm_ratio:.3g} times their "
     "first norm: nothing holds it.",
-    sure=0.9,
-    remedy="Check the sign of each term of the loss: one of them is unbounded below. If that is intended, say "
-    'objective="game" or "reward".',
+    remedy='Check the sign of each term of the loss, or say objective="game" or "reward".',
 )
-def loss_without_floor(
-    history: TrainingHistory, *, norm_ratio: float = 100.0, min_steps: int = 60, cosine: float = 0.9, far: float = 1e5
-) -> Seen | None:
+def loss_without_floor(history: TrainingHistory, *, norm_ratio: float = 100.0, min_steps: int = 60) -> Seen | None:
     """Each sixth of the window fell further than the one before, the last to below zero, and norms grew.
 
-    Fires from `min_steps` losses on: norms 4-fold in one direction, by a median `cosine` of gradients, or
-    `norm_ratio`-fold in any. Or a loss was below minus `far` times the first, or minus `far`. Critical if a loss was
-    minus Inf, or anything else was not finite.
+    Fires from `min_steps` losses on: norms 4-fold in one direction, by a median 0.9 of gradients, or `norm_ratio`-fold
+    in any. Or a loss was below minus 1e5 times the first, or minus 1e5. Critical if a loss was minus Inf, or anything
+    else was not finite.
     """
     norms, trend = history.norm_trend, history.loss_trend
     has_ended = any(e.loss == -math.inf for e in history.recent) if history.num_bad_losses else False
-    runs_away = history.losses.count >= min_steps and _runs_away(history, 4.0, norm_ratio, cosine)
-    runs_away = runs_away or history.losses.min < -far * max(abs(trend.first), 1.0)
+    runs_away = history.losses.count >= min_steps and _runs_away(history, 4.0, norm_ratio, 0.9)
+    runs_away = runs_away or history.losses.min < -1e5 * max(abs(trend.first), 1.0)
     if _may_fall_for_ever(history) or not (has_ended or runs_away):
         return None
     grown = exp(math.log(history.norm_max) - norms.first) if history.norm_max > 0.0 and norms.count else 0.0
@@ -162,7 +134,6 @@ def loss_without_floor(
         first=trend.first,
         least=-math.inf if has_ended else history.losses.min,
         norm_ratio=grown,
-        threshold_norm_ratio=norm_ratio,
     )
 
 

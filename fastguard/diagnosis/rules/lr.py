@@ -6,7 +6,6 @@ import math
 from itertools import pairwise
 
 from ...records import TrainingHistory
-from .. import needs
 from ..finding import Seen
 from ..needs import descent, is_of_numbers, may_rise
 from ..registry import rule
@@ -17,8 +16,6 @@ TITLE = "Learning rate"
 
 @rule(
     "learning-rate-jump",
-    reads="learning rates of the window, and the whole run's before it",
-    source="our own: warm-ups climb, and restarts return to where they were",
     see="The learning rate jumped from {before:.3g} to {lr:.3g} at step {_step}; it had never been above "
     "{largest_before:.3g}.",
     sure=0.95,
@@ -40,24 +37,15 @@ def learning_rate_jump(history: TrainingHistory, *, ratio: float = 5.0, min_step
     for i, (previous, entry) in enumerate(pairwise(entries), first + 1):
         largest, now = max(largest, previous.lr or 0.0), entry.lr or 0.0
         if now >= ratio * largest > 0.0 and now > 1.01 * full and i >= min_steps:
-            return Seen(
-                at=(entry, entries[-1]),
-                lr=now,
-                before=previous.lr,
-                largest_before=largest,
-                threshold_ratio=ratio,
-                _step=entry.step,
-            )
+            return Seen(at=(entry, entries[-1]), lr=now, before=previous.lr, largest_before=largest, _step=entry.step)
     return None
 
 
 @rule(
     "no-warm-up",
-    reads="the first learning rates, losses and norms of the run",
     source="our own; warm-up over the first 5 to 10% of the steps is the common remedy (Goyal et al. 2017)",
     see="The run began at its full learning rate of {lr:.3g}, and the loss rose from {first:.4g} to {largest:.4g} in "
     "its first {_num} losses.",
-    sure=0.8,
     remedy="Warm the learning rate up over the first hundred steps or 5% of the run, whichever is more.",
     needs_descent=True,
     needs_harm=True,
@@ -86,7 +74,6 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
         first=first,
         largest=max(losses),
         lr=lrs[0],
-        threshold_rise=rise,
         _num=len(losses),
     )
 
@@ -99,7 +86,6 @@ def no_warm_up(history: TrainingHistory, *, rise: float = 1.3, run: int = 5, wit
     cause=("scheduler-not-stepped", "The scheduler is never stepped, so the learning rate stays at its first value."),
     weight=0.98,
     explains="update-ratio-low standstill",
-    cause_needs=(needs.scheduler,),
 )
 def scheduler_not_stepping(history: TrainingHistory, *, steps: int = 50, steps_at_full: int = 1000) -> Seen | None:
     """A scheduler exists, but the learning rate has been the same for all of `steps` clean steps or more.
@@ -115,10 +101,8 @@ def scheduler_not_stepping(history: TrainingHistory, *, steps: int = 50, steps_a
     return Seen(
         at=history.clean,
         warn=not at_full,
-        sure=0.6 if at_full else 0.9,
         lr=lrs.max,
         num_steps=lrs.count,
-        threshold_steps=need,
         _initial="" if at_full else f", {share:.2g} of the rate that the optimizer was made with",
     )
 
@@ -160,25 +144,22 @@ def estimated_update_ratio(history: TrainingHistory, *, at_first: bool = False) 
 @rule(
     "steps-too-large",
     of="update-ratio-high",
-    see="At a learning rate of {_lr:.3g} a step changes the median weight by an estimated {update_ratio:.2g} times its "
-    "first size.",
+    see="At a rate of {_lr:.3g} a step changes the median weight by about {update_ratio:.2g} of its first size.",
     remedy="Divide the learning rate by 10 to 100; fastguard.LearningRateFinder finds one.",
     needs_descent=True,
 )
-def steps_too_large(
-    history: TrainingHistory, *, ratio: float = 0.3, progress: float = 0.1, min_steps: int = 80
-) -> Seen | None:
+def steps_too_large(history: TrainingHistory, *, ratio: float = 0.3, progress: float = 0.1) -> Seen | None:
     """A step changes the median weight by an estimated share `ratio` or more, and little was learnt.
 
-    Little: `min_steps` losses gained less than a share `progress` of the first, or three times that if a step is as
-    large as the weight.
+    Little: 80 losses gained less than a share `progress` of the first, or three times that if a step is as large as the
+    weight.
     """
     value, s = estimated_update_ratio(history), signals_of(history)
     least = progress * (3.0 if (value or 0.0) >= 1.0 else 1.0)
-    if value is None or value < ratio or len(s.losses) < min_steps or s.progress >= least:
+    if value is None or value < ratio or len(s.losses) < 80 or s.progress >= least:
         return None
     sure = 0.9 if value > 3 * ratio else 0.75
-    return Seen(at=history.clean, sure=sure, update_ratio=value, threshold=ratio, _lr=max(s.lrs[-64:]))
+    return Seen(at=history.clean, sure=sure, update_ratio=value, _lr=max(s.lrs[-64:]))
 
 
 @rule(
@@ -186,34 +167,28 @@ def steps_too_large(
     of="update-ratio-low",
     see="A step changes the median weight by an estimated {update_ratio:.2g} of its first size, {_moved:.2g} over the "
     "{_num} steps of the run if all went one way.",
-    remedy="Raise the learning rate by 10 to 100 times; fastguard.LearningRateFinder finds one. Look for a scheduler, "
-    "a clip limit or a loss scale that holds the steps down.",
+    remedy="Raise the learning rate by 10 to 100 times, or look for what holds it down: schedule, clipping, scaling.",
     needs_descent=True,
 )
-def steps_too_small(
-    history: TrainingHistory, *, ratio: float = 5e-4, progress: float = 0.1, still: float = 0.02, min_steps: int = 40
-) -> Seen | None:
+def steps_too_small(history: TrainingHistory, *, ratio: float = 5e-4, progress: float = 0.1) -> Seen | None:
     """A step changes the median weight by an estimated share below `ratio`, and little was learnt.
 
-    Little: `min_steps` losses at half of the largest learning rate gained less than a share `progress` of the first, or
-    the weights moved by less than `still` of themselves in all. Fires from 100 losses on, and at the end; from 200 on,
-    and at the end or from 1000 on below twice `ratio`, if the loss falls steadily with half of it left.
+    Little: 40 losses at half of the largest learning rate gained less than a share `progress` of the first, or the
+    weights moved by less than 0.02 of themselves in all. Fires from 100 losses on, and at the end; from 200 on, and at
+    the end or from 1000 on below twice `ratio`, if the loss falls steadily with half of it left.
     """
     value, s = estimated_update_ratio(history), signals_of(history)
-    if value is None or value >= 2.0 * ratio or s.num_full_lr < min_steps or (s.is_lr_rising and not history.has_ended):
+    if value is None or value >= 2.0 * ratio or s.num_full_lr < 40 or (s.is_lr_rising and not history.has_ended):
         return None
     moved = value * history.num_clean
-    is_slow = value < ratio and (s.progress < progress or (moved < still and s.progress < 0.5))
+    is_slow = value < ratio and (s.progress < progress or (moved < 0.02 and s.progress < 0.5))
     is_late = history.losses.count >= (200 if value < ratio or history.has_ended else 1000)
     is_slow = is_slow or (s.progress < 0.5 and is_late and s.falls_steadily)
-    if history.loss_trend.count < min_steps or not is_slow or not has_had_time(history, 100):
+    if history.loss_trend.count < 40 or not is_slow or not has_had_time(history, 100):
         return None
     return Seen(
         at=history.clean,
-        sure=0.9 if moved < 0.1 else 0.6,
         update_ratio=value,
-        threshold=ratio,
-        progress=s.progress,
         _moved=moved,
         _num=history.num_clean,
     )
@@ -231,52 +206,41 @@ _USUAL = {  # from the least to the largest learning rate that people use
 @rule(
     "learning-rate-unusual",
     was="learning-rate-out-of-bounds",
-    reads="learning rates of the whole run, and the optimizer's kind",
-    source="our own: the defaults of torch.optim, and what is used in practice around them, with room to spare",
-    see="{_kind} runs with a learning rate of {lr:.3g}, outside of the usual {threshold_low:g} to {threshold_high:g}.",
-    sure=0.9,
+    see="{_kind} runs with a learning rate of {lr:.3g}, outside of the usual {_low:g} to {_high:g}.",
     remedy="Begin with a usual rate: Adam 1e-5 to 1e-2, SGD 1e-3 to 1, Adadelta about 1, Adagrad 1e-2.",
     needs_harm=True,
 )
-def learning_rate_unusual(
-    history: TrainingHistory,
-    *,
-    progress: float = 0.1,
-    min_steps: int = 80,
-    far: float = 4.0,
-    low: float = 0.0,
-    high: float = 0.0,
-) -> Seen | None:
+def learning_rate_unusual(history: TrainingHistory, *, low: float = 0.0, high: float = 0.0) -> Seen | None:
     """The largest learning rate so far is outside the usual range of this kind of optimizer.
 
-    Or outside of `low` to `high`, where those are not 0. From `min_steps` steps on, once it no longer rises. Info; a
-    warning if the losses gained less than a share `progress` of the first, or if half of the loss is left after 200
-    while it falls steadily at a low rate, or while a high rate changes the median weight by a third a step. Whatever
-    the loss does, a warning for a rate `far` times the largest usual one, and larger than the targets, that changes the
-    median weight by a third a step; and for a high rate in a run that was NaN before `min_steps` steps. Mixed and
-    unknown optimizers have no usual range.
+    Or outside of `low` to `high`, where those are not 0. From 80 steps on, once it no longer rises. Info; a warning if
+    the losses gained less than a share 0.1 of the first, or if half of the loss is left after 200 while it falls
+    steadily at a low rate, or while a high rate changes the median weight by a third a step. Whatever the loss does, a
+    warning for a rate 4 times the largest usual one, and larger than the targets, that changes the median weight by a
+    third a step; and for a high rate in a run that was NaN before 80 steps. Mixed and unknown optimizers have no usual
+    range.
     """
     kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
     kind = kinds.pop() if len(kinds) == 1 else ""
     s, largest, usual = signals_of(history), history.lrs.max, _USUAL.get(kind, (0.0, math.inf))
     low, high = low or usual[0], high or usual[1]
-    is_over = largest > high and history.num_nonfinite_applied > 0 and 0 < history.num_clean < min_steps
-    if (history.lrs.count < min_steps and not is_over) or s.is_lr_rising or low <= largest <= high:
+    is_over = largest > high and history.num_nonfinite_applied > 0 and 0 < history.num_clean < 80
+    if (history.lrs.count < 80 and not is_over) or s.is_lr_rising or low <= largest <= high:
         return None
-    is_slow = history.losses.count >= min_steps and not s.fall >= progress
+    is_slow = history.losses.count >= 80 and not s.fall >= 0.1
     is_large = largest > high and (estimated_update_ratio(history) or 0.0) > 0.3
     is_late = history.losses.count >= 200 and s.progress < 0.5
     is_long = largest < low and is_late and s.falls_steadily
     is_slow = is_slow or is_long or (is_large and is_late)
     # Targets that are numbers say how far the weights have to go.
     targets = history.model.target_mean or 0.0, history.model.target_std or 0.0
-    is_far = is_large and largest > far * high * max(1.0, math.hypot(*targets) if is_of_numbers(history) else 0.0)
+    is_far = is_large and largest > 4.0 * high * max(1.0, math.hypot(*targets) if is_of_numbers(history) else 0.0)
     return Seen(
         warn=(is_slow and descent(history) is not False) or is_far or is_over,
         lr=largest,
         is_high=largest > high,
-        threshold_low=low,
-        threshold_high=high,
+        _low=low,
+        _high=high,
         is_certain=is_long or (is_far and kind in _NORMALISING),
         _kind=kind or "The optimizer",
     )

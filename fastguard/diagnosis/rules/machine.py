@@ -11,8 +11,6 @@ from ..registry import rule
 
 TITLE = "Machine, ranks and recovery"
 
-_READS = "`getrusage` of the process, over the newest two windows of 32 steps or more; the smaller value counts"
-
 
 @rule(
     "page-faults",
@@ -20,24 +18,20 @@ _READS = "`getrusage` of the process, over the newest two windows of 32 steps or
     severity="info",
     see="Each step takes {page_faults:,.0f} page faults, and the kernel uses {system_share:.0%} of the CPU time: "
     "memory that one step returns is handed out again in the next.",
-    sure=0.8,
-    remedy="Call `fastguard.tools.keep_memory()` before training, or set FASTGUARD_KEEP_MEMORY=1. Results do not "
-    "change; the resident set grows.",
+    remedy="Call `fastguard.tools.keep_memory()` before training, or set FASTGUARD_KEEP_MEMORY=1.",
 )
 def page_faults(history: TrainingHistory, *, faults: float = 1000.0, share: float = 0.1) -> Seen | None:
     """A step takes `faults` page faults or more, and the kernel `share` of the CPU time; with glibc's allocator."""
     used = history.model.resources
     if not used.get("is_glibc") or used["page_faults"] < faults or used["system_share"] < share:
         return None
-    return Seen(page_faults=used["page_faults"], system_share=used["system_share"], threshold=faults)
+    return Seen(page_faults=used["page_faults"], system_share=used["system_share"])
 
 
 @rule(
     "swapping",
     of="memory-pressure",
     leads=True,
-    reads=_READS + "; the swapped part of the process from /proc (Linux)",
-    source="our own: a page that must be read back from disk takes thousands of times as long as one in memory",
     see="The machine is out of memory: {_mebibytes:,.0f} MiB of this process are swapped out, and each step reads "
     "{major_faults:,.0f} pages from disk.",
     sure=0.9,
@@ -49,16 +43,12 @@ def swapping(history: TrainingHistory, *, faults: float = 1.0) -> Seen | None:
     used = history.model.resources
     if used.get("major_faults", 0.0) < faults or not used["swapped_bytes"]:
         return None
-    swapped = used["swapped_bytes"]
-    return Seen(major_faults=used["major_faults"], swapped_bytes=swapped, _mebibytes=swapped / 2**20, threshold=faults)
+    return Seen(major_faults=used["major_faults"], _mebibytes=used["swapped_bytes"] / 2**20)
 
 
 @rule(
     "starved-of-cores",
     severity="info",
-    reads="how long the training thread waited for a core (/proc/thread-self/schedstat, Linux), over the newest two "
-    "windows of 32 steps or more; the smaller value counts",
-    source="our own; only time in which the thread could run counts, so waiting for data does not",
     see="The training thread waits for a core {core_wait_share:.0%} of the time: other threads or processes use them.",
     sure=0.8,
     remedy="End other processes, set fewer threads (`torch.set_num_threads`, OMP_NUM_THREADS) or fewer data loader "
@@ -67,7 +57,7 @@ def swapping(history: TrainingHistory, *, faults: float = 1.0) -> Seen | None:
 def starved_of_cores(history: TrainingHistory, *, share: float = 0.2) -> Seen | None:
     """The training thread waits for a core for `share` of the time or more."""
     waited = history.model.resources.get("core_wait_share", 0.0)
-    return Seen(core_wait_share=waited, threshold=share) if waited >= share else None
+    return Seen(core_wait_share=waited) if waited >= share else None
 
 
 @rule(
@@ -75,8 +65,6 @@ def starved_of_cores(history: TrainingHistory, *, share: float = 0.2) -> Seen | 
     of="ranks-differ",
     leads=True,
     severity="critical",
-    reads="checksums of gradients and weights that replicas should have in common (`wrap(..., parity=True)`)",
-    source="our own: after a reduction all ranks hold the same bits; other bits are a fault of code, memory or network",
     see="Replicas differ: at step {_step} the {_what} of {num_tensors:tensor}, first {layers}, were not the same on "
     "all of {_num_ranks} ranks{_which}{_more}.",
     sure=1.0,
@@ -91,19 +79,16 @@ def replicas_differ(history: TrainingHistory) -> Seen | None:
     if not found:
         return None
     first, last = found[0], found[-1]
-    ranks = sorted({rank for event in found for rank in event["ranks"]})
     odd = ", ".join(map(str, first["ranks"]))
     return Seen(
         at=(first["step"], last["step"]),
         layers=[first["name"]],
-        differences=float(len(found)),
         num_tensors=float(first["num_tensors"]),
         _step=first["step"],
         _what=first["what"],
         _num_ranks=first["num_ranks"],
         _which=f": {'ranks' if len(first['ranks']) > 1 else 'rank'} {odd} differs from the others" if odd else "",
         _more=f"; {len(found)} times in all, last at step {last['step']}" if len(found) > 1 else "",
-        odd_rank=float(ranks[0]) if len(ranks) == 1 else None,
     )
 
 
@@ -112,7 +97,6 @@ def replicas_differ(history: TrainingHistory) -> Seen | None:
     of="ranks-differ",
     see="The norm of rank {_worst[rank]}'s own gradients was {ratio:.3g} times the median of {_worst[num_ranks]} ranks "
     "for {_worst[num_steps]} steps, from {_worst[step]} to {_worst[last_step]}{_others}.",
-    sure=0.9,
     remedy="Look at the data of this rank: its shard, its sampler's seed, lengths and masks of its batches. If another "
     "rank gets these data and this one still differs, it is the machine: test its memory and kernels.",
 )
@@ -128,9 +112,7 @@ def odd_rank(history: TrainingHistory, *, min_steps: int = 20) -> Seen | None:
     worst = max(found, key=lambda one: abs(math.log(max(one["ratio"], 1e-300))))
     return Seen(
         at=(min(one["step"] for one in found), max(one["last_step"] for one in found)),
-        odd_rank=float(worst["rank"]),
         ratio=worst["ratio"],
-        num_odd_ranks=float(len(found)),
         _others=f"; {len(found)} ranks are odd in all" if len(found) > 1 else "",
         _worst=worst,
     )
@@ -142,12 +124,9 @@ _MOST_TOLD = 3
 @rule(
     "rolled-back",
     severity="critical",
-    reads="the reports of recovery (`TrainingHistory.model.recoveries`)",
-    source="our own: a rollback is reported, never silent",
     see="Recovery acted: {_more}{_done}.",
     sure=1.0,
-    remedy="Look at the batches that were left out, and at learning rate, warm-up and clipping: a run that goes back "
-    "often needs one of them changed.",
+    remedy="Look at the batches that were left out, and at learning rate, warm-up and clipping.",
 )
 def rolled_back(history: TrainingHistory) -> Seen | None:
     """The run was put back to a snapshot, or given up. A warning; critical where it was given up."""
@@ -157,7 +136,6 @@ def rolled_back(history: TrainingHistory) -> Seen | None:
     return Seen(
         at=(done[0]["step"], done[-1]["step"]),
         severity="critical" if any(event["kind"] == "failed" for event in done) else "warning",
-        rollbacks=float(sum(event["kind"] == "rollback" for event in done)),
         _more="" if len(done) <= _MOST_TOLD else f"{len(done)} times, last: ",
         _done="; ".join(describe_recovery(event) for event in done[-_MOST_TOLD:]),
     )

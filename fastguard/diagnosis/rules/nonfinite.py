@@ -25,22 +25,18 @@ def _longest_run(flags: list[bool]) -> int:
 @rule(
     "non-finite-gradients",
     severity="critical",
-    reads="non-finite steps: in the window, the first 16 and last 64, and which tensor was first in backward order; "
-    "of sharded runs, which ranks",
     source="SageMaker Debugger ExplodingTensor (any NaN or Inf); shares and runs are our own",
     see="NaN or Inf in the gradients of {num_nonfinite:step} of {_num_steps} ({_fate}); {_where}.{_ranks}",
     sure=1.0,
     remedy="Look at the data of these steps and at the layer named first; lower the learning rate or add warm-up if "
     "the norm grew before. float16 without a GradScaler overflows: use bfloat16 or a scaler.",
 )
-def non_finite_gradients(
-    history: TrainingHistory, *, run: int = 3, share: float = 0.05, scaled_run: int = 10
-) -> Seen | None:
+def non_finite_gradients(history: TrainingHistory, *, run: int = 3, share: float = 0.05) -> Seen | None:
     """NaN or Inf in the gradients of any step.
 
     A warning; critical if the last step had it, if such a step was not skipped, or if there were `run` in a row, or a
     share `share` of the window. Under a GradScaler, which finds its scale by such skips: info, a warning from a share
-    `share` of a full window on, critical for more than `scaled_run` in a row.
+    `share` of a full window on, critical for more than 10 in a row.
     """
     if not history.num_nonfinite:
         return None
@@ -51,7 +47,7 @@ def non_finite_gradients(
     first, last, do = events[0], events[-1], ""
     severity: Severity = "warning"
     if all(event.loss_scale is not None and event.skipped for event in events):
-        if in_a_row > scaled_run:
+        if in_a_row > 10:
             severity = "critical"
         elif not (is_frequent and len(bad) == history.window):
             severity = "info"
@@ -107,12 +103,9 @@ _SCALES_INSTEAD = (
 @rule(
     "skip-run",
     severity="critical",
-    reads="skipped steps in a row, now and at most",
-    source="our own; GradScaler starts at 2**16 and halves, so ten skips in a row leave it at 2**6",
     see="{longest_run} steps in a row were skipped{_by}{_until}.",
     sure=1.0,
-    remedy="Look at the data around these steps, lower the learning rate, and go back to a checkpoint if the run of "
-    "skips does not end by itself. The model learns nothing while steps are skipped.",
+    remedy="Look at the data around these steps, lower the learning rate, or go back to a checkpoint.",
 )
 def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) -> Seen | None:
     """At least `run` skipped steps in a row (more than `scaled_run` under a GradScaler): critical while it lasts."""
@@ -132,8 +125,6 @@ def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) ->
         severity="critical" if is_running else "warning",
         do=_SCALES_INSTEAD if 2 * num_finite > longest and not by_recovery else "",
         longest_run=longest,
-        current_run=history.skip_run,
-        threshold=least,
         _by=f", {num_finite} of them by {who} with finite gradients" if num_finite else "",
         _until=", and the run goes on" if is_running else "; it has ended",
     )
@@ -142,12 +133,10 @@ def skip_run(history: TrainingHistory, *, run: int = 3, scaled_run: int = 10) ->
 @rule(
     "non-finite-loss",
     severity="critical",
-    reads="losses of all steps, skipped ones too",
     source="the toolkit's LOSS_EXPLOSION (NaN or Inf among the last 5 losses)",
     see="The loss was NaN or Inf at {num_bad_losses:step} of {_num_steps}.",
     sure=0.99,
-    remedy="Look at the batch of that step for NaN, Inf and empty inputs, and at logarithms, divisions and square "
-    "roots in the loss. If the loss grew before, lower the learning rate.",
+    remedy="Look at that batch, and at logarithms, divisions and roots in the loss; lower the learning rate.",
 )
 def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) -> Seen | None:
     """A loss of NaN or Inf: a warning; critical if among the `newest` losses, or `run` in a row."""
@@ -159,8 +148,6 @@ def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) 
         at=(history.first_bad_loss_step, history.last_bad_loss_step),
         severity="critical" if any(flags[-newest:]) or in_a_row >= run else "warning",
         num_bad_losses=history.num_bad_losses,
-        longest_run=in_a_row,
-        threshold_run=run,
         _num_steps=history.num_steps,
     )
 
@@ -168,11 +155,8 @@ def non_finite_loss(history: TrainingHistory, *, newest: int = 5, run: int = 3) 
 @rule(
     "non-finite-activations",
     severity="critical",
-    reads="sampled activations",
-    source="our own: the module whose output is not finite although its inputs are",
     see="Activations of {num_modules:module} contained NaN or Inf at step {_first}: {_began}.",
-    remedy="Look at the module named first and at what comes right before it: its weights, divisions, logarithms and "
-    "exponentials, and in half precision the size of its output.",
+    remedy="Look at the module named first: weights, divisions, logarithms, exponentials, half precision.",
 )
 def non_finite_activations(history: TrainingHistory) -> Seen | None:
     """NaN or Inf in a sampled activation; a module whose inputs were finite is where it began."""
@@ -191,9 +175,7 @@ def non_finite_activations(history: TrainingHistory) -> Seen | None:
     return Seen(
         at=(first, max(sample.step for sample in bad)),
         layers=[module.name for module in blamed],
-        sure=0.99 if origins else 0.8,
         num_modules=len(at_first),
-        num_nans=stats.num_nans,
         num_infs=stats.num_infs,
         is_origin=bool(origins),
         _first=first,
@@ -204,8 +186,6 @@ def non_finite_activations(history: TrainingHistory) -> Seen | None:
 @rule(
     "non-finite-weights",
     severity="critical",
-    reads="sampled weights",
-    source="our own: no step repairs a weight that is NaN or Inf",
     see="{num_nonfinite:element} of {layers} {_are} NaN or Inf.",
     sure=1.0,
     remedy="Go back to a checkpoint from before, with skip_nonfinite=True so that no such gradient is applied. If the "
@@ -234,12 +214,8 @@ def non_finite_weights(history: TrainingHistory) -> Seen | None:
     of="half-precision-range",
     leads=True,
     severity="critical",
-    reads="the GradScaler's scale over the window",
-    source="our own; GradScaler starts at 2**16 and halves at each overflow",
     see="The loss scale fell from {largest:.4g} to {loss_scale:.4g}, and steps still overflow.",
-    sure=0.9,
-    remedy="Look for the layer whose output leaves float16's range (65504), use bfloat16, or keep that layer in "
-    "float32: overflow comes from the activations or the loss, not from the scale.",
+    remedy="Use bfloat16, or keep the layer whose output leaves float16's range (65504) in float32.",
 )
 def loss_scale_collapse(history: TrainingHistory, *, factor: float = 256.0, low: float = 1.0) -> Seen | None:
     """The last step overflowed, and the scale is `factor` times below its largest in the window, or below `low`."""
@@ -252,7 +228,7 @@ def loss_scale_collapse(history: TrainingHistory, *, factor: float = 256.0, low:
     is_start = history.num_steps <= len(history.recent) and not any(e.is_clean for e in scaled)
     if now >= low and (now * factor > largest or is_start):  # a scale may begin far too high
         return None
-    return Seen(at=(top, scaled[-1]), loss_scale=now, largest=largest, threshold_factor=factor)
+    return Seen(at=(top, scaled[-1]), loss_scale=now, largest=largest)
 
 
 def describe_bad_ranks(bad: Sequence[BadRank]) -> str:
@@ -274,23 +250,18 @@ def describe_bad_ranks(bad: Sequence[BadRank]) -> str:
     of="hardware-fault",
     leads=True,
     severity="critical",
-    reads="elements far above the norm of their tensor, and the first gradients that were not finite",
     source="the exponent signature of bit flips (He et al., ISCA 2023; Wang et al. 2025), as a lone element",
     see="At {num_steps:step} a single element of {_numel} in the gradient of {_name} was far out of range, and no "
     "other: at step {_step} it was {_what}.",
-    sure=0.9,
-    remedy="Take the step again from a checkpoint; if the element is fine then, test memory and device. A bad batch or "
-    "weight spreads over many elements: one element alone looks like a flipped bit.",
+    remedy="Take the step again from a checkpoint; if the element is fine then, test memory and device.",
 )
-def lone_element(
-    history: TrainingHistory, *, times: float = 100.0, most: int = 3, numel: int = 64, loss_ratio: float = 3.0
-) -> Seen | None:
+def lone_element(history: TrainingHistory, *, times: float = 100.0, most: int = 3, numel: int = 64) -> Seen | None:
     """One element of a gradient was at least `times` its tensor's usual norm, and all others together below a tenth of
     it.
 
     Or it was the only one that is not finite. Counts at `most` steps, in tensors of at least `numel` elements, after 20
-    clean steps, at a loss below `loss_ratio` times the usual. Critical if several of the next ten steps were not
-    finite, or had losses ten times as large.
+    clean steps, at a loss below 3 times the usual. Critical if several of the next ten steps were not finite, or had
+    losses ten times as large.
     """
     lone = [(one.step, one.name, one.value) for one in history.lone_elements if 0.0 < times * one.usual <= one.value]
     # The first non-finite steps, as long as each had one bad element: later ones may come of these.
@@ -302,7 +273,7 @@ def lone_element(
         return None
     known = history.tensors
     lone = [one for one in lone if one[1] in known and known[one[1]].numel >= numel]
-    lone = [one for one in lone if _is_amid_calm(history, one[0], loss_ratio, 20)]
+    lone = [one for one in lone if _is_amid_calm(history, one[0], 3.0, 20)]
     if not lone:
         return None
     step, name, value = max(lone, key=lambda one: one[2])
@@ -314,7 +285,6 @@ def lone_element(
         value=value,
         usual=usual,
         num_steps=len(lone),
-        threshold_times=times,
         _numel=known[name].numel,
         _name=name,
         _step=step,

@@ -67,7 +67,6 @@ def last_layer(history: TrainingHistory) -> tuple[str, ...]:
     "output-against-loss",
     of="output-loss-mismatch",
     leads=True,
-    reads="the operations between the loss and the model's last layer",
     source="torch's documentation of cross_entropy, nll_loss, binary_cross_entropy and its form with logits",
     see="The loss is a {loss}, and takes {_what}.",
     sure=0.95,
@@ -101,22 +100,17 @@ def output_against_loss(history: TrainingHistory) -> Seen | None:
 @rule(
     "bounded-output",
     was="softmax-floor",
-    reads="the last layers, samples of the output, and the loss",
-    source="our own: an activation at the end says which targets can be reached",
     see="The model ends in {last_layer}, and the loss has {_come_down}.{_end}",
-    remedy="Remove the activation after the last layer, or choose it by the range of the targets: none for any "
-    "number, sigmoid for [0, 1], and none before a loss with logits.",
+    remedy="Remove the last activation, or choose it by the targets: none for any number, sigmoid for [0, 1].",
     needs_descent=True,
 )
-def bounded_output(
-    history: TrainingHistory, *, progress: float = 0.5, clear: float = 0.2, min_steps: int = 60
-) -> Seen | None:
-    """The model ends in an activation, and `min_steps` losses gained less than a share `progress`.
+def bounded_output(history: TrainingHistory, *, progress: float = 0.5, clear: float = 0.2) -> Seen | None:
+    """The model ends in an activation, and 60 losses gained less than a share `progress`.
 
     Info, unless the output is at an end of its range, or twice as many losses gained less than `clear`.
     """
     s, last = signals_of(history), "".join(history.model.last_modules[:1])
-    if last not in _LAYERS or len(s.losses) < min_steps or not s.progress < progress:
+    if last not in _LAYERS or len(s.losses) < 60 or not s.progress < progress:
         return None
     if last == "LogSoftmax" or loss_and_activation(history.model.loss_ops)[0] == _OF_PROBABILITIES:
         return None
@@ -125,12 +119,9 @@ def bounded_output(
     is_stuck = len(samples) >= 2 and all(x.output_min > high - 0.02 or x.output_max < low + room for x in samples)
     return Seen(
         layers=last_layer(history),
-        warn=is_stuck or (len(s.losses) >= 2 * min_steps and s.progress < clear),
-        sure=0.9 if is_stuck else 0.6,
+        warn=is_stuck or (len(s.losses) >= 2 * 60 and s.progress < clear),
         last_layer=last,
-        progress=s.progress,
         is_at_its_end=is_stuck,
-        threshold=progress,
         _come_down=s.progress_in_words,
         _end=" Its output is at the end of its range." if is_stuck else "",
     )
@@ -139,21 +130,17 @@ def bounded_output(
 @rule(
     "same-output-for-all",
     was="outputs-become-alike",
-    reads="samples of the output: its spread over the samples of a batch",
     source="our own, from collapse in self-supervised learning (Chen and He 2021, whose std of the output this is)",
     see="The model gives the same output to every sample of a batch{_mode}{_since}.",
     sure=0.9,
-    remedy="Look at the last layer's activation, at dead units before it, and at the scale of the inputs: the model "
-    "gives one answer to every input.",
+    remedy="Look at the last layer's activation, at dead units before it, and at the scale of the inputs.",
 )
-def same_output_for_all(
-    history: TrainingHistory, *, spread: float = 1e-4, samples: int = 2, patience: int = 200, spread_then: float = 1e-3
-) -> Seen | None:
+def same_output_for_all(history: TrainingHistory, *, spread: float = 1e-4, samples: int = 2) -> Seen | None:
     """In the newest `samples` samples the output's spread over a batch is below `spread` of its size; inputs differ.
 
-    In eval mode, with 16 samples, the limit is `spread_then`, taken of the targets' spread for a squared error. Info
-    until `patience` losses were seen, or the run has ended: codes and gates may open late; and where it was so from the
-    first batch on, but the loss falls: then the loss takes another output.
+    In eval mode, with 16 samples, the limit is 1e-3, taken of the targets' spread for a squared error. Info until 200
+    losses were seen, or the run has ended: codes and gates may open late; and where it was so from the first batch on,
+    but the loss falls: then the loss takes another output.
     """
     known = [x for x in training_batches(history) if x.num_samples > 1 and not math.isnan(x.output_spread)]
     if history.num_steps < 20 or not known:
@@ -164,14 +151,12 @@ def same_output_for_all(
         late = [x for step, x in history.batches if 2 * step >= history.num_steps and not x.training]
         newest = [x for x in late if x.num_samples >= 16][-1:]
         size = history.model.target_std if is_squared_error(history) else None
-        if not any(_is_same(x, spread_then, size) for x in newest):
+        if not any(_is_same(x, 1e-3, size) for x in newest):
             return None
     began_so = known[0].output_spread <= spread * max(known[0].output_abs_max, 1e-12)
     return Seen(
         layers=last_layer(history),
-        warn=has_had_time(history, patience) and not (began_so and signals_of(history).progress > 0.2),
-        spread=newest[-1].output_spread,
-        at_first=known[0].output_spread,
+        warn=has_had_time(history, 200) and not (began_so and signals_of(history).progress > 0.2),
         began_so=began_so,
         in_eval_mode=not is_same,
         _mode="" if is_same else " in eval mode",

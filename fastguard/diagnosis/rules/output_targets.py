@@ -15,7 +15,6 @@ TITLE = "Output"
 
 _ERRORS = ("MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")
 _REDUCED, _BY_HAND = ("Mean", "Sum", "Div", "Mul"), ("PowBackward0", "AbsBackward0")
-_ACROSS = "each sample is compared with the targets of all."
 
 
 def loss_kind(history: TrainingHistory) -> str:
@@ -58,11 +57,9 @@ def targets_beyond_output(history: TrainingHistory, *, margin: float = 0.02) -> 
 @rule(
     "output-not-as-the-loss-asks",
     of="output-loss-mismatch",
-    source="torch's documentation of cross_entropy, nll_loss and binary_cross_entropy_with_logits",
     see="{_what}",
     sure=0.95,
-    remedy="Give cross_entropy and losses with logits the plain output of the last linear layer, and nll_loss the "
-    "logarithms of probabilities (log_softmax).",
+    remedy="Give losses with logits the plain output of the last linear layer, and nll_loss a log_softmax.",
     needs_targets=True,
     needs_harm=True,
 )
@@ -86,21 +83,15 @@ def output_not_as_the_loss_asks(history: TrainingHistory, *, samples: int = 2) -
 
 @rule(
     "loss-against-targets",
-    reads="what loss the gradient of the output belongs to, and its targets",
-    source="our own: a squared error takes classes for numbers; a likelihood below zero has targets that are none",
     see="The loss is a squared error, and all its targets are 0 or 1: they look like classes.",
-    sure=0.8,
-    remedy="Use cross_entropy for classes (with the class's index), binary_cross_entropy_with_logits for yes or no, "
-    "and a squared or absolute error for numbers.",
+    remedy="Use cross_entropy for classes, binary_cross_entropy_with_logits for yes or no, an error for numbers.",
     needs_targets=True,
 )
-def loss_against_targets(
-    history: TrainingHistory, *, binary: float = 0.99, progress: float = 0.3, min_steps: int = 80, huge: float = 1e3
-) -> Seen | None:
+def loss_against_targets(history: TrainingHistory, *, binary: float = 0.99, progress: float = 0.3) -> Seen | None:
     """A squared error has targets of 0 or 1 to a share `binary`, or a cross-entropy was below zero.
 
-    Or a relative error began above `huge`. The first is info; a warning if `min_steps` losses gained less than a share
-    `progress` of the first.
+    Or a relative error began above 1e3. The first is info; a warning if 80 losses gained less than a share `progress`
+    of the first.
     """
     notes, first = history.model, history.loss_trend.first
     kind = loss_kind(history) or loss_and_activation(notes.loss_ops)[0]
@@ -108,22 +99,21 @@ def loss_against_targets(
     if "cross-entropy" in kind and least < -1e-3 and not (weighted(history) or rewarded(history)):
         see = "The loss is a {loss}, and was {least:.4g}: below zero, which targets within [0, 1] do not allow."
         return Seen(sure=0.95, see=see, loss=kind, least=least)
-    if {"AbsBackward0", "DivBackward0"} <= {*notes.loss_ops[:5]} and first > huge:
+    if {"AbsBackward0", "DivBackward0"} <= {*notes.loss_ops[:5]} and first > 1e3:
         see = "The loss is relative to the targets, and began at {first:.3g}: some are zero."
-        return Seen(sure=0.9, see=see, first=first, threshold=huge)
+        return Seen(sure=0.9, see=see, first=first)
     is_one = notes.target_std is not None and notes.target_std < 1e-3  # all 0, as of a residual: read off to rounding
     is_beyond = any(not -0.01 <= end <= 1.01 for end in notes.target_range)  # of another batch than the share
     share = notes.target_binary_share or 0.0
     if kind != "squared error" or share < binary or is_one or is_beyond:
         return None
-    return Seen(warn=is_stuck(history, progress, min_steps), loss=kind, binary_share=share, threshold=binary)
+    return Seen(warn=is_stuck(history, progress, 80), loss=kind, binary_share=share)
 
 
 @rule(
     "broadcast-targets",
-    reads="the operations between the loss and the output",
     source="torch's warning of sizes that differ in mse_loss, which broadcasts [N] against [N, 1] to [N, N]",
-    see=f"The output is broadcast against the targets: {_ACROSS}",
+    see="The output is broadcast against the targets: each sample is compared with the targets of all.",
     sure=0.95,
     remedy="Give output and targets the same shape: squeeze the output's last dimension, or unsqueeze the targets'.",
     needs_targets=True,
@@ -134,23 +124,16 @@ def broadcast_targets(history: TrainingHistory) -> Seen | None:
     Or, if the graph is unknown: the gradient is that of a squared error against one number, and the loss exceeds that
     error by the spread of the targets.
     """
-    notes, firsts = history.model, history.loss_trend.firsts[:1]
+    notes, firsts, ops = history.model, history.loss_trend.firsts[:1], history.model.loss_ops
     then, std = notes.squared_losses[:1], notes.target_std
-    is_known = notes.loss_kind == "squared error" and then and firsts and std is not None and not notes.loss_ops
+    is_known = notes.loss_kind == "squared error" and then and firsts and std is not None and not ops
     if is_known and std <= 1e-4 * then[0] ** 0.5 and firsts[0] > 1.05 * then[0]:
-        return Seen(
-            sure=0.85,
-            see="The gradient pulls all outputs to one number, {_mean:.4g}, and the loss is larger than the "
-            "distance "
-            f"from it: {_ACROSS}",
-            loss=firsts[0],
-            squared_distance=then[0],
-            _mean=notes.target_mean,
-        )
-    reduced = [*takewhile(lambda op: op.startswith(_REDUCED), notes.loss_ops)]
+        see = "The gradient pulls all outputs to one number, {_mean:.4g}, and the loss exceeds the distance from it."
+        return Seen(see=see, _mean=notes.target_mean)
+    reduced = [*takewhile(lambda op: op.startswith(_REDUCED), ops)]
     if any(op in ("SumBackward1", "MeanBackward1") for op in reduced):
         return None  # along a dimension: pairs are meant, as of quantiles
-    first, *others = [*notes.loss_ops[len(reduced) :], ""]
+    first, *others = [*ops[len(reduced) :], ""]
     if first in _BY_HAND:
         first, *others = others
     is_so = first in (*_ERRORS, "SubBackward0") and others[0] == "ExpandBackward0"

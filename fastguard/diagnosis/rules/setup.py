@@ -20,17 +20,13 @@ TITLE = "Set-up"
 @rule(
     "gradients-not-cleared",
     severity="critical",
-    reads="whether the gradients of a step were still there when the next backward pass began, in the first 20 steps",
-    source="our own: what zero_grad() is for; the forgotten call is a classic of question boards",
     see="In {num_left} of the first {num_watched} steps the gradients of the step before were still there when "
     "backward() began, and were added to.",
     sure=0.97,
-    remedy="Call optimizer.zero_grad() before each backward(), or after each step: now every step takes the sum of all "
-    "gradients since the run began.",
+    remedy="Call optimizer.zero_grad() before each backward(), or after each step.",
     cause=("missing-zero-grad", "Gradients are never cleared: each step uses the sum of all gradients so far."),
     weight=0.98,
-    explains="growing-norm clip-rate-high loss-divergence overfitting norm-spike loss-spike "
-    "no-warm-up update-ratio-high non-finite-gradients non-finite-loss skip-run standstill",
+    explains="overfitting unsteady nonfinite standstill",
 )
 def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watched: int = 4) -> Seen | None:
     """In a share `share` of at least `watched` backward passes after a step, the gradients of that step were still
@@ -42,7 +38,7 @@ def gradients_not_cleared(history: TrainingHistory, *, share: float = 0.9, watch
     if total < watched or left <= share * total:
         return None
     is_lost = has_run_away(history)
-    return Seen(warn=None if is_lost else True, num_left=left, num_watched=total, threshold=share)
+    return Seen(warn=None if is_lost else True, num_left=left, num_watched=total)
 
 
 def odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[str]:
@@ -64,22 +60,18 @@ def odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[
 
 @rule(
     "odd-optimizer-settings",
-    reads="eps, betas and momentum of each parameter group",
     source="the defaults of torch.optim and of the papers, and two orders of magnitude around them",
     see="{_kinds} runs with unusual settings: {settings}.",
-    remedy="Go back to the optimizer's defaults (Adam: eps=1e-8, betas=(0.9, 0.999); SGD: momentum=0.9), and change "
-    "one at a time.",
+    remedy="Go back to the optimizer's defaults, and change one setting at a time.",
     cause=("wrong-optimizer-settings", "The optimizer's eps, betas or momentum are far from the usual values."),
     weight=(0.9, 0.75),
     explains="update-ratio-low update-ratio-high loss-divergence growing-norm standstill",
 )
-def odd_optimizer_settings(
-    history: TrainingHistory, *, eps: float = 1e-3, momentum: float = 0.98, progress: float = 0.5, min_steps: int = 150
-) -> Seen | None:
+def odd_optimizer_settings(history: TrainingHistory, *, eps: float = 1e-3, momentum: float = 0.98) -> Seen | None:
     """eps is `eps` or more, momentum or beta1 is above `momentum`, or beta2 is below 0.5 or nearly 1.
 
-    Info; a warning if `min_steps` losses, or all at the end, gained less than a share `progress` of the first, or lost
-    it again; less than 0.8 if beta2 is below 0.5, or eps is 1 or more.
+    Info; a warning if 150 losses, or all at the end, gained less than a share 0.5 of the first, or lost it again; less
+    than 0.8 if beta2 is below 0.5, or eps is 1 or more.
     """
     groups, gained, harm = history.model.optimizer_settings, signals_of(history).progress, is_harmed(history)
     odd = list(dict.fromkeys(text for settings in groups for text in odd_settings(settings, eps, momentum)))
@@ -88,14 +80,11 @@ def odd_optimizer_settings(
     is_far = any(text.startswith("betas") and float(text[:-1].split()[-1]) < 0.5 for text in odd)
     is_far = is_far or any(text.startswith("eps") and float(text.partition("=")[2]) >= 1.0 for text in odd)
     is_lost = harm is True and not history.num_nonfinite and history.first_bad_loss_step < 0
-    is_slow = gained < (max(progress, 0.8) if is_far else progress) and (is_far or harm is not False)
-    warns = has_had_time(history, min_steps) and (is_lost or is_slow)
+    is_slow = gained < (max(0.5, 0.8) if is_far else 0.5) and (is_far or harm is not False)
+    warns = has_had_time(history, 150) and (is_lost or is_slow)
     return Seen(
         warn=warns,
-        sure=0.85 if warns else 0.6,
         settings=odd,
-        threshold_eps=eps,
-        threshold_momentum=momentum,
         _kinds=sorted({str(settings.get("kind")) for settings in groups}),
     )
 
@@ -105,28 +94,23 @@ def odd_optimizer_settings(
     of="learning-rate-schedule",
     leads=True,
     severity="critical",
-    reads="learning rates of the window against the largest ever, and the loss",
-    source="our own: after a decay to a hundredth hardly anything more is learnt",
-    see="Since step {_since} the learning rate is below {threshold_ratio:.0%} of its peak, {peak:.3g}; it is {lr:.3g} "
+    see="Since step {_since} the learning rate is below {_ratio:.0%} of its peak, {peak:.3g}; it is {lr:.3g} "
     "now, and the loss has {_come_down}.",
-    remedy="Look at the schedule's length and at where scheduler.step() is called: the schedule has ended, or is "
-    "stepped too often (each batch where it counts epochs).",
+    remedy="Look at the schedule's length and at where scheduler.step() is called: each batch, or each epoch?",
     needs_descent=True,
 )
-def learning_rate_gone(
-    history: TrainingHistory, *, ratio: float = 0.01, share: float = 0.4, min_steps: int = 40, progress: float = 0.5
-) -> Seen | None:
+def learning_rate_gone(history: TrainingHistory, *, ratio: float = 0.01, share: float = 0.4) -> Seen | None:
     """For the newest share `share` of all clean steps the learning rate was below `ratio` of the largest.
 
-    Fires from `min_steps` such steps on, while less than a share `progress` of the first loss was gained; of 0.9, if it
-    was below the square of `ratio` for half as long again.
+    Fires from 40 such steps on, while less than a share 0.5 of the first loss was gained; of 0.9, if it was below the
+    square of `ratio` for half as long again.
     """
     s, peak, num = signals_of(history), history.lrs.max, min(history.num_clean, history.window)
     entries = [e for e in history.clean if e.lr is not None] if history.lrs.count and peak < math.inf else []
     gone = sum(1 for _ in takewhile(lambda e: (e.lr or 0.0) < ratio * peak, reversed(entries)))
     late = entries[-max(int(1.5 * share * num), 1) :]
-    least = 0.9 if all((e.lr or 0.0) < ratio * ratio * peak for e in late) else progress
-    if gone < max(min_steps, 1, share * num) or gone == history.num_clean or not s.progress < least:
+    least = 0.9 if all((e.lr or 0.0) < ratio * ratio * peak for e in late) else 0.5
+    if gone < max(40, 1, share * num) or gone == history.num_clean or not s.progress < least:
         return None
     return Seen(
         at=entries[-gone:],
@@ -134,7 +118,7 @@ def learning_rate_gone(
         lr=entries[-1].lr,
         peak=peak,
         num_steps=gone,
-        threshold_ratio=ratio,
+        _ratio=ratio,
         _since=entries[-gone].step,
         _come_down=s.progress_in_words,
     )
@@ -144,11 +128,10 @@ def learning_rate_gone(
     "weights-overwritten",
     of="unseen-updates",
     see="{num_overwritten:parameter} changed while no optimizer under guard stepped: {layers}.",
-    remedy="Look for what writes to these weights besides the optimizer: a load_state_dict in the loop, an average "
-    "that is swapped in and not back, initialisation called again. Clamping on purpose (a WGAN's) looks the same.",
+    remedy="Look for load_state_dict in the loop, averaged weights swapped in, and repeated initialisation.",
     cause=("weights-overwritten", "Something other than the optimizer writes to the weights."),
     weight=(0.9, 0.5),
-    explains="loss-divergence untrained-parameters growing-norm no-warm-up norm-spike loss-spike standstill",
+    explains="untrained-parameters unsteady standstill",
 )
 def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_steps: int = 80) -> Seen | None:
     """Weights changed between two steps.
@@ -157,20 +140,18 @@ def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_
     """
     names = history.model.overwritten if history.num_clean else ()
     warns = is_stuck(history, progress, min_steps, at_end=True)
-    return Seen(layers=names, warn=warns, num_overwritten=len(names), threshold=progress) if names else None
+    return Seen(layers=names, warn=warns, num_overwritten=len(names)) if names else None
 
 
 @rule(
     "validation-in-training-mode",
     of="wrong-mode",
     leads=True,
-    reads="passes without gradients: whether the model was in training mode, and has dropout or batch statistics",
     source="torch's documentation of Module.eval: dropout and batch statistics act differently",
     see="The model was in training mode at each of {num_passes} sampled passes without gradients, with dropout or "
     "batch statistics in it: its validation losses are not those of the model.",
     sure=0.9,
-    remedy="Call model.eval() before validation, and model.train() after it: dropout is active, and BatchNorm takes, "
-    "and learns, the statistics of the validation batches.",
+    remedy="Call model.eval() before validation, and model.train() after it.",
     cause=("train-mode-in-validation", "Validation runs in training mode, with dropout or batch statistics active."),
     weight=0.95,
     explains="overfitting label-noise",
@@ -182,18 +163,14 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -
     passes = [sample for _, sample in history.batches if not sample.with_grad]
     if min(len(passes), len(history.validations)) < samples or not all(sample.training for sample in passes):
         return None
-    return Seen(num_passes=len(passes), threshold=samples) if dropout(history) or batch_statistics(history) else None
+    return Seen(num_passes=len(passes)) if dropout(history) or batch_statistics(history) else None
 
 
 @rule(
     "training-in-eval-mode",
     of="wrong-mode",
-    reads="passes in training and in eval mode, of a model that has dropout or batch statistics",
-    source="torch's documentation of Module.train: dropout and batch statistics act differently",
     see="From step {_since} on, no pass of a training step that was sampled was in training mode.",
-    sure=0.9,
-    remedy="Call model.train() before training, and again after each model.eval(): without it nothing is dropped, and "
-    "BatchNorm takes running statistics, which nothing updates.",
+    remedy="Call model.train() before training, and again after each model.eval().",
     cause=("eval-mode-in-training", "Training runs in eval mode, without dropout and batch statistics."),
     weight=0.95,
     explains="overfitting label-noise",
@@ -216,11 +193,8 @@ def training_in_eval_mode(history: TrainingHistory, *, samples: int = 4, steps: 
 
 @rule(
     "layers-without-activation",
-    reads="the operations between the loss and the first layers, and the loss",
-    source="our own: a product of matrices is a matrix",
     see="Linear layers follow each other with nothing between them.",
-    remedy="Put an activation (ReLU, GELU, tanh) between these layers: without one they are no more than a single "
-    "linear layer.",
+    remedy="Put an activation (ReLU, GELU, tanh) between these layers.",
     needs_descent=True,
 )
 def layers_without_activation(history: TrainingHistory, *, progress: float = 0.4, min_steps: int = 80) -> Seen | None:
@@ -236,7 +210,7 @@ def layers_without_activation(history: TrainingHistory, *, progress: float = 0.4
     is_all = {*linear} == {"AddmmBackward0"} and history.num_clean >= 20 and _is_as_wide(history, len(linear))
     is_recurrence = ops.count("AddmmBackward0") > history.model.module_kinds.get("Linear", len(ops))
     warns = is_all or (is_stuck(history, progress, min_steps) and not is_recurrence)
-    return Seen(warn=warns, operations=list(ops), threshold=progress)
+    return Seen(warn=warns, operations=list(ops))
 
 
 def _is_as_wide(history: TrainingHistory, num_layers: int) -> bool:
@@ -256,20 +230,17 @@ def _is_as_wide(history: TrainingHistory, num_layers: int) -> bool:
     see="The learning rate has risen from {first:.3g} to {lr:.3g} over {_num} steps, and still rises.",
     remedy="Look at the length of the warm-up, and at what multiplies the rate: it only ever rises.",
 )
-def learning_rate_still_rising(
-    history: TrainingHistory, *, ratio: float = 1.0, share: float = 0.9, min_steps: int = 200, few: int = 80
-) -> Seen | None:
-    """Over at least `min_steps` steps, or `few` of a run that has ended, the rate never fell, and rose after a share
-    `share`.
+def learning_rate_still_rising(history: TrainingHistory, *, ratio: float = 1.0, share: float = 0.9) -> Seen | None:
+    """Over at least 200 steps, or 80 of a run that has ended, the rate never fell, and rose after a share `share`.
 
     It is above `ratio` times the rate at the middle, and the loss is above half of the first, or above twice its best.
     Critical if the loss tripled, or is not finite.
     """
     rates, trend = signals_of(history).lrs, history.loss_trend
-    if len(rates) < (few if history.has_ended else min_steps) or len(rates) != history.num_clean:
+    if len(rates) < (80 if history.has_ended else 200) or len(rates) != history.num_clean:
         return None
     last, late, middle = rates[-1], rates[int(share * len(rates))], rates[len(rates) // 2]
-    has_learnt = trend.count >= few and trend.mean <= min(0.5 * trend.first, 2.0 * trend.best)
+    has_learnt = trend.count >= 80 and trend.mean <= min(0.5 * trend.first, 2.0 * trend.best)
     if has_learnt or last <= max(late, ratio * middle) or not rates[0] > 0.0 or any(b < a for a, b in pairwise(rates)):
         return None
     return Seen(
@@ -277,6 +248,5 @@ def learning_rate_still_rising(
         severity="critical" if has_run_away(history) else "warning",
         first=rates[0],
         lr=last,
-        threshold_ratio=ratio,
         _num=len(rates),
     )

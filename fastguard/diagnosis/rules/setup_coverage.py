@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 
 from ...records import TrainingHistory
-from .. import needs
 from ..finding import Seen
-from ..needs import descent, margin
 from ..registry import rule
-from ..signals import median, signals_of
 
 TITLE = "Set-up"
 
@@ -65,13 +62,8 @@ def _pattern(history: TrainingHistory) -> tuple[str, str, str]:
 @rule(
     "no-gradient",
     severity="critical",
-    reads="the norms of all steps, how many elements the last gradients had, whether backward passes reach the "
-    "parameters, and whether these move",
-    source="our own: a parameter that gets no gradient does not learn, whatever the loss does",
     see="All gradients were {_zero} at each of {num_steps} steps{_why}.",
-    remedy="Check that backward() reaches these parameters, that zero_grad() is not called between backward() and "
-    "step(), that the optimizer was not made before the model was moved, replaced or wrapped, and that nothing else "
-    "steps for it.",
+    remedy="Look for zero_grad() before step(), detach(), and an optimizer made before the model was moved.",
 )
 def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Seen | None:
     """From the first step on, for at least `steps` steps, all gradients were zero or missing.
@@ -93,7 +85,6 @@ def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Seen | None:
         do=do,
         sure=0.7 if is_doubtful else 0.97,
         num_steps=history.num_clean,
-        threshold_steps=steps,
         _zero="zero" if are_there else "zero, or missing,",
         _why=f": {why}" if why else "",
         pattern=name or None,
@@ -102,12 +93,8 @@ def no_gradient(history: TrainingHistory, *, steps: int = 10) -> Seen | None:
 
 @rule(
     "unseen-updates",
-    reads="parameters that never had a gradient, samples of their values around steps, and whether backward passes "
-    "reach them",
-    source="our own: what moves without a gradient that the guard sees is trained by something else",
     see="{num_moved:parameter} changed without a gradient that the guard saw: {layers}{_why}.",
-    remedy="Guard what trains these parameters, too: wrap([a, b], model), or wrap_backward for what steps within the "
-    "backward pass. Until then their norm is not recorded, and they are neither clipped nor skipped.",
+    remedy="Guard what trains them, too: wrap([a, b], model), or wrap_backward for steps within the backward pass.",
     cause=("trained-elsewhere", "Parameters are being updated by code that fastguard does not see."),
     weight=0.95,
     explains="untrained-parameters unseen-updates",
@@ -128,51 +115,14 @@ def unseen_updates(history: TrainingHistory) -> Seen | None:
         layers=names,
         warn=is_trained,
         do=do,
-        sure=0.9 if is_trained else 0.6,
         num_moved=len(names),
-        num_never_seen=len(never),
-        num_seen=notes.num_seen,
         _why=f"; {why}" if why else "",
-    )
-
-
-@rule(
-    "no-signal",
-    reads="norms of exactly zero among others, and the losses of these steps",
-    source="our own: a batch whose advantages are all equal, or whose labels are all ignored, has a gradient of zeros",
-    see="{num_steps:step} of the last {_num} had gradients of exactly zero{_met}.",
-    remedy="Filter groups of samples with the same reward, or draw more varied ones; look for labels that are all the "
-    "ignored index (truncation, a wrong mask), or a loss that is already zero. These batches teach nothing.",
-)
-def no_signal(history: TrainingHistory, *, steps: int = 3, share: float = 0.01, most: float = 0.5) -> Seen | None:
-    """At least `steps` steps of the window, and a share `share`, had gradients of exactly zero, while others had not.
-
-    Info; a warning if they are more than a share `most` of at least 50 and their loss is not zero, except with rewards,
-    margins or games.
-    """
-    clean = list(history.clean)
-    zero = [e for e in clean if e.norm == 0.0] if history.norm_min <= 0.0 < history.norm_max else []
-    if not max(steps, share * len(clean)) <= len(zero) < len(clean) or zero == clean[-len(zero) :]:
-        return None  # those that are all zero in the end have died, or all is learnt
-    losses = [e.loss for e in zero if e.loss is not None]
-    are_met = bool(losses) and not any(losses)
-    is_high = len(clean) >= 50 and len(zero) > most * len(clean) and bool(losses) and not are_met
-    is_wrong = is_high and descent(history) is not False and not margin(history)
-    return Seen(
-        at=zero,
-        warn=is_wrong and signals_of(history).progress < 0.5,
-        num_steps=len(zero),
-        share=len(zero) / len(clean),
-        threshold_share=share,
-        _num=len(clean),
-        _met=", and a loss of zero" if are_met else "",
     )
 
 
 @rule(
     "running-statistics-apart",
     severity="critical",
-    reads="running mean and variance of BatchNorm modules beside those of a training batch; validation losses",
     source="Ioffe and Szegedy 2015, section 3.1: evaluation takes the population's statistics for the batch's",
     see="The running statistics of {_num:BatchNorm module} of {_of} are not those of the batches ({layers}): of "
     "{_worst} the means are {gap:.2g} standard deviations apart, and the variance is {variance_ratio:.2g} times the "
@@ -186,16 +136,13 @@ def no_signal(history: TrainingHistory, *, steps: int = 3, share: float = 0.01, 
     ),
     weight=0.97,
     explains="overfitting label-noise validation-inputs-differ",
-    cause_needs=(needs.batch_statistics,),
 )
-def running_statistics_apart(
-    history: TrainingHistory, *, gap: float = 0.5, ratio: float = 2.0, worse: float = 1.1, min_steps: int = 30
-) -> Seen | None:
+def running_statistics_apart(history: TrainingHistory, *, gap: float = 0.5, ratio: float = 2.0) -> Seen | None:
     """A BatchNorm's running mean is `gap` standard deviations from a batch's, or its variance a factor `ratio`, over
     all channels.
 
-    Fires after `min_steps` clean steps. Info; a warning if nearly all validation losses are `worse` times the training
-    loss. Critical at any step if the running statistics are not finite.
+    Fires after 30 clean steps. Info; a warning if nearly all validation losses are 1.1 times the training loss.
+    Critical at any step if the running statistics are not finite.
     """
     known = history.model.norm_statistics
     lost = [name for name, (away, _) in known.items() if away == math.inf]
@@ -211,21 +158,17 @@ def running_statistics_apart(
             num_modules=len(known),
         )
     pairs = {name: pair for name, pair in known.items() if pair[0] > gap or not 1.0 / ratio <= pair[1] <= ratio}
-    if history.num_clean < min_steps or not pairs:
+    if history.num_clean < 30 or not pairs:
         return None
     worst = max(pairs, key=lambda name: max(pairs[name][0], abs(math.log(pairs[name][1]))))
     validations = [v for v in history.validations if math.isfinite(v.train_loss) and v.train_loss > 0.0]
-    num_worse = sum(v.val_loss > worse * v.train_loss for v in validations)
+    num_worse = sum(v.val_loss > 1.1 * v.train_loss for v in validations)
     is_felt = len(validations) > 1 and num_worse >= 0.8 * len(validations)
     return Seen(
         layers=pairs,
         warn=is_felt,
-        sure=0.9 if is_felt else 0.6,
         gap=pairs[worst][0],
         variance_ratio=pairs[worst][1],
-        val_loss=median([v.val_loss for v in validations[-3:]]) if validations else None,
-        train_loss=signals_of(history).loss_level,
-        threshold_gap=gap,
         _num=len(pairs),
         _of=len(known),
         _worst=worst,

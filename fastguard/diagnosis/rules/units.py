@@ -56,7 +56,6 @@ def _seen(found: _Lasting, history: TrainingHistory, limit: float, severe: float
         see=see,
         ratio=ratio,
         num_modules=len(found),
-        threshold=limit,
         _worst=worst,
         _also=f"; also in {listed(others)}" if others else "",
     )
@@ -74,11 +73,9 @@ def _saturated(module: ModuleActivity) -> float:
 @rule(
     "dead-units",
     was="dead-relu-units dead-smooth-units",
-    reads="sampled activations of ReLUs, GELUs and SiLUs",
     source="SageMaker Debugger DeadRelu (a layer fires at 50% dead units) and torchmortem (50%)",
     see="{ratio:.0%} of the units of {_worst} are dead{_also}.",
-    remedy="Lower the learning rate or add warm-up, check the bias or normalisation before these units, or use "
-    "LeakyReLU or GELU. A step or a bias pushed them below zero for every input; dead units rarely recover.",
+    remedy="Lower the learning rate, add warm-up, look at the bias before these units, or use LeakyReLU or GELU.",
 )
 def dead_units(history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2) -> Seen | None:
     """At least a share `share` of a module's units are (near) zero for every input, in `samples` samples in a row.
@@ -91,46 +88,38 @@ def dead_units(history: TrainingHistory, *, share: float = 0.5, severe: float = 
 
 @rule(
     "saturated-units",
-    reads="sampled activations of tanh, sigmoid and hardtanh",
     source="SageMaker Debugger SaturatedActivation (a layer fires at 50%) and torchmortem (50%)",
     see="{ratio:.0%} of the output of {_worst} is saturated{_also}.",
-    remedy="Initialise the layer before these units smaller, normalise its input or output, or lower the learning "
-    "rate: their inputs are so large that hardly any gradient passes.",
+    remedy="Initialise the layer before these units smaller, normalise, or lower the learning rate.",
 )
-def saturated_units(
-    history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75, samples: int = 2
-) -> Seen | None:
-    """At least a `share` of the output of a tanh, sigmoid or hardtanh is at its ends, in `samples` samples in a row.
+def saturated_units(history: TrainingHistory, *, share: float = 0.5, severe: float = 0.75) -> Seen | None:
+    """At least a `share` of the output of a tanh, sigmoid or hardtanh is at its ends, in 2 samples in a row.
 
     Info; a warning from `severe` on if the loss suffers, or from 95% on.
     """
-    return _seen(_lasting(history, ("tanh", "sigmoid", "hardtanh"), _saturated, share, samples), history, share, severe)
+    return _seen(_lasting(history, ("tanh", "sigmoid", "hardtanh"), _saturated, share, 2), history, share, severe)
 
 
 @rule(
     "attention-collapse",
-    reads="sampled outputs of softmax modules, and attention weights of scaled_dot_product_attention",
     source="our own; entropy collapse of Zhai et al. 2023",
     see="{ratio:.0%} of the weights of {_worst} are zero{_also}.",
-    remedy="Lower the learning rate, normalise queries and keys, or scale the logits down: each query looks at one key "
-    "only.",
+    remedy="Lower the learning rate, normalise queries and keys, or scale the logits down.",
 )
-def attention_collapse(
-    history: TrainingHistory, *, share: float = 0.9, entropy: float = 0.03, samples: int = 2
-) -> Seen | None:
-    """At least a `share` of a softmax's output is zero to within 1e-6, in `samples` samples in a row.
+def attention_collapse(history: TrainingHistory, *, share: float = 0.9, entropy: float = 0.03) -> Seen | None:
+    """At least a `share` of a softmax's output is zero to within 1e-6, in 2 samples in a row.
 
     Of `scaled_dot_product_attention`: the mean entropy of a query's weights is at most `entropy` of its maximum, and
     the loss has lost part of its gain, since a task may be solved by looking at one place.
     """
-    found = _lasting(history, ("softmax",), lambda m: m.stats.near_zero_ratio, share, samples)
+    found = _lasting(history, ("softmax",), lambda m: m.stats.near_zero_ratio, share, 2)
     if found or not is_felt_by_the_loss(history):
         return _seen(found, history, share)
 
     def certainty(module: ModuleActivity) -> float:
         return 1.0 - (1.0 if module.entropy is None else module.entropy)
 
-    found = _lasting(history, ("attention_weights",), certainty, 1.0 - entropy, samples)
+    found = _lasting(history, ("attention_weights",), certainty, 1.0 - entropy, 2)
     see = "The attention of {_worst} is {ratio:.0%} certain: nearly each query has one key{_also}."
     return _seen(found, history, entropy, see=see)
 
@@ -142,23 +131,20 @@ def attention_collapse(
     source="Dehghani et al. 2023 (ViT-22B), section 2, and Wortsman et al. 2023, section 3.1: runs whose logits passed "
     "about 1e4 diverged; Kimi Team 2025, section 2.1: growth beyond 1000, held at 100",
     see="Attention logits of {_worst} reach {max_logit:.3g}{_grown}{_also}.",
-    remedy="Normalise queries and keys (a LayerNorm or RMSNorm on each head), lower the learning rate of their "
-    "projections, or cap the logits. The softmax of such logits looks at one key, and passes hardly any gradient.",
+    remedy="Normalise queries and keys, lower the learning rate of their projections, or cap the logits.",
 )
-def attention_logits_large(
-    history: TrainingHistory, *, limit: float = 100.0, severe: float = 1e3, most: float = 1e4, samples: int = 2
-) -> Seen | None:
-    """The largest attention logit of a module is above `limit` in `samples` samples in a row.
+def attention_logits_large(history: TrainingHistory, *, limit: float = 100.0, severe: float = 1e3) -> Seen | None:
+    """The largest attention logit of a module is above `limit` in 2 samples in a row.
 
-    Info; a warning above `severe`; critical above `most` if the loss has lost part of its gain.
+    Info; a warning above `severe`; critical above 1e4 if the loss has lost part of its gain.
     """
-    found = _lasting(history, ("attention_weights",), lambda m: m.max_logit or 0.0, limit, samples)
+    found = _lasting(history, ("attention_weights",), lambda m: m.max_logit or 0.0, limit, 2)
     seen = _seen(found, history, limit)
     if seen is None:
         return None
     worst, largest, _ = found[0]
     began = history.activations[worst].first.value.max_logit
-    is_lost = largest > most and is_felt_by_the_loss(history)
+    is_lost = largest > 1e4 and is_felt_by_the_loss(history)
     seen.severity = "critical" if is_lost else "warning" if largest > severe else "info"
     seen.sure = 0.95 if largest > severe else 0.7
     seen.measured["max_logit"] = seen.measured.pop("ratio")
@@ -168,12 +154,9 @@ def attention_logits_large(
 
 @rule(
     "dropout-high",
-    reads="shares of the model's dropout modules",
     source="Srivastava et al. 2014, section 7.3: error is flat for a retained share of 0.4 to 0.8 and rises below",
     see="{num_modules:dropout module} with a dropout of {dropout:.0%} of the units: {layers}.",
-    sure=0.9,
-    remedy="Use 0.1 to 0.5: hardly anything passes such a layer. Check whether the number was meant as the share to "
-    "keep.",
+    remedy="Use 0.1 to 0.5. Check whether the number was meant as the share to keep.",
 )
 def dropout_high(history: TrainingHistory, *, share: float = 0.8) -> Seen | None:
     """A dropout module leaves out more than `share`."""
@@ -181,4 +164,4 @@ def dropout_high(history: TrainingHistory, *, share: float = 0.8) -> Seen | None
     if not high or not history.num_clean:
         return None
     names = sorted(high, key=lambda name: -high[name])
-    return Seen(layers=names, dropout=high[names[0]], num_modules=len(high), threshold=share)
+    return Seen(layers=names, dropout=high[names[0]], num_modules=len(high))

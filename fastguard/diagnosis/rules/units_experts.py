@@ -40,21 +40,17 @@ def siblings(names: Iterable[str]) -> list[dict[str, list[str]]]:
 @rule(
     "idle-experts",
     severity="critical",
-    reads="which parameters of modules that are alike get no gradient at any step, or only zeros at all sampled ones",
     source="our own; expert collapse of Shazeer et al. 2017, section 4, and the load loss of Fedus et al. 2022",
     see="{num_idle} of {num_modules} modules side by side get no gradient: {_idle}.",
     sure=0.95,
-    remedy="Add a loss that balances the load, noise on the router's logits, or a capacity, and check how the router "
-    "begins: it never chooses these experts, and an expert that has never had a token learns nothing.",
+    remedy="Balance the load by an auxiliary loss, noise on the router's logits, or a capacity for each expert.",
 )
-def idle_experts(
-    history: TrainingHistory, *, samples: int = 5, min_steps: int = 40, share: float = 0.5, most: float = 0.7
-) -> Seen | None:
+def idle_experts(history: TrainingHistory, *, samples: int = 5, min_steps: int = 40, share: float = 0.5) -> Seen | None:
     """Of modules side by side, some never got a gradient, or none for a hundred steps, after `min_steps` steps.
 
     Zeros in `samples` samples count as none. Info; a warning from a share `share` of them on if the loss has lost part
-    of its gain; critical from `most` on. Modules are side by side if their names say so, or if an idle one is between
-    two that are not.
+    of its gain; critical from 0.7 on. Modules are side by side if their names say so, or if an idle one is between two
+    that are not.
     """
     tensors, frozen = history.tensors, {*history.model.without_gradient, *history.model.not_in_optimizer}
     if tensors.num_samples < samples or tensors.last_step < min_steps or not history.norm_max:
@@ -72,11 +68,10 @@ def idle_experts(
     lost, idle, modules = max(found, key=lambda one: one[0])
     return Seen(
         at=(history.recent[0].step if history.recent else None, tensors.last_step),
-        severity=severity_of(lost, share, most, history),
+        severity=severity_of(lost, share, 0.7, history),
         layers=[name for module in idle for name in modules[module]],
         num_idle=len(idle),
         num_modules=len(modules),
-        threshold_share=share,
         _idle=idle,
     )
 
@@ -127,19 +122,15 @@ def _are_parallel(modules: list[str], idle: list[str]) -> bool:
     "unused-experts",
     of="idle-experts",
     severity="critical",
-    see="{num_idle} of {num_modules} experts of {_name} had no token in {_num_batches} sampled batches: "
-    "{_experts}{_also}.",
+    see="{num_idle} of {num_modules} experts of {_name} had no token in {_num_batches} batches: {_experts}{_also}.",
     sure=0.95,
-    remedy="Balance the load: an auxiliary loss on it, noise on the router's logits, or a bias for each expert; check "
-    "how the router begins. An expert without tokens learns nothing.",
+    remedy="Balance the load by an auxiliary loss, noise on the router's logits, or a bias for each expert.",
 )
-def unused_experts(
-    history: TrainingHistory, *, batches: int = 4, min_tokens: float = 20.0, share: float = 0.5, most: float = 0.7
-) -> Seen | None:
+def unused_experts(history: TrainingHistory, *, batches: int = 4, min_tokens: float = 20.0) -> Seen | None:
     """No token went to some experts in at least `batches` sampled batches in a row.
 
-    Info; a warning from a share `share` of a router's experts on if the loss has lost part of its gain; critical from
-    `most` on. Fires only if an expert would have had `min_tokens` tokens in an even spread.
+    Info; a warning from a share 0.5 of a router's experts on if the loss has lost part of its gain; critical from 0.7
+    on. Fires only if an expert would have had `min_tokens` tokens in an even spread.
     """
     found = []
     for name, window in signals_of(history).modules.get("router", ()):
@@ -154,10 +145,9 @@ def unused_experts(
     router = window.last.value
     return Seen(
         at=([point.step for point in window.recent][-router.num_batches :][0], history.activations.last_step),
-        severity=severity_of(lost, share, most, history),
+        severity=severity_of(lost, 0.5, 0.7, history),
         num_idle=router.num_dead_units,
         num_modules=router.num_units,
-        threshold_share=share,
         _num_batches=router.num_batches,
         _experts=list(router.dead_units),
         layers=[name, *others],
@@ -180,9 +170,7 @@ def used_experts(load: tuple[float, ...]) -> float:
     "router-collapse",
     of="idle-experts",
     see="{_share:.0%} of the tokens at {_name} go to expert {_expert} of {_num_experts}; {_used:.1f} are used{_also}.",
-    sure=0.9,
-    remedy="Balance the load by an auxiliary loss or a bias for each expert, lower the learning rate of the router, or "
-    "add noise to its logits. Nearly all tokens go the same way, so the other experts hardly train.",
+    remedy="Balance the load by an auxiliary loss or noise on the logits; lower the router's learning rate.",
 )
 def router_collapse(history: TrainingHistory, *, share: float = 0.1, samples: int = 3) -> Seen | None:
     """Nearly all tokens go to the same few experts, in `samples` samples in a row.
@@ -203,8 +191,6 @@ def router_collapse(history: TrainingHistory, *, share: float = 0.1, samples: in
     return Seen(
         at=(min(points[0].step for _, _, points in found), history.activations.last_step),
         ratio=way,
-        num_modules=len(found),
-        threshold=share,
         _share=max(load),
         _expert=load.index(max(load)),
         _num_experts=len(load),

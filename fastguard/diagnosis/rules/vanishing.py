@@ -21,7 +21,6 @@ _HALF_STEP = 2.0**-24  # the smallest positive float16
 
 @rule(
     "zero-gradients",
-    reads="zeros of each tensor in the last record",
     source="SageMaker Debugger AllZero (100% zeros)",
     see="At step {_step} the gradients of {num_zero_tensors} of {num_tensors} tensors were nothing but zeros.",
     sure=0.7,
@@ -50,7 +49,6 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float 
         warn=len(zero) >= share * len(names) and not has_just_moved and not _learns(history, kept),
         num_zero_tensors=len(zero),
         num_tensors=len(names),
-        threshold=share,
         _step=record.step,
     )
 
@@ -58,20 +56,14 @@ def zero_gradients(history: TrainingHistory, *, share: float = 0.5, kept: float 
 @rule(
     "zero-gradient-tensors",
     of="zero-gradients",
-    source="SageMaker Debugger AllZero (100% zeros), asked for a run of samples",
-    see="The gradient of {num_zero_tensors:tensor} of {num_tensors} has been nothing but zeros since step {_since}: "
-    "{_names}.",
-    sure=0.9,
-    remedy="Look for dead units before or after these parameters (a bias or a step that was too large), a detach() or "
-    "no_grad() that cuts them off, and a factor of zero on their output: they do not learn.",
+    see="{num_zero_tensors:tensor} of {num_tensors} had a gradient of zeros since step {_since}: {_names}.",
+    remedy="Look for dead units, a detach() or no_grad(), and a factor of zero on what these parameters give.",
 )
-def zero_gradient_tensors(
-    history: TrainingHistory, *, samples: int = 3, min_steps: int = 20, kept: float = 0.5
-) -> Seen | None:
+def zero_gradient_tensors(history: TrainingHistory, *, samples: int = 3, min_steps: int = 20) -> Seen | None:
     """A tensor's gradient was all zeros in `samples` samples in a row, over at least `min_steps` steps.
 
-    Info if the loss has gained a share `kept` and keeps it, and others before it have one, as beside an expert that is
-    not chosen, or the loss still falls. Silent if the loss is nearly zero: a hinge loss that is met has no gradient.
+    Info if the loss has gained a share 0.5 and keeps it, and others before it have one, as beside an expert that is not
+    chosen, or the loss still falls. Silent if the loss is nearly zero: a hinge loss that is met has no gradient.
     """
     tensors = history.tensors
     if tensors.all_are("zero_since", -1.0) or signals_of(history).loss_level <= 1e-3 * history.loss_trend.first:
@@ -92,11 +84,10 @@ def zero_gradient_tensors(
     return Seen(
         at=(began, tensors.last_step),
         layers=_to_blame(list(tensors), names),
-        warn=not _learns(history, kept) or (from_the_first and not signals_of(history).still_falls),
+        warn=not _learns(history, 0.5) or (from_the_first and not signals_of(history).still_falls),
         num_zero_tensors=len(names),
         num_tensors=len(tensors),
         from_the_first=from_the_first,
-        threshold_samples=samples,
         _since=began,
         _names=names,
     )
@@ -138,12 +129,9 @@ def _to_blame(names: list[str], zero: list[str]) -> tuple[str, ...]:
     of="vanishing-gradients",
     leads=True,
     was="vanishing-norm",
-    reads="each tensor's usual gradient for its size, in the order of the model",
-    source="our own, from the ratio of first to last layer that torchmortem (100) and others use",
     see="Per element, gradients of the first {_size:tensor} {_are} {_share:.2g} times those of the last {_size}; "
     "{_least} {_get} the least.{_stood}",
-    remedy="Use ReLU-like activations instead of sigmoid or tanh, normalisation layers, residual connections, or an "
-    "initialisation that keeps the variance: hardly any gradient reaches the first layers.",
+    remedy="Use ReLU-like activations, normalisation, residual connections, or a variance-keeping initialisation.",
 )
 def vanishing_layers(history: TrainingHistory, *, ratio: float = 1e-3, ratio_stuck: float = 0.02) -> Seen | None:
     """The first quarter of the tensors has a median gradient below `ratio` of the last quarter's, element for element.
@@ -178,11 +166,7 @@ def vanishing_layers(history: TrainingHistory, *, ratio: float = 1e-3, ratio_stu
         at=(min(tensors[name].first_step for name in known), tensors.last_step),
         layers=names,
         warn=is_stuck,
-        sure=0.95 if is_stuck else 0.6,
-        first_to_last=share,
-        at_the_beginning=then,
         num_stood=num_stood,
-        threshold=limit,
         _size=size,
         _are="are" if is_now else "were at first",
         _get="get" if is_now else "got",
@@ -217,7 +201,6 @@ def _evenness(values: Sequence[float]) -> float:
     source="IEEE 754 binary16: nothing positive is below 2**-24; loss scaling of Micikevicius et al. 2018, section 3.2",
     see="The gradients of {num_tensors:tensor} of {_of} end at the smallest float16, and most of their elements are "
     "zero: {layers}.",
-    sure=0.8,
     remedy="Use a GradScaler, or bfloat16: small gradients become zero in float16.",
 )
 def half_precision_underflow(history: TrainingHistory, *, zeros: float = 0.5, share: float = 0.25) -> Seen | None:
@@ -239,7 +222,5 @@ def half_precision_underflow(history: TrainingHistory, *, zeros: float = 0.5, sh
         at=(min(tensors[name].first_step for name in lost), tensors.last_step),
         layers=lost,
         num_tensors=len(lost),
-        loss_scale=scale,
-        threshold_zeros=zeros,
         _of=len(tensors),
     )

@@ -15,21 +15,17 @@ TITLE = "Weights and updates"
 
 @rule(
     "update-ratio-high",
-    reads="sampled weights: norm of the update over norm of the weights",
     source="torchmortem's bound of 0.1; the usual 1e-3 is Karpathy's. First steps are larger, so the bound is too",
     see="Step {_step} changed the median weight by {update_ratio:.2g} times its norm.",
     remedy="Divide the learning rate by 10, or warm it up: each step changes much of the weights.",
     needs_harm=True,
 )
-def update_ratio_high(
-    history: TrainingHistory, *, first: float = 0.5, later: float = 0.048, restless: float = 0.5
-) -> Seen | None:
+def update_ratio_high(history: TrainingHistory, *, first: float = 0.5, later: float = 0.048) -> Seen | None:
     """The median weight's update is above `first` of it at the first sample, or above `later` from 20 steps later on.
 
     Fires from 15 steps after the first sample on; silent if the learning rate has come down by then, or still rises.
     Info; a warning if the loss rises, if 80 losses gained less than 0.3 of the first or lost it again, or if they
-    change by more than a share `restless` of their level each step. Certain if more than half of a module's units are
-    dead.
+    change by more than a share 0.5 of their level each step. Certain if more than half of a module's units are dead.
     """
     updates, s = history.updates, signals_of(history)
     start, peak = updates.first, updates.peak
@@ -38,19 +34,16 @@ def update_ratio_high(
     has_come_down = bool(s.lrs) and s.lrs[-1] < 0.7 * s.lrs[0] and len(s.lrs) == history.num_clean
     is_at_full = peak is not None and (peak.lr is None or (2.0 * peak.lr >= history.lrs.max and not s.is_lr_rising))
     if start.ratio > first and not has_come_down:
-        sample, limit = start, first
+        sample = start
     elif peak is not None and peak.ratio > later and is_at_full:
-        sample, limit = peak, later
+        sample = peak
     else:
         return None
     have_died = any(window.last.value.dead_unit_ratio > 0.5 for _, window in history.activations.items())
     return Seen(
         at=(sample.step, history.weights.last_step),
-        warn=have_died or _is_hurt(history, restless),
-        sure=0.9 if sample.ratio > 2 * limit else 0.75,
+        warn=have_died or _is_hurt(history, 0.5),
         update_ratio=sample.ratio,
-        threshold=limit,
-        num_samples=updates.count,
         is_certain=have_died,
         _step=sample.step,
     )
@@ -70,17 +63,12 @@ def _is_hurt(history: TrainingHistory, restless: float) -> bool:
 
 @rule(
     "update-ratio-low",
-    reads="sampled weights: norm of the update over norm of the weights; and the loss",
     source="torchmortem's bound of 1e-5, asked with a loss that stands still, and so less strict",
     see="The median weight changes by no more than {update_ratio:.2g} of itself a step{_loss}.",
-    sure=0.9,
-    remedy="Raise the learning rate by 10 to 100 times; look for a scheduler that holds it down, and for gradients "
-    "that are divided twice. The steps are too small to learn from.",
+    remedy="Raise the learning rate by 10 to 100 times, or look for a scheduler that holds it down.",
 )
-def update_ratio_low(
-    history: TrainingHistory, *, ratio: float = 5e-4, ratio_alone: float = 1e-7, progress: float = 0.03
-) -> Seen | None:
-    """The median weight changes by less than `ratio` of itself a step, and the loss fell by less than `progress`.
+def update_ratio_low(history: TrainingHistory, *, ratio: float = 5e-4, ratio_alone: float = 1e-7) -> Seen | None:
+    """The median weight changes by less than `ratio` of itself a step, and the loss fell by less than 0.03.
 
     Without losses the limit is `ratio_alone`. All samples count (two at least), after 30 steps at half of the largest
     learning rate or more, once it no longer rises.
@@ -90,14 +78,12 @@ def update_ratio_low(
     limit = ratio if is_known else ratio_alone
     if updates.count < 2 or s.num_full_lr < 30 or s.is_lr_rising or history.num_clean < 30 or not 0.0 < value < limit:
         return None
-    if is_known and not s.fall < progress:
+    if is_known and not s.fall < 0.03:
         return None
     return Seen(
         at=(history.clean[0].step, history.weights.last_step),
         update_ratio=value,
-        threshold=ratio,
         _loss=f", and the loss has come down by {max(s.fall, 0.0):.1%} only" if is_known else "",
-        progress=s.fall if is_known else None,
     )
 
 
@@ -112,8 +98,6 @@ def _is_a_part(num: int, total: int, share: float) -> bool:
     leads=True,
     was="unchanged-weights",
     severity="critical",
-    reads="parameters of the model against those of the optimizer",
-    source="our own: what no optimizer holds never changes",
     see="{num_missing:trainable parameter} of the model {_are} not in the optimizer: {layers}.",
     sure=0.95,
     remedy="Make the optimizer after the model is complete and on its device, or add them with add_param_group. If "
@@ -137,8 +121,6 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
         warn=_is_a_part(len(names), total, share),
         severity="critical" if len(names) == total > 1 else None,
         num_missing=len(names),
-        num_parameters=total,
-        threshold_share=share,
         _are="is" if len(names) == 1 else "are",
     )
 
@@ -147,9 +129,7 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
     "frozen-parameters",
     of="untrained-parameters",
     see="{num_frozen:parameter} of {num_parameters} cannot learn (frozen, or with a learning rate of 0): {layers}.",
-    sure=0.8,
-    remedy="Set requires_grad_(True) before the optimizer is made; or, if that is intended, remove them from the "
-    "optimizer to silence this.",
+    remedy="Set requires_grad_(True) before the optimizer is made, or remove them from it to silence this.",
 )
 def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, backbone: int = 4) -> Seen | None:
     """Parameters cannot learn.
@@ -174,7 +154,6 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, backbone:
         do="" if num_held != 0 else "Do nothing if that is intended: the optimizer does not have them.",
         num_frozen=len(names),
         num_parameters=len(notes.names),
-        threshold_share=share,
     )
 
 
@@ -191,13 +170,10 @@ def _num_held(history: TrainingHistory) -> int | None:
     "missing-gradients",
     of="untrained-parameters",
     see="{num_missing:parameter} never had a gradient{_though}: {layers}.",
-    remedy="Check that these parameters are used in the forward pass, and that nothing between them and the loss is "
-    "detached: they are trainable and in the optimizer, but the loss does not depend on them.",
+    remedy="Check that forward() uses these parameters, and that nothing detaches them from the loss.",
 )
-def missing_gradients(
-    history: TrainingHistory, *, share: float = 0.7, progress: float = 0.3, min_steps: int = 20
-) -> Seen | None:
-    """Parameters never had a gradient in `min_steps` steps.
+def missing_gradients(history: TrainingHistory, *, share: float = 0.7, progress: float = 0.3) -> Seen | None:
+    """Parameters never had a gradient in 20 steps.
 
     A warning if the first pass called their modules before any that learns: what comes of these is detached. Of others,
     such as an output that is not used, a warning if 100 losses gained less than a share `progress` of the first, and
@@ -205,7 +181,7 @@ def missing_gradients(
     not count: idle-experts reports them.
     """
     notes, tensors = history.model, history.tensors
-    if not notes.names or history.num_steps < min_steps or not len(tensors):
+    if not notes.names or history.num_steps < 20 or not len(tensors):
         return None
     newest = () if history.last is None else history.last.tensors.names  # some may have joined since the last sample
     if newest == notes.names or tensors.hold(notes.names):
@@ -229,9 +205,6 @@ def missing_gradients(
         at=(history.recent[0].step, tensors.last_step),
         layers=cut or names,
         warn=bool(cut) or (is_few and is_stuck_without) or is_stuck(history, 0.5 * progress, 100),
-        sure=0.95 if cut else 0.85,
         num_missing=len(cut or names),
-        num_parameters=len(notes.names),
-        threshold_steps=min_steps,
         _though=", though their modules are called first" if cut else "",
     )

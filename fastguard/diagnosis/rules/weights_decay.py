@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-from itertools import pairwise
 
 from ...records import TrainingHistory
 from ...records.sampled import is_bias
@@ -22,30 +20,27 @@ _COUPLED = frozenset(["SGD", "ASGD", "Adam", "NAdam", "RAdam", "Adamax", "Adagra
 
 @rule(
     "large-weight-decay",
-    reads="weight decay of each parameter group, the first gradients and weights, samples of the output, and the loss",
     source="the usual 1e-4 to 1e-2 of SGD and Adam, 1e-2 to 0.3 of AdamW, and a decade beyond",
     see="The {_what}.",
     remedy="Divide weight_decay by 100 or more, and leave biases and norms out of it.",
     needs_descent=True,
     needs_harm=True,
 )
-def large_weight_decay(
-    history: TrainingHistory, *, coupled: float = 0.05, decoupled: float = 1.0, progress: float = 0.4
-) -> Seen | None:
+def large_weight_decay(history: TrainingHistory, *, coupled: float = 0.05, decoupled: float = 1.0) -> Seen | None:
     """Weight decay is `coupled` or more through the gradient, or `decoupled` or more in AdamW.
 
-    Info; a warning if 100 losses, or forty at the end, gained less than a share `progress` of the first (0.6 from twice
+    Info; a warning if 100 losses, or forty at the end, gained less than a share 0.4 of the first (0.6 from twice
     `coupled` on). Also a warning if a term of the loss takes |w| or w², is nearly all of the gradient, and all inputs
     of a batch come to have one output.
     """
-    largest, least = 0.0, progress
+    largest, least = 0.0, 0.4
     for settings in history.model.optimizer_settings:
         value = settings.get("weight_decay")
         limit = coupled if settings.get("kind") in _COUPLED else decoupled
         if isinstance(value, (int, float)) and value >= limit:
             largest = max(largest, float(value))
             if limit == coupled:
-                least = 0.6 if value >= 2.0 * coupled else 0.25 * progress
+                least = 0.6 if value >= 2.0 * coupled else 0.25 * 0.4
     flat = [x.output_spread <= 1e-4 * max(x.output_abs_max, 1e-12) for x in training_batches(history)]
     term = "" if largest or flat[-2:] != [True, True] or flat[0] else penalty(history)
     if not (largest or term) or not history.num_clean:
@@ -56,116 +51,58 @@ def large_weight_decay(
         warn=history.losses.count >= 40 and has_had_time(history, 100) and is_bad,
         weight_decay=largest,
         term=term,
-        threshold=coupled,
         _what=what,
         is_certain=True if term else None,
     )
 
 
 @rule(
-    "moment-out-of-bounds",
-    of="second-moment-out-of-range",
-    leads=True,
-    was="second-moment-collapse",
-    severity="critical",
-    reads="sampled weights: the largest second moment at two samples in a row, and the largest norm of all steps",
-    source="He et al., ISCA 2023: faults that harm leave values in the optimizer's state that no training makes",
-    see="The second moment of {_num:parameter} came to {moment_max:.3g}, above the square of the largest norm, "
-    "{_square:.3g}: {layers}.",
-    sure=0.9,
-    remedy="Go back to a checkpoint from before; where it comes again on one machine, test its memory. An average of "
-    "squares is larger than the largest square: something other than the optimizer has written to its state, or memory "
-    "is faulty.",
-)
-def moment_out_of_bounds(history: TrainingHistory, *, margin: float = 1.1) -> Seen | None:
-    """A second moment rose above `margin` times the square of the largest norm, to which weight decay is added.
-
-    It must rise from one sample to the next, so that a state from before the guard does not count. Critical if it is
-    not finite; silent after a step with NaN or Inf was taken.
-    """
-    if history.num_nonfinite_applied or not history.norm_max > 0.0:
-        return None
-    decays = [group.get("weight_decay") for group in history.model.optimizer_settings]
-    decay = max((abs(d) for d in decays if isinstance(d, (int, float))), default=0.0)
-    worst: dict[str, tuple[int, float]] = {}
-    for name, window in history.weights.current():
-        for earlier, later in pairwise(window.recent):
-            before, after = earlier.value.moment_max, later.value.moment_max
-            if before is None or after is None or not math.isfinite(before):
-                continue
-            if after > margin * max(before, (history.norm_max + decay * later.value.abs_max) ** 2):
-                worst[name] = later.step, after
-                break
-    if not worst:
-        return None
-    names = sorted(worst, key=lambda name: -worst[name][1])
-    step, largest = worst[names[0]]
-    return Seen(
-        at=(step, history.weights.last_step),
-        layers=names,
-        severity="critical" if largest == math.inf else "warning",
-        moment_max=largest,
-        norm_max=history.norm_max,
-        threshold_margin=margin,
-        _num=len(names),
-        _square=history.norm_max**2,
-    )
-
-
-@rule(
     "poor-initialisation",
-    reads="standard deviation of each weight matrix before the first step, against the one its fan-in asks for",
     source="the toolkit's check_initialization (0.1 and 10 times sqrt(2 / fan_in), He et al. 2015)",
     see="{num_layers:layer} began with weights that are too {_what}: {_worst} with {ratio:.2g} times the standard "
     "deviation that its fan-in asks for.",
-    remedy="Initialise these layers by their fan-in (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh), "
-    "or look for what overwrote or rescaled their weights.",
+    remedy="Initialise these layers by their fan-in: kaiming_normal_ for ReLU, xavier_normal_ for tanh.",
 )
-def poor_initialisation(
-    history: TrainingHistory, *, small: float = 0.05, large: float = 8.0, tiny: float = 0.02, share: float = 0.5
-) -> Seen | None:
-    """Weights began above `large` times the expected spread, or below `small` times it in a share `share` of the
-    layers.
+def poor_initialisation(history: TrainingHistory, *, small: float = 0.05, large: float = 8.0) -> Seen | None:
+    """Weights began above `large` times the expected spread, or below `small` times it in a share 0.5 of the layers.
 
-    A single layer is too small below `tiny`, unless it is the last. Weights that are too small are info unless 50
-    losses (200 of a single layer) gained less than 0.3 of the first, or a share `share` of them is below `tiny`. Twice
-    the spread is too large in a share `share` of the layers. Recurrent weights (weight_hh) are too large above 1.1; up
-    to twice the spread is info in gated units unless 200 losses gained less than 0.3. Equal weights count in a share
-    `share` of the layers if less than 0.8 of the first loss was gained. GPT-2's spreads are not too small. Silent
-    without a layer of torch's: then the fan-in is unknown.
+    A single layer is too small below 0.02, unless it is the last. Weights that are too small are info unless 50 losses
+    (200 of a single layer) gained less than 0.3 of the first, or a share 0.5 of them is below 0.02. Twice the spread is
+    too large in a share 0.5 of the layers. Recurrent weights (weight_hh) are too large above 1.1; up to twice the
+    spread is info in gated units unless 200 losses gained less than 0.3. Equal weights count in a share 0.5 of the
+    layers if less than 0.8 of the first loss was gained. GPT-2's spreads are not too small. Silent without a layer of
+    torch's: then the fan-in is unknown.
     """
     known, kinds = history.model.initialization, history.model.module_kinds
     if not history.num_steps or (kinds and not any(_OF_TORCH.search(kind) for kind in kinds)):
         return None
     begin = history.overview.buckets[0].first_step
     flat = [name for name, (actual, _) in known.items() if actual == 0.0]
-    if len(flat) > share * len(known) and not signals_of(history).progress >= 0.8:
+    if len(flat) > 0.5 * len(known) and not signals_of(history).progress >= 0.8:
         see = "{num_layers:layer} began with all weights equal: its units stay alike. {layers}."
         at = (begin, begin)
-        return Seen(at=at, layers=flat, sure=0.95, see=see, num_layers=len(flat), ratio=0.0, threshold=share)
+        return Seen(at=at, layers=flat, sure=0.95, see=see, num_layers=len(flat), ratio=0.0)
     ratios = {n: actual / expected for n, (actual, expected) in known.items() if actual > 0.0}
-    all_large = sum(r > 2.0 for r in ratios.values()) >= share * max(len(ratios), 1)
+    all_large = sum(r > 2.0 for r in ratios.values()) >= 0.5 * max(len(ratios), 1)
     limits = {n: 1.1 if "weight_hh" in n else 2.0 if all_large else large for n in ratios}
     too_large = sorted((n for n, r in ratios.items() if r > limits[n]), key=lambda n: -ratios[n])
     usual = as_in_gpt2({n: actual for n, (actual, _) in known.items()}, history.model.module_kinds)
     too_small = sorted((n for n, r in ratios.items() if r < small and n not in usual), key=ratios.__getitem__)
-    if len(too_small) < share * len(ratios):
-        too_small = [n for n in too_small if ratios[n] < tiny and n not in last_layer(history)]
+    if len(too_small) < 0.5 * len(ratios):
+        too_small = [n for n in too_small if ratios[n] < 0.02 and n not in last_layer(history)]
     names = too_large or too_small
     if not names:
         return None
-    patience = 50 if len(too_small) >= share * len(ratios) and not too_large else 200
+    patience = 50 if len(too_small) >= 0.5 * len(ratios) and not too_large else 200
     is_large = bool(too_large) and (ratios[names[0]] > 2.0 or any(kind.startswith("RNN") for kind in kinds))
-    is_tiny = sum(ratios[name] < tiny for name in too_small) >= share * len(ratios)
+    is_tiny = sum(ratios[name] < 0.02 for name in too_small) >= 0.5 * len(ratios)
     return Seen(
         at=(begin, begin),
         layers=names,
         warn=is_large or is_tiny or not history.losses.count or is_stuck(history, 0.3, patience),
-        sure=0.85 if is_large or too_small else 0.5,
         ratio=ratios[names[0]],
         num_layers=len(names),
         share=len(names) / len(ratios),
-        threshold=limits[names[0]] if too_large else small,
         _what="large" if too_large else "small",
         _worst=names[0],
     )
@@ -175,18 +112,15 @@ def poor_initialisation(
     "shrinking-weights",
     of="large-weight-decay",
     see="{_what}.",
-    remedy="Divide weight decay by 10 or more (0.01 to 0.1 is usual for AdamW, 1e-4 for SGD), and leave biases and "
-    "norms out of it: it outweighs what is learnt.",
+    remedy="Divide weight decay by 10 or more, and leave biases and norms out of it.",
 )
-def shrinking_weights(
-    history: TrainingHistory, *, decay: float = 0.01, shrunk: float = 0.3, progress: float = 0.5
-) -> Seen | None:
+def shrinking_weights(history: TrainingHistory, *, decay: float = 0.01, shrunk: float = 0.3) -> Seen | None:
     """Decay takes more than a share `decay` of the weights each step, or the median weight's norm fell below `shrunk`
     of its first.
 
-    The latter counts while the loss has not come down by a share `progress`.
+    The latter counts while the loss has not come down by a share 0.5.
     """
-    taken, learns = history.model.decay_per_step or 0.0, signals_of(history).progress >= progress
+    taken, learns = history.model.decay_per_step or 0.0, signals_of(history).progress >= 0.5
     left = 1.0
     if taken > decay or not learns:
         windows = [w for n, w in history.weights.current() if w.first.value.norm and not is_bias(n)]
@@ -196,11 +130,4 @@ def shrinking_weights(
     text = " and ".join(said)
     if not history.num_clean or not text:
         return None
-    return Seen(
-        sure=0.95 if taken > decay else 0.8,
-        decay_per_step=taken,
-        norm_left=left,
-        threshold=decay,
-        threshold_norm=shrunk,
-        _what=text[0].upper() + text[1:],
-    )
+    return Seen(sure=0.95 if taken > decay else 0.8, _what=text[0].upper() + text[1:])

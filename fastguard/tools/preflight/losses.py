@@ -124,7 +124,7 @@ def _unsure(asked: _Asked, answer: Answer) -> Answer:
                 f"Where the loss is lowest, {call.kind} still gives the targets a probability of only {sure:.2f}.",
                 "Give it logits without softmax, sigmoid, tanh or normalisation, at their own scale; smooth labels by "
                 "0.1 or less.",
-                {"probability": sure, "threshold": LEAST_SURE},
+                {"probability": sure},
                 0.9,
             )
             return dataclasses.replace(answer, problems=(problem,))

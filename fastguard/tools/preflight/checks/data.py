@@ -29,8 +29,6 @@ def _rows(tensor: Tensor) -> Tensor:
     severity="critical",
     see="{num_nonfinite} of {num_elements} elements of the {_what} are NaN or Inf.",
     sure=0.98,
-    reads="all floating tensors of the batches",
-    source="a NaN among the inputs makes every gradient NaN",
     remedy="Find the samples and drop or fill them; look for 0/0 in the normalisation of constant features.",
 )
 def non_finite_inputs(evidence: Evidence) -> Seen | None:
@@ -47,16 +45,13 @@ def non_finite_inputs(evidence: Evidence) -> Seen | None:
     cause="unnormalised-inputs",
     like="input-scale",
     see="The input of the first layer has a root mean square of {rms:.3g} and values up to {largest:.3g}: {_how}.",
-    reads="the input of the first layer with weights",
     source="LeCun et al. 1998, section 4.3; DeepDiagnosis and UMLAUT ask for [-1, 1]",
 )
-def inputs_out_of_scale(
-    evidence: Evidence, *, largest_rms: float = 20.0, smallest_rms: float = 0.01, spread: float = 300.0
-) -> Seen | None:
+def inputs_out_of_scale(evidence: Evidence, *, largest_rms: float = 20.0, smallest_rms: float = 0.01) -> Seen | None:
     """The input of the first layer with weights has a root mean square above `largest_rms` or below `smallest_rms`.
 
-    Or the standard deviation of a feature is above 1, and `spread` times that of the median feature. Read behind
-    embeddings and normalisation layers, which correct the scale.
+    Or the standard deviation of a feature is above 1, and 300 times that of the median feature. Read behind embeddings
+    and normalisation layers, which correct the scale.
     """
     given = evidence.layers[0].input if evidence.layers else None
     if given is None or not given.is_floating_point() or not given.numel() or given.shape[0] < 2:
@@ -67,14 +62,13 @@ def inputs_out_of_scale(
     rms, largest, stds = float(rows.square().mean().sqrt()), float(rows.abs().max()), rows.std(0)
     varying = stds[stds > 0]
     relative = float(varying.max() / varying.median()) if varying.numel() > 1 and rows.shape[0] >= 8 else 1.0
-    is_spread = relative > spread and float(varying.max()) > 1.0
+    is_spread = relative > 300.0 and float(varying.max()) > 1.0
     if not rms or (smallest_rms <= rms <= largest_rms and not is_spread):
         return None
     return Seen(
         rms=rms,
         largest=largest,
         spread=relative,
-        threshold=largest_rms,
         layers=[evidence.layers[0].name],
         sure=0.85 if rms < 3 * largest_rms or is_spread else 0.92,
         _how=f"one feature varies {relative:.0f} times as much as the median one" if is_spread else "far from 1",
@@ -87,16 +81,13 @@ def inputs_out_of_scale(
     like="target-scale",
     see="The targets have mean {mean:.3g} and standard deviation {std:.3g}; the model's first outputs are far {_size}.",
     sure=0.88,
-    reads="targets of a regression",
     source="LeCun et al. 1998, section 4.5; the first steps of a regression learn mean and scale",
 )
-def targets_out_of_scale(
-    evidence: Evidence, *, largest_rms: float = 20.0, smallest_rms: float = 0.003, offset: float = 10.0
-) -> Seen | None:
+def targets_out_of_scale(evidence: Evidence, *, largest_rms: float = 20.0, smallest_rms: float = 0.003) -> Seen | None:
     """The root mean square of a regression's targets is above `largest_rms` or below `smallest_rms`.
 
-    Or their mean is above 3, and more than `offset` standard deviations from 0. Info if the trial steps at the given
-    learning rate reach the loss of the best constant answer.
+    Or their mean is above 3, and more than 10 standard deviations from 0. Info if the trial steps at the given learning
+    rate reach the loss of the best constant answer.
     """
     call, output = evidence.call, evidence.output
     if call is not None and call.kind not in REGRESSION:
@@ -111,9 +102,9 @@ def targets_out_of_scale(
         return None  # the model scales its output itself
     if not rms or not math.isfinite(rms) or not std:
         return None
-    if smallest_rms <= rms <= largest_rms and not (abs(mean) > offset * std and abs(mean) > 3.0):
+    if smallest_rms <= rms <= largest_rms and not (abs(mean) > 10.0 * std and abs(mean) > 3.0):
         return None
     fit = evidence.fit
     gets_there = fit is not None and evidence.baseline is not None and fit.given.end < evidence.baseline
     size = "smaller" if rms > 1 else "larger"
-    return Seen(mean=mean, std=std, rms=rms, threshold=largest_rms, warn=not gets_there, _size=size)
+    return Seen(mean=mean, std=std, rms=rms, warn=not gets_there, _size=size)

@@ -12,8 +12,6 @@ from ..losses import LEAST_STEPS, Attempt, Fit, has_learnt
 
 TITLE = "Trial steps"
 _OVERFIT = 'Karpathy 2019, "A recipe for training neural networks": overfit one batch'
-_LOSSES = "the loss of a few batches, trained for some steps at the given learning rate and at others"
-_WITH_ADAM = "the loss of a few batches, trained with the given optimizer at all rates, and with a plain Adam"
 
 
 def _ends(fit: Fit) -> dict[str, Any]:
@@ -36,16 +34,13 @@ def _steps_to_halve(one: Attempt) -> float:
     severity="critical",
     see="In {_num} steps on the same batches the loss {_what}; at a learning rate of {_lr:.3g} it ends at {_end:.3g}.",
     sure=0.9,
-    reads=_LOSSES,
     source=_OVERFIT + "; Smith 2017",
     remedy="Divide the learning rate by 10 or 100; fastguard.LearningRateFinder finds one. Warm it up.",
 )
-def trial_steps_overshoot(
-    evidence: Evidence, *, rises: float = 1.05, peak: float = 10.0, better: float = 0.8
-) -> Seen | None:
+def trial_steps_overshoot(evidence: Evidence, *, rises: float = 1.05, peak: float = 10.0) -> Seen | None:
     """Trained on a few batches, the loss ends above `rises` times its start, rises to `peak` times it, or becomes NaN.
 
-    With a tenth or less of the rate it ends lower by at least 1 - `better` of the start, without rising. Fewer than ten
+    With a tenth or less of the rate it ends lower by at least 1 - 0.8 of the start, without rising. Fewer than ten
     steps are not judged unless the loss becomes NaN.
     """
     fit = evidence.fit
@@ -61,7 +56,7 @@ def trial_steps_overshoot(
         is_peak = given.peak - given.start > peak * start and given.end > best.end
         if not (is_peak or given.end > given.start + (rises - 1.0) * start):
             return None
-        if best.end - given.end > -(1.0 - better) * start:
+        if best.end - given.end > -(1.0 - 0.8) * start:
             return None
     else:
         what = f"goes from {given.start:.3g} to NaN or Inf"
@@ -76,23 +71,14 @@ def trial_steps_overshoot(
     see="At the pace of the first steps it takes {_steps} to halve the loss of the same batches; at a learning rate of "
     "{_lr:.3g}, {_best:.0f}.",
     sure=0.92,
-    reads=_LOSSES,
     source=_OVERFIT + "; Smith 2017",
     remedy="Raise the learning rate by 10 to 100 times; fastguard.LearningRateFinder finds one.",
 )
-def trial_steps_too_short(
-    evidence: Evidence,
-    *,
-    num_steps: float = 2500.0,
-    faster: float = 50.0,
-    update_ratio: float = 5e-4,
-    smallest: float = 1e-7,
-) -> Seen | None:
+def trial_steps_too_short(evidence: Evidence, *, num_steps: float = 2500.0, faster: float = 50.0) -> Seen | None:
     """At the pace of the trial steps, halving the loss of the same few batches would take more than `num_steps`.
 
-    Steps change weights by less than `update_ratio` of their size, and a higher rate is at least `faster` times as
-    fast. Or steps change weights by less than `smallest` although there are gradients. Fewer than ten steps are not
-    judged.
+    Steps change weights by less than 5e-4 of their size, and a higher rate is at least `faster` times as fast. Or steps
+    change weights by less than 1e-7 although there are gradients. Fewer than ten steps are not judged.
     """
     fit = evidence.fit
     if fit is None or not _is_judged(fit) or not math.isfinite(fit.given.end) or not abs(fit.given.start) > 0:
@@ -101,10 +87,10 @@ def trial_steps_too_short(
     higher = [one for factor, one in fit.attempts.items() if factor > 1.0 and math.isfinite(one.end)]
     higher = [one for one in higher if one.gain > 0.02 * abs(one.start)]
     gradients = [g for g in evidence.first.gradients.values() if g is not None and g.numel()]
-    if 0.0 <= given.update_ratio < smallest and any(float(g.abs().max()) > 1e-6 for g in gradients):
+    if 0.0 <= given.update_ratio < 1e-7 and any(float(g.abs().max()) > 1e-6 for g in gradients):
         see = "A step changes weights by {update_ratio:.1g} of their size, which float32 can hardly represent."
-        return Seen(**_ends(fit), update_ratio=given.update_ratio, threshold=smallest, see=see, sure=0.95)
-    if not higher or pace < num_steps or not given.update_ratio < update_ratio:
+        return Seen(**_ends(fit), update_ratio=given.update_ratio, see=see, sure=0.95)
+    if not higher or pace < num_steps or not given.update_ratio < 5e-4:
         return None
     best = min(higher, key=_steps_to_halve)
     if _steps_to_halve(best) * faster > pace:
@@ -126,7 +112,6 @@ def trial_steps_too_short(
     see="The loss of a few batches reaches {_least:.3g} at best, in {_num} steps; the same answer for every sample has "
     "{floor:.3g}.",
     sure=0.75,
-    reads=_WITH_ADAM,
     source=_OVERFIT,
     remedy="Look at single samples with their targets; then give the model more units, layers, or an activation.",
 )

@@ -41,8 +41,6 @@ _OF_SHAPES = re.compile(
     severity="critical",
     see="The {stage} pass of the first batch raised {_said}",
     sure=0.9,
-    reads="one forward and backward pass",
-    source="the training's own first step",
     remedy="Run one batch through model and loss by hand, with the shapes and dtypes of all tensors printed.",
 )
 def trial_pass_fails(evidence: Evidence) -> Seen | None:
@@ -78,8 +76,6 @@ def _problem(evidence: Evidence, *kinds: str) -> Seen | None:
     "loss-prefers-wrong-answers",
     cause="wrong-loss",
     severity="critical",
-    reads="free outputs in place of the model's, optimised under the loss on the first batch",
-    source="a loss is lowest where the answer is right",
     remedy="Check sign, arguments, dimension and mask: the loss is lowest where predictions are wrong.",
 )
 def loss_prefers_wrong_answers(evidence: Evidence) -> Seen | None:
@@ -95,8 +91,6 @@ def loss_prefers_wrong_answers(evidence: Evidence) -> Seen | None:
     "wrong-elements-in-loss",
     cause="wrong-loss",
     severity="critical",
-    reads="free outputs in place of the model's: which have a gradient, at random and on the way to the loss's minimum",
-    source="a loss has a gradient at every output that it judges, and at no other",
     remedy="Look for a detach(), an index, a mask, a weight of zero or a clamp between outputs and loss.",
 )
 def wrong_elements_in_loss(evidence: Evidence) -> Seen | None:
@@ -132,7 +126,6 @@ def _maker(call: LossCall) -> str:
     severity="critical",
     see="{loss} gets the output of {made_by} and applies {_what}.",
     sure=0.97,
-    reads="what made the input of cross_entropy or binary_cross_entropy_with_logits",
     source=_TORCH + "; AUTOTRAINER (Zhang et al. 2021), improper activation",
     remedy="Give the loss the output of the last linear layer, without an activation: it takes logits.",
 )
@@ -163,7 +156,6 @@ def softmax_before_cross_entropy(evidence: Evidence) -> Seen | None:
     severity="critical",
     see="nll_loss gets {_what}, not log-probabilities. It only negates and averages them, so it has no lower bound.",
     sure=0.97,
-    reads="the input of nll_loss",
     source=_TORCH,
     remedy="End the model with log_softmax over the classes, or use cross_entropy on its logits.",
 )
@@ -195,8 +187,6 @@ def _is_bad_axis(call: LossCall) -> bool:
     see="The output's probabilities sum to 1 over the samples of a batch, not over the classes, so each sample's "
     "answer depends on the other samples.",
     sure=0.97,
-    reads="sums of the loss's input over samples and over classes",
-    source="the dimension of a softmax is that of the classes",
     remedy="Give the softmax the dimension of the classes: dim=1, or dim=-1.",
 )
 def softmax_over_batch(evidence: Evidence) -> Seen | None:
@@ -215,7 +205,6 @@ def softmax_over_batch(evidence: Evidence) -> Seen | None:
     "they go from {_first:.3g} to {_last:.3g}.",
     severity="critical",
     sure=0.93,
-    reads="the last activation's range; the targets of a regression",
     source="DeepDiagnosis (Wardat et al. 2022), output range against target range",
 )
 def targets_out_of_reach(evidence: Evidence, *, share: float = 0.05, slack: float = 0.05) -> Seen | None:
@@ -238,7 +227,6 @@ def targets_out_of_reach(evidence: Evidence, *, share: float = 0.05, slack: floa
         return None
     return Seen(
         outside=outside,
-        threshold=share,
         made_by=made_by[0],
         severity="critical" if outside > 0.3 else "warning",
         _low=low,

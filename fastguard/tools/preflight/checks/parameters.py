@@ -34,8 +34,6 @@ def _in_a_list(evidence: Evidence, name: str) -> str:
     severity="critical",
     see="No gradient arrives at {num_missing} of {num_trainable} parameter tensors, so the loss does not depend on "
     "them: {layers}.",
-    reads="gradients of all parameters after each batch's backward pass",
-    source="the graph of autograd",
     remedy="Look for detach(), .data, no_grad(), argmax, item() on the way, and for modules that forward() leaves out.",
 )
 def gradient_does_not_arrive(evidence: Evidence) -> Seen | None:
@@ -69,7 +67,6 @@ def gradient_does_not_arrive(evidence: Evidence) -> Seen | None:
     severity="critical",
     see="The optimizer lacks {num_missing} of the model's {num_trainable} trainable parameters{_more}: {layers}.",
     sure=0.97,
-    reads="the model's trainable parameters, the optimizer's, and which of them the gradient reaches",
     source="what is not in param_groups is not updated; TrainCheck (Jiang et al. 2025), case AC-2665",
 )
 def left_out_of_optimizer(evidence: Evidence) -> Seen | None:
@@ -103,8 +100,6 @@ def left_out_of_optimizer(evidence: Evidence) -> Seen | None:
     severity="critical",
     see="The loss is {loss:.3g}, but every gradient is exactly zero.",
     sure=0.4,
-    reads="gradients of all batches",
-    source="a step along a gradient of 0 changes nothing",
     remedy="Look where the gradient ends: dead units, a constant output, a loss that is already at its minimum.",
 )
 def all_gradients_zero(evidence: Evidence) -> Seen | None:
@@ -123,7 +118,6 @@ def all_gradients_zero(evidence: Evidence) -> Seen | None:
     severity="critical",
     see="A sample's output depends on the inputs of {share:.0%} of the other samples in its batch.",
     sure=0.93,
-    reads="derivatives of one sample's output by the inputs of the others, in evaluation mode",
     source='Karpathy 2019, "A recipe for training neural networks": use backprop to chart dependencies',
     remedy="Look for view() or reshape() that runs over the batch, a wrong dim, batch_first.",
 )
@@ -161,8 +155,6 @@ def samples_mixed(evidence: Evidence) -> Seen | None:
     severity="critical",
     see="The targets are the next inputs, and the model sees them: its outputs depend on later positions.",
     sure=0.95,
-    reads="derivatives of a position's output by the inputs of later positions, in evaluation mode; targets",
-    source="a derivative that is exactly zero: the output cannot depend on that input",
     remedy="Give attention a causal mask, a convolution padding on the left, a recurrent layer one direction.",
 )
 def leaks_from_the_future(evidence: Evidence) -> Seen | None:
@@ -196,7 +188,6 @@ def _number(group: dict[str, Any], key: str) -> float:
     like="odd-optimizer-settings",
     see="{optimizer} runs with unusual settings: {_odd}.",
     sure=0.88,
-    reads="eps, betas and momentum of all groups",
     source='Kingma and Ba 2015; Choi et al. 2019, "On empirical comparisons of optimizers"',
 )
 def unusual_optimizer_settings(evidence: Evidence, *, eps: float = 0.01, momentum: float = 0.995) -> Seen | None:
@@ -211,7 +202,6 @@ def unusual_optimizer_settings(evidence: Evidence, *, eps: float = 0.01, momentu
     cause="weight-decay-too-high",
     see="weight_decay is {weight_decay:g}{_how}.",
     sure=0.88,
-    reads="weight_decay and lr of all groups",
     source="Loshchilov and Hutter 2019; usual are 1e-5 to 1e-2 as a part of the gradient, up to 0.3 for AdamW",
     remedy="Divide weight_decay by 10 or more, and leave biases and norms out of it.",
 )
@@ -235,7 +225,6 @@ def _modules(evidence: Evidence, kinds: tuple[type, ...]) -> dict[str, Any]:
     "eval-mode-in-training",
     cause="eval-mode-in-training",
     see="The model is in evaluation mode: {layers} {_what}.",
-    reads="`training` of the model and of its BatchNorm and Dropout modules",
     source="torch.nn.Module.train: dropout and batch statistics are off in evaluation mode",
     remedy="Call model.train() before training; keep single modules in evaluation mode by a train() of your own.",
 )

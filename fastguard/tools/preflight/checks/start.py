@@ -38,7 +38,6 @@ def _weights(evidence: Evidence) -> list[str]:
     see="{num_off} of {num_layers} layers begin with weights out of scale: {layers}. The weights of {_worst} have "
     "{ratio:.2g} times the expected standard deviation of {_std:.2g}.",
     sure=0.93,
-    reads="weights of all layers, by their number of inputs and what follows them",
     source=_HE,
 )
 def weights_out_of_scale(evidence: Evidence, *, least_layers: int = 1) -> Seen | None:
@@ -80,7 +79,6 @@ def _is_zero(evidence: Evidence, name: str) -> bool:
     severity="critical",
     see="All units of {layers} begin with the same weights, so they learn the same.",
     sure=0.95,
-    reads="weights of hidden layers",
     source="Goodfellow et al. 2016, section 8.4: initial parameters must break symmetry",
     remedy="Initialise with random numbers; torch's own default is fine.",
 )
@@ -124,7 +122,6 @@ def _most_dead(evidence: Evidence, least_samples: int) -> tuple[float, Activity 
     depth=2,
     severity="critical",
     see="{dead:.0%} of the units of {_where} return nothing for any sample of the batch.",
-    reads="outputs of ReLU on the batches",
     source="AUTOTRAINER (Zhang et al. 2021), dying ReLU: a share of 0.7; Lu et al. 2019 on deep narrow nets",
     remedy="Use fewer or wider layers, LeakyReLU or normalisation, and look for biases far below zero.",
 )
@@ -135,7 +132,6 @@ def dead_units_at_start(evidence: Evidence, *, share: float = 0.75, least_sample
         return None
     return Seen(
         dead=dead,
-        threshold=share,
         severity="critical" if dead == 1.0 else "warning",
         sure=0.93 if dead == 1.0 else 0.8,
         layers=filter(None, [worst.module]),
@@ -150,7 +146,6 @@ def dead_units_at_start(evidence: Evidence, *, share: float = 0.75, least_sample
     severity="critical",
     see="The loss is {_loss:.3g}: {_what}.",
     sure=0.9,
-    reads="the first function of torch whose result is not finite although its arguments are; dtypes",
     source="log 0, sqrt 0 (its derivative), 0/0, a softmax over nothing but -inf; float16 ends at 65504",
     remedy="Keep the argument away from the point: clamp(min=eps), log_softmax instead of log(softmax), sqrt(x + eps).",
 )
