@@ -42,13 +42,13 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 41_725,
-    "core": 12_809,
-    "files": 225,
-    "tests": 33_964,
+    "package": 40_008,
+    "core": 12_181,
+    "files": 218,
+    "tests": 33_765,
     "benchmarks": 17_900,
     "README": 158,
-    "rules": 66,
+    "rules": 64,
 }
 CORE = ("records", "kernels", "step", "clip")
 
