@@ -26,7 +26,7 @@ from .ring import OVER, TABLE
 from .run import Member, Run
 from .scalars import is_loss, rate_of
 from .scaler import Handed
-from .skip import ContiguousGrads, FusedFlags, Momentum, Skip, Undo, UndoPair, takes_flags, with_other_strides
+from .skip import ContiguousGrads, FusedFlags, Momentum, Skip, Undo, takes_flags, with_other_strides
 
 
 def gradients_of(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -160,7 +160,9 @@ class DeviceJudge:
                     flag = torch.logical_or(flag, own.to(flag.device, non_blocking=True)).to(flag.dtype)
                 attributes["found_inf"] = flag
             elif decision.skips() or (own_flag is not None and bool(own_flag)):
-                return Skip(repairs)
+                if repairs is not None:
+                    repairs.give_back()
+                return Skip()
         if (decision.scale and not handed.fused) or decision.max_norm != math.inf:
             # An optimizer that divides by the loss scale anyway clips for nothing.
             if fused and (not self._clips_through_scale or (decision.scale and handed.fused)):
@@ -181,10 +183,7 @@ class DeviceJudge:
                 with torch.no_grad():
                     torch._foreach_mul_([gradient.detach() for gradient, _ in pairs], [factor for _, factor in pairs])
                 kernels.tell_autograd([gradient for gradient, _ in pairs])
-        if not attributes:
-            return repairs
-        flags = FusedFlags(optimizer, attributes)
-        return flags if repairs is None else UndoPair(repairs, flags)
+        return FusedFlags(optimizer, attributes, repairs) if attributes else repairs
 
     def _complete(self, pending: PendingStep) -> None:
         """Puts a step that has arrived into the ring."""

@@ -215,7 +215,7 @@ class Hooks(HooksState):
                 self._observed.end_step()  # too many skips in a row: what was sampled belongs to this step
                 raise
             if ring.is_skipped:
-                return self._leave_out(optimizer, args, kwargs, None)
+                return self._leave_out(optimizer, args, kwargs)
         if outcome & _LONE and self._num_lone < NUM_LONE:
             self._num_lone += 1
             self._ledger.enter(is_bad=False, from_scaler=False, is_lone=True)
@@ -250,14 +250,13 @@ class Hooks(HooksState):
             self._scaler.abandon(optimizer)
             raise
 
-    def _leave_out(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs, repairs: Undo | None) -> _Arguments | None:
+    def _leave_out(self, optimizer: Optimizer, args: _Args, kwargs: _Kwargs) -> _Arguments | None:
         """Has the step not be taken; where that can't be, has it do nothing that lasts."""
         interceptor = self._skip_strategy.interceptor(optimizer)
         if interceptor is None:
-            self._undo = change = self._skip_strategy.neutralize(optimizer, repairs)
+            self._undo = change = self._skip_strategy.neutralize(optimizer)
             change.apply()
             return None
-        self._undo = repairs
         self._scaler.withhold(optimizer)
         return interceptor.intercept(SkippedCall(optimizer), args), kwargs
 
@@ -295,7 +294,7 @@ class Hooks(HooksState):
         undo, given = self._judge_gradients(optimizer, handed), None
         if isinstance(undo, Skip):
             self._scaler.is_skipped = handed.from_scaler
-            given = self._leave_out(optimizer, args, kwargs, undo.repairs)
+            given = self._leave_out(optimizer, args, kwargs)
         elif undo is not None:
             self._undo = undo
             undo.apply()
@@ -340,7 +339,7 @@ class Hooks(HooksState):
                 self._undo = None
             undo = self._judge_gradients(optimizer, handed, loss)
             if isinstance(undo, Skip):
-                undo = self._skip_strategy.neutralize(optimizer, undo.repairs)
+                undo = self._skip_strategy.neutralize(optimizer)
             if undo is not None:
                 self._undo = undo
                 undo.apply()

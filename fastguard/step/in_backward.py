@@ -227,7 +227,7 @@ class StepHooks:
         interceptor = self._skip_strategy.interceptor(optimizer)
         if interceptor is not None:
             return interceptor.intercept(SkippedCall(optimizer), args), kwargs
-        self._undo = self._skip_strategy.neutralize(optimizer, None)
+        self._undo = self._skip_strategy.neutralize(optimizer)
         self._undo.apply()
         return None
 

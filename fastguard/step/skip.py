@@ -17,7 +17,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import optim
@@ -35,10 +35,8 @@ _MISSING: Any = object()
 _HAS_TORCHS_STEP: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
-class Skip(NamedTuple):
-    """The judge's answer for a step that is to be skipped; `repairs` have to be undone after the step all the same."""
-
-    repairs: Undo | None = None
+class Skip:
+    """The judge's answer for a step that is to be skipped."""
 
 
 class SkipStrategy:
@@ -56,7 +54,7 @@ class SkipStrategy:
         """The interceptor; None for a step that communicates: the other processes would wait for it for ever."""
         return interceptor_of(optimizer) if self._is_noop or not has_other_ranks() else None
 
-    def neutralize(self, optimizer: Optimizer, repairs: Undo | None) -> Undo:
+    def neutralize(self, optimizer: Optimizer) -> Undo:
         """What to apply to a step that is called all the same, so that nothing of it lasts."""
         change, backup = DryRunStep(optimizer), self.closure_backup
         if backup is not None:
@@ -66,7 +64,7 @@ class SkipStrategy:
                 self.warn_once(optimizer, "a skipped step could not be undone for want of a copy (%s)", error)
             if backup.is_late:
                 self.warn_once(optimizer, "a skipped step had moved parameters or state before its closure was done")
-        return change if repairs is None else UndoPair(repairs, change)
+        return change
 
     def warn_once(self, optimizer: Optimizer, text: str, *values: Any) -> None:
         """Logs a warning the first time."""
@@ -181,28 +179,6 @@ class Undo:
         """Drops it instead, because a closure has computed new gradients within the step."""
 
 
-class UndoPair(Undo):
-    """Two things to undo, the later one first. The earlier one has been applied."""
-
-    def __init__(self, earlier: Undo, later: Undo) -> None:
-        self._earlier, self._later = earlier, later
-
-    def apply(self) -> None:
-        self._later.apply()
-
-    def give_back(self) -> None:
-        self._later.give_back()
-        self._earlier.give_back()
-
-    def give_back_late(self) -> None:
-        self._later.give_back_late()
-        self._earlier.give_back_late()
-
-    def forget(self) -> None:
-        self._later.forget()
-        self._earlier.forget()
-
-
 class DryRunStep(Undo):
     """Removes the gradients for one step, and then restores entries of the groups, in which some steps count all the
     same. With a backup, replaces the gradients by zeros, and then restores all that changed."""
@@ -258,9 +234,13 @@ def takes_flags(optimizer: Optimizer) -> bool:
 
 
 class FusedFlags(Undo):
-    """Sets `found_inf` and `grad_scale` on an optimizer for one step, and then restores those of a GradScaler."""
+    """Sets `found_inf` and `grad_scale` on an optimizer for one step, and then restores those of a GradScaler.
 
-    def __init__(self, optimizer: Optimizer, attributes: Mapping[str, Any]) -> None:
+    `repairs` have been applied before, and are undone last.
+    """
+
+    def __init__(self, optimizer: Optimizer, attributes: Mapping[str, Any], repairs: Undo | None = None) -> None:
+        self._repairs = repairs
         given = self._given = optimizer.__dict__
         self._attributes = attributes
         self._before = []
@@ -279,11 +259,12 @@ class FusedFlags(Undo):
                 del given[name]
             else:
                 given[name] = value
+        if self._repairs is not None:
+            self._repairs.give_back()
 
     def give_back_late(self) -> None:
-        for name, value in self._attributes.items():
-            if self._given.get(name) is value:  # what was there before was for the step that raised
-                del self._given[name]
+        self._before = [(name, _MISSING) for name in self._attributes]  # what was there was for the step that raised
+        self.give_back()
 
     def forget(self) -> None:
         self.give_back()
