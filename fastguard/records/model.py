@@ -22,14 +22,10 @@ def _names(value: Any) -> tuple[str, ...]:
     return value if names == value else names  # the same tuple, because there may be many names
 
 
-def _spreads(value: Any) -> dict[str, tuple[float, float]]:
+def _usable_pairs(value: Any) -> dict[str, tuple[float, float]]:
     pairs = values.by_name(_number_pair, value).items()
-    return {name: pair for name, pair in pairs if math.isfinite(pair[0]) and 0.0 < pair[1] < math.inf}
-
-
-def _statistics(value: Any) -> dict[str, tuple[float, float]]:
-    pairs = values.by_name(_number_pair, value).items()
-    return {**_spreads(value), **{name: pair for name, pair in pairs if pair == (math.inf, math.inf)}}
+    both = (math.inf, math.inf)
+    return {name: (a, b) for name, (a, b) in pairs if (math.isfinite(a) and 0.0 < b < math.inf) or (a, b) == both}
 
 
 def _setting(value: Any) -> Any:
@@ -77,7 +73,7 @@ class ModelNotes:
     zero_lr: Names = ()  # parameters in a group whose learning rate is 0
     # For each weight matrix or kernel, its standard deviation before the first step, and the one expected from its fan-
     # in; only pairs of usable numbers
-    initialization: Annotated[dict[str, tuple[float, float]], _spreads] = field(default_factory=dict)
+    initialization: Annotated[dict[str, tuple[float, float]], _usable_pairs] = field(default_factory=dict)
     dropout: dict[str, float] = field(default_factory=dict)  # the dropout probability of each dropout module, by name
     # Class names of the modules without children, each with their number
     module_kinds: dict[str, Count] = field(default_factory=dict)
@@ -94,7 +90,7 @@ class ModelNotes:
     # For up to eight BatchNorm modules, running statistics compared with those of the newest sampled training batch:
     # the distance of the means in its standard deviations (root mean square over channels), and the ratio of variances
     # (geometric mean). Both are Inf if the running ones are not finite.
-    norm_statistics: Annotated[dict[str, tuple[float, float]], _statistics] = field(default_factory=dict)
+    norm_statistics: Annotated[dict[str, tuple[float, float]], _usable_pairs] = field(default_factory=dict)
 
     # The optimizer and the training loop.
     # The largest share so far by which weight decay shrinks a parameter in one step. It includes the learning rate if

@@ -92,11 +92,9 @@ class PendingSteps:
 
     def begin_step(self) -> bool:
         """Submits the current step as another begins, and completes those that have arrived; whether all have."""
-        pending, self.current = self.current, None
-        if pending is not None:
-            pending.is_over = True
-            pending.courier.send(pending.parcel)
-            self.submitted.append(pending)
+        if self.current is not None:
+            self.current.is_over = True
+        self._submit()
         while self.submitted and self.submitted[0].courier.has_arrived(self.submitted[0].parcel):
             self._pop()
         return not self.submitted
@@ -113,12 +111,15 @@ class PendingSteps:
 
     def complete_all(self) -> None:
         """Completes every step, the current one too. Waits."""
+        self._submit()
+        while self.submitted:
+            self._wait_for_oldest()
+
+    def _submit(self) -> None:
         pending, self.current = self.current, None
         if pending is not None:
             pending.courier.send(pending.parcel)
             self.submitted.append(pending)
-        while self.submitted:
-            self._wait_for_oldest()
 
     def _wait_for_oldest(self) -> None:
         self.submitted[0].courier.wait(self.submitted[0].parcel)

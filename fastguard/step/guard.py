@@ -18,7 +18,7 @@ from ..clip import as_policy
 from ..diagnosis.checkup import Checkup
 from ..errors import NotGuardedError
 from ..names import Namer
-from ..observers.activations import ActivationMonitor, ActivationWatch, Replay, replay
+from ..observers.activations import ActivationMonitor, ActivationWatch, Replay, monitor_for, replay
 from ..observers.buffers import Buffers
 from ..observers.facts import ModelFacts
 from ..observers.observer import Observer, held_weakly
@@ -58,16 +58,17 @@ class Guard(GuardState):
         model: torch.nn.Module | None,
         settings: GuardSettings,
         *,
-        made: contextlib.ExitStack,
+        made: contextlib.ExitStack,  # closed if this fails, and by `detach`
         sinks: Iterable[Any],
         is_quiet: bool,
         proxies: Sequence[Any] = (),
-        monitor: ActivationMonitor | None = None,
         names: Sequence[str] | Mapping[torch.Tensor, str] | None = None,
         over: Ranks | None = None,
         parity: Parity | None = None,
         local: LocalGradients | None = None,
     ) -> None:
+        if local is not None:
+            made.callback(local.close)
         self._namer = namer = Namer(model, optimizers)
         if names is not None:
             namer.give(names, optimizers)
@@ -95,19 +96,20 @@ class Guard(GuardState):
         self._is_loss_new = True
         if parity is not None:
             parity.start(self._run)
-        others: list[Observer] = [one for one in (parity, local) if one is not None]
-        if settings.weights is not None:
-            others.append(WeightWatch(self._run, self._judge, settings.weights))
-        activations = None if monitor is None else ActivationWatch(self._run, self._judge, monitor)
-        if monitor is not None and activations is not None:
-            monitor.failures = self._run.failures
-            others.append(activations)
-        observers = Observers(self._run, model, optimizers, others)
+        weights = None if settings.weights is None else WeightWatch(self._run, self._judge, settings.weights)
+        others: list[Observer] = [one for one in (parity, local, weights) if one is not None]
+        self._monitor = monitor_for(settings.activations.value, model)
+        self._activations: ActivationWatch | None = None
+        if self._monitor is not None:
+            made.callback(self._monitor.detach)
+            self._monitor.failures = self._run.failures
+            self._activations = ActivationWatch(self._run, self._judge, self._monitor)
+            others.append(self._activations)
+        self._observers = observers = Observers(self._run, model, optimizers, others)
         made.callback(observers.close)
-        if activations is not None:
-            activations.start()
-            self._ledger.fetch = held_weakly(activations.attach)
-        self._observers, self._monitor, self._activations = observers, monitor, activations
+        if self._activations is not None:
+            self._activations.start()
+            self._ledger.fetch = held_weakly(self._activations.attach)
         self._observed = Observed(self._run, self._judge, observers)
         self._rescue: Rescue | None = None
         if settings.recovery is not None:
@@ -339,8 +341,12 @@ class Guard(GuardState):
         >>> optimizer.guard.last is None
         True
         """
-        with self._run.paused(), self._unwatched():
-            yield
+        before = self._run.pause(True)
+        try:
+            with self._unwatched():
+                yield
+        finally:
+            self._run.pause(before)
 
     @contextlib.contextmanager
     def _unwatched(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import threading
@@ -29,7 +30,7 @@ from .scalars import learning_rate
 from .settings import GuardSettings
 from .skip import SkippedCall, SkipStrategy, Undo
 from .wrappers import callers, innermost
-from .wrapping import build, has_equal_guard, show, sinks_of_rank
+from .wrapping import has_equal_guard, show, sinks_of_rank
 
 _NESTING = torch.autograd.function.BackwardCFunction.apply.__code__
 
@@ -335,7 +336,9 @@ def wrap_backward(
     groups = [group["params"] for o in given for group in o.param_groups]
     refuse_shards(groups)
     kernels.require_devices(backend, groups)
-    guard = build(BackwardGuard, given, model, settings, sinks=sinks, is_quiet=is_quiet)
+    with contextlib.ExitStack() as made:
+        guard = BackwardGuard(given, model, settings, made=made, sinks=sinks, is_quiet=is_quiet)
+        guard._made = made.pop_all()
     for p, optimizer in pairs if hooks else ():
         if p.requires_grad:
             arguments = {} if isinstance(optimizers, Mapping) else {"param": p}  # of an optimizer of several

@@ -170,8 +170,7 @@ class Ledger(LedgerState):
         step = int(ring.words[HEADER_WORDS * ring.newest + STEP])
         if ring.told[0] == step or self.is_writing or not ring.num_open:
             return
-        if self._history.model.num_changes != self._num_noted:
-            self._note_model()
+        self._note_model()
         if self.writes_lines and step != self._whole_step and not self._is_bad:
             line = cpu.json_line(ring.headers, ring.newest, ring.found[TABLE], _time())
             if step in ring.samples:
@@ -307,12 +306,15 @@ class Ledger(LedgerState):
 
     def note_changes(self) -> None:
         """Tells the sinks what became known of the model since the newest step, such as that the run has ended."""
-        if self._history.num_steps and self._history.model.num_changes != self._num_noted:
+        if self._history.num_steps:
             self._note_model()
 
     def _note_model(self) -> None:
         """Tells the sinks what has changed of what is known of the model."""
-        known, num_noted = self._history.model.state(), self._history.model.num_changes
+        num_noted = self._history.model.num_changes
+        if num_noted == self._num_noted:
+            return
+        known = self._history.model.state()
         changed = {name: value for name, value in known.items() if value != self._noted.get(name)}
         for sink in self.sinks:
             sink.note(changed)
@@ -330,17 +332,12 @@ class ConsecutiveSkips:
         self.due: NonFiniteGradientsError | None = None
         self.instead: Callable[[NonFiniteGradientsError], None] | None = None  # called instead of raising `due`
 
-    def clear(self) -> None:
-        """Starts again at none."""
-        self.steps.clear()
-        self.by_policy.clear()
-        self.tensors.clear()
-
     def count(self, record: StepStats, policy: str) -> None:
         """Counts a skipped step, or starts again after one that was taken; `policy` is the repr of the clip policy."""
         run, step = self.steps, record.step
         if run and run[-1] < step - 1:  # a step was taken in between
-            self.clear()
+            for found in (run, self.by_policy, self.tensors):
+                found.clear()
         if not record.skipped:
             if run and run[-1] == step:  # an earlier evaluation of this step was bad
                 run.pop()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -157,18 +156,12 @@ class Run(RunState):
         numbers = [(i, index) for i, (index, group) in enumerate(groups) for _ in group["params"]]
         return [Place(name, *number) for name, number in zip(names, numbers)]
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Steps within this context are not part of the run."""
-        before = [member.is_paused for member in self.members]
-        self.is_short = False
+    def pause(self, is_paused: bool) -> bool:
+        """Whether steps to come are not part of the run; returns what was so before."""
+        before, self.is_short = self.members[0].is_paused, False
         for member in self.members:
-            member.is_paused = True
-        try:
-            yield
-        finally:
-            for member, was in zip(self.members, before, strict=True):
-                member.is_paused = was
+            member.is_paused = is_paused
+        return before
 
     def model_parameters(self) -> list[tuple[torch.Tensor, str]]:
         """Parameters of the model with their names, as they are now; none where there is no model."""

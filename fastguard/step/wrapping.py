@@ -16,7 +16,7 @@ from .._text import listed
 from ..clip import ClipPolicy
 from ..errors import AlreadyGuardedError, explained
 from ..names import check_models
-from ..observers.activations import ActivationMonitor, monitor_for
+from ..observers.activations import ActivationMonitor
 from ..observers.observer import unwrapped
 from ..ranks import Parity, alike_settings, compares_ranks, has_other_ranks, local_gradients, num_averaged, ranks_over
 from ..recovery import Recovery
@@ -26,7 +26,6 @@ from .state import guard_attribute
 from .wrappers import innermost, inwards
 
 AnyOptimizer = TypeVar("AnyOptimizer")
-_Guard = TypeVar("_Guard", bound=Guard)
 _log = logging.getLogger("fastguard")
 
 
@@ -84,26 +83,6 @@ def has_equal_guard(
     if sinks:
         guard.change_sinks(sinks)
     return True
-
-
-def build(
-    kind: type[_Guard],
-    optimizers: Sequence[Optimizer],
-    model: torch.nn.Module | None,
-    settings: GuardSettings,
-    local: Any = None,
-    **more: Any,
-) -> _Guard:
-    """Makes the guard and the activation monitor. If that fails, removes all hooks."""
-    with contextlib.ExitStack() as made:
-        if local is not None:
-            made.callback(local.close)
-        monitor = monitor_for(settings.activations.value, model)
-        if monitor is not None:
-            made.callback(monitor.detach)
-        guard = kind(optimizers, model, settings, made=made, monitor=monitor, local=local, **more)
-        guard._made = made.pop_all()
-    return guard
 
 
 def show(guard: Guard, proxies: Iterable[Any] = ()) -> None:
@@ -245,19 +224,21 @@ def wrap(
     compares = compares_ranks("parity", parity)
     proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]
     local = local_gradients(model, groups, watch_ranks)
-    guard = build(
-        Guard,
-        inner,
-        model,
-        settings,
-        sinks=sinks,
-        is_quiet=is_quiet,
-        proxies=proxies,
-        names=names,
-        over=over,
-        parity=Parity(model, None if parity is True else parity) if compares else None,
-        local=local,
-    )
+    with contextlib.ExitStack() as made:
+        guard = Guard(
+            inner,
+            model,
+            settings,
+            made=made,
+            sinks=sinks,
+            is_quiet=is_quiet,
+            proxies=proxies,
+            names=names,
+            over=over,
+            parity=Parity(model, None if parity is True else parity) if compares else None,
+            local=local,
+        )
+        guard._made = made.pop_all()
     params, run = [p for group in groups for p in group], guard._run
     world = dist.get_world_size() if over is None and has_other_ranks() else None  # a framework may hide its wrapper
     run.num_averaged = None if local is not None else num_averaged(model, params) or world
