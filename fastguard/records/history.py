@@ -17,7 +17,7 @@ from .events import Entry, LoneElement, NonFiniteEvent, Total, Validation
 from .loading import fill
 from .log import LogReader
 from .running import Bucket, Summary
-from .sampled import GradientCosine
+from .sampled import NUM_BATCHES, NUM_FIRST, GradientCosine, SampledBatch
 from .series import NUM_FIRST_EVENTS, Series, diagnose_losses
 from .slot import extension
 from .table import StepStats
@@ -66,7 +66,8 @@ class TrainingHistory(Series):
         overview: the whole run in at most 256 buckets (`Overview`).
         tensors: a `TensorTrack` for each gradient, updated at a few steps.
         activations, weights: sampled modules and parameters, in windows of sixteen samples by name.
-        batches: sampled forward passes of the whole model: at most 256 pairs of a step and a `BatchSample`.
+        batches: sampled forward passes of the whole model: at most 256 pairs of a step and a `BatchSample`,
+            the first eight and the newest.
         grad_cosines: the newest 256 pairs of a step and the cosine between its gradient and the one before.
         lone_elements: the newest 16 clean steps at which one element of at least 256 had 99 % of the gradient's square.
             On the CPU all such steps count until there are 16; elsewhere those whose table was read.
@@ -259,8 +260,10 @@ class TrainingHistory(Series):
         if weights := samples.get("weights"):
             self.weights.add(step, weights)
             self.updates.add(step, weights, lr, self.model.judged_weights)
-        if batches := samples.get("batches"):
-            self.batches.add(step, batches)
+        for batch in samples.get("batches") or ():
+            self.batches.append(SampledBatch(step, batch))
+            if len(self.batches) > NUM_BATCHES:
+                del self.batches[NUM_FIRST]
         if (cosine := samples.get("grad_cosine")) is not None:
             self.grad_cosines.append(GradientCosine(step, cosine))
         self.revision += 1

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from . import values
-from .codec import Count, Part, reader_of, row_reader
+from .codec import Count, Part, row_reader
 from .running import quantiles
 from .samples import BatchSample, ModuleActivity, WeightStats
 
@@ -115,22 +115,6 @@ class SampledBatch(NamedTuple):
 
     step: int
     batch: BatchSample
-
-
-class SampledBatches(list[SampledBatch]):
-    """At most 256 pairs of a step and a `BatchSample`, oldest first: the first eight and the newest."""
-
-    @classmethod
-    def of(cls, state: Any) -> SampledBatches:
-        """From plain types, as they are saved."""
-        return cls(reader_of(list[SampledBatch])(state))
-
-    def add(self, step: int, batches: Iterable[BatchSample]) -> None:
-        """Takes the forward passes in the record of a step."""
-        for batch in batches:
-            self.append(SampledBatch(step, batch))
-            if len(self) > NUM_BATCHES:
-                del self[NUM_FIRST]
 
 
 class UpdateRatio(NamedTuple):

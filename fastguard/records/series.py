@@ -13,7 +13,7 @@ from .codec import Count, Spread, reader_of, readers_of
 from .events import Entry, LoneElement, NonFiniteEvent, Total, Validation
 from .model import ModelNotes
 from .running import Overview, Running, Trend, quantiles
-from .sampled import NUM_COSINES, GradientCosine, Sampled, SampledBatches, UpdateRatios
+from .sampled import NUM_COSINES, GradientCosine, Sampled, SampledBatch, UpdateRatios
 from .samples import ModuleActivity, WeightStats
 from .table import StepStats
 from .tensors import TensorTracks
@@ -84,7 +84,7 @@ class Series:
     updates: UpdateRatios
     activations: Sampled[ModuleActivity]
     weights: Sampled[WeightStats]
-    batches: Annotated[SampledBatches, SampledBatches.of]
+    batches: list[SampledBatch]
     grad_cosines: deque[GradientCosine]
     lone_elements: deque[LoneElement]
 
@@ -105,7 +105,7 @@ class Series:
         self.validations = deque(maxlen=NUM_VALIDATIONS)
         self.model = ModelNotes()
         self.loss_trend, self.norm_trend, self.overview = Trend(), Trend(), Overview()
-        self.tensors, self.updates, self.batches = TensorTracks(), UpdateRatios(), SampledBatches()
+        self.tensors, self.updates, self.batches = TensorTracks(), UpdateRatios(), []
         self.activations = Sampled(ModuleActivity.from_dict, lambda module: not module.stats.is_finite)
         self.weights = Sampled(WeightStats.from_dict, lambda weight: weight.num_nonfinite > 0)
         self.grad_cosines = deque(maxlen=NUM_COSINES)
