@@ -78,7 +78,6 @@ class AdaGC(ClipPolicy):
             self._warm_up([norm if not mean else 0.0 for norm, mean in zip(norms, self._means)], 1.0)
 
     def _warm_up(self, norms: Sequence[float], factor: float) -> None:
-        """One by one, where some are in their warm-up."""
         rest = array("d", [0.0]) * len(norms)
         for i, norm in enumerate(norms):
             count = self._seen.get(i, 0 if not self._means[i] else self.warmup)

@@ -25,7 +25,6 @@ SHRINKS = ("element", "unit")  # scopes of policies that write to the gradients 
 
 
 def factor_of(norm: float, trigger: float, target: float) -> float:
-    """The factor for gradients of that norm."""
     if not norm > trigger:
         return 1.0
     return min(1.0, target / (norm + (1e-6 if trigger < 0.0 else 0.0)))

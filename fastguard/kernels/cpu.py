@@ -79,7 +79,6 @@ if _problem is None:
 
 @functools.cache
 def dtypes(bits: int) -> frozenset[torch.dtype]:
-    """The dtypes whose bits are set in `bits`."""
     return frozenset(dtype for i, dtype in enumerate(DTYPES) if bits >> i & 1)
 
 
@@ -116,7 +115,6 @@ class CpuBackend(ReferenceBackend):
         return result[0], result[1]
 
     def scale_(self, tensors: Sequence[torch.Tensor], factor: float) -> None:
-        """x *= factor for every tensor; one read and one write of each."""
         try:
             _C.scale_(tensors, factor, torch.get_num_threads())
         except IndexError as error:

@@ -79,7 +79,6 @@ def require_devices(backend: str, groups: Iterable[Iterable[torch.Tensor]]) -> N
 
 @functools.cache
 def say_once(message: str) -> None:
-    """A warning in the log, the first time only."""
     _log.warning(message)
 
 

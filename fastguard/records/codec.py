@@ -75,7 +75,6 @@ class Part:
 
     @classmethod
     def loaded(cls: type[_PartT], state: Any) -> _PartT:
-        """A new part from what `state` returned."""
         part = cls()
         part.load(state)
         return part

@@ -52,11 +52,9 @@ class Failures:
             self.note(what, error, so)
 
     def known(self, what: str) -> Failure | None:
-        """The failure of that part, if there is one."""
         return self._known.get(what)
 
     def counts(self) -> dict[str, int]:
-        """How often each part has failed so far."""
         return {failure.what: failure.times for failure in self}
 
     def since(self, before: Mapping[str, int]) -> list[Failure]:

@@ -343,7 +343,6 @@ class TrainingHistory(Series):
 
 
 def entry_of(record: StepStats, overhead_s: float | None = None) -> Entry:
-    """The numbers of a record."""
     norm, nans, infs = norm_parts(record.tensors.total_row())
     if nans or infs or not norm < math.inf:
         norm = math.nan if nans else math.inf

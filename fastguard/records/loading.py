@@ -138,7 +138,6 @@ def _row(plain: Any) -> list[float]:
 
 
 def _named(kind: Any, plain: Any) -> tuple[Any, ...]:
-    """Samples by name."""
     known = values.by_name(values.mapping, plain)
     return tuple(values.at(name, kind.from_dict, {**one, "name": name}) for name, one in known.items())
 

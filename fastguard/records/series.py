@@ -117,7 +117,6 @@ class Series:
         self._totals: deque[Total] = deque(maxlen=NUM_TOTALS)
 
     def _another(self) -> Any:
-        """An empty history with the same window."""
         return type(self)(self.window)
 
     def state_dict(self) -> dict[str, Any]:

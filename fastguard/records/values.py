@@ -82,14 +82,12 @@ def by_name(read: Callable[[Any], Any], values: Any) -> dict[str, Any]:
 
 
 def text(value: Any) -> str:
-    """Text."""
     if not isinstance(value, str):
         raise refused("text", value)
     return value
 
 
 def truth(value: Any) -> bool:
-    """True or False, or 1 or 0."""
     if value is True or value is False or (isinstance(value, (int, float)) and value in (0, 1)):
         return bool(value)
     raise refused("true or false", value)

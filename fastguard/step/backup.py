@@ -196,5 +196,4 @@ class ClosureBackup:
         return self._backup
 
     def end(self) -> None:
-        """Call it after the step."""
         self._backup = self._probe = None

@@ -78,7 +78,6 @@ def shrink_each(
 def _with_gradients(
     groups: list[list[torch.Tensor]], positions: Sequence[int] | None
 ) -> tuple[list[torch.Tensor], Sequence[int]]:
-    """The parameters with a gradient, and their indices."""
     params = [p for group in groups for p in group]
     places = range(len(params)) if positions is None else positions
     return [params[i] for i in places], places

@@ -108,7 +108,6 @@ class Hooks(HooksState):
         self._handles = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
 
     def remove(self) -> None:
-        """Leaves the optimizer as it was."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

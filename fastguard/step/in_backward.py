@@ -210,7 +210,6 @@ class StepHooks:
         self._handles = [before(self._before), after(self._give_back)]
 
     def remove(self) -> None:
-        """Leaves the optimizer as it was."""
         for handle in self._handles:
             handle.remove()
         self._give_back()

@@ -245,7 +245,6 @@ class Judge:
         self._ledger.enter(is_bad=is_news and not finite, from_scaler=judged.from_scaler)
 
     def _measure(self, groups: list[list[torch.Tensor]], scaling: Handed, first: bool) -> tuple[JudgedStep, Handed]:
-        """Measures the gradients, over all ranks if there are several."""
         run, ring, ranks, total, present = self._run, self._run.ring, self._run.ranks, None, None
         step = run.step if first else run.step - 1
         if ranks is not None:

@@ -72,7 +72,6 @@ class Ledger(LedgerState):
         self._begin_batch()
 
     def watch(self, checkup: Checkup) -> None:
-        """Has `checkup` asked from now on."""
         self.checkup = checkup
         checkup.plan(self._history.newest_step)
         self._begin_batch()
@@ -240,7 +239,6 @@ class Ledger(LedgerState):
             self.skips.count(ring.latest(), self._history.model.clip_policy)
 
     def raise_due(self) -> None:
-        """Raises the error that is due, once."""
         due = self.skips.take_due()
         if due is not None:
             self.deliver()
@@ -362,7 +360,6 @@ class ConsecutiveSkips:
         return due
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs."""
         return {
             "skipped_run": list(self.steps),
             "skipped_by_policy": list(self.by_policy),
@@ -377,7 +374,6 @@ class ConsecutiveSkips:
 
 
 def log_nonfinite(record: StepStats, level: int, where_among_ranks: str) -> None:
-    """Logs that the gradients of a step are not finite."""
     names = record.nonfinite
     where = f"first in {names[0]!r}, {count(len(names), 'tensor')} in all" if names else "only their norm overflowed"
     where = f"{where}; {where_among_ranks}" if where_among_ranks else where
@@ -386,7 +382,6 @@ def log_nonfinite(record: StepStats, level: int, where_among_ranks: str) -> None
 
 
 def log_skipped_by_policy(record: StepStats, level: int, policy: str) -> None:
-    """Logs that a clip policy skipped a step whose gradients are finite."""
     where = f" in {listed(record.over, 4)}" if record.over else f" of {record.norm:.4g}, above {record.trigger:.4g}"
     where = f"for a norm{where}" if record.over or record.trigger else "whatever its norm is"  # as after a loss
     _log.log(level, "step %d: skipped by the clip policy %s, %s", record.step, policy, where)

@@ -80,12 +80,10 @@ class Ring(RingState):
 
     @property
     def is_finite(self) -> bool:
-        """Whether the norm of the newest slot is."""
         return math.isfinite(self.words[HEADER_WORDS * self.newest + slot.NORM])
 
     @property
     def is_skipped(self) -> bool:
-        """Whether the newest slot says that its step was skipped."""
         return bool(int(self.words[HEADER_WORDS * self.newest + slot.FLAGS]) & slot.SKIPPED)
 
     @property
@@ -158,7 +156,6 @@ class Ring(RingState):
 
     @property
     def has_loss(self) -> bool:
-        """Whether the newest slot has a loss."""
         return self.newest >= 0 and bool(int(self.words[HEADER_WORDS * self.newest + slot.FLAGS]) & slot.HAS_LOSS)
 
     @property
@@ -175,7 +172,6 @@ class Ring(RingState):
         return self.words[HEADER_WORDS * self.newest + slot.LOSS]
 
     def mark_skipped(self, skipped: bool) -> None:
-        """Says of the newest slot whether the step was skipped in the end."""
         at = HEADER_WORDS * self.newest + slot.FLAGS
         self.words[at] = int(self.words[at]) & ~slot.SKIPPED | (slot.SKIPPED if skipped else 0)
         self.made = None
@@ -186,7 +182,6 @@ class Ring(RingState):
             self.words[HEADER_WORDS * self.newest + slot.OVERHEAD_S] += seconds
 
     def header(self, index: int) -> Entry:
-        """What slot `index` says."""
         return read_header(self.headers, HEADER_BYTES * index)
 
     def attach(self, step: int, **fields: Any) -> None:

@@ -48,7 +48,6 @@ class Member:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the optimizer still exists."""
         return self._ref() is not None
 
 
@@ -98,7 +97,6 @@ class Run(RunState):
         return [member.optimizer for member in self.members]
 
     def living_optimizers(self) -> list[Optimizer]:
-        """Those that still exist."""
         return [member.optimizer for member in self.members if member.is_alive]
 
     def params(self) -> list[torch.Tensor]:
@@ -142,7 +140,6 @@ class Run(RunState):
 
     @property
     def policy(self) -> Any:
-        """The user's clip policy."""
         return users_policy(self.clip)
 
     def compare_changes(self) -> None:

@@ -28,7 +28,6 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy | None:
-    """The policy that either argument asks for."""
     if max_norm is not None and clip is not None:
         raise ValueError("`max_norm` and `clip` must not both be given: max_norm=x is short for clip=GlobalNorm(x)")
     if max_norm is not None:
@@ -81,7 +80,7 @@ def _shown(value: Any, depth: int = 4) -> Any:
     return type(value), text, public if public or text else id(value)
 
 
-@dataclass(frozen=True)
+@dataclass
 class GuardSettings:
     """What one call of `wrap` or `wrap_backward` asks for; see there for each argument.
 
@@ -122,20 +121,12 @@ class GuardSettings:
                 raise ValueError(f"`{name}` must be {either}one of {known}, got {value!r}")
         if self.backend not in ("auto", *kernels.registry.BACKENDS):
             kernels.resolve_backend(self.backend)  # raises
-        names = self.names
-        if isinstance(names, Mapping):
-            names = {id(p): name for p, name in names.items()}
-        elif names is not None:
-            names = tuple(names)
-        made = {
-            "clip": AsGiven(self.clip),
-            "activations": AsGiven(self.activations),
-            "weights": sampler_settings(self.weights),
-            "recovery": as_recovery(self.recovery),
-            "names": names,
-        }
-        for name, value in made.items():
-            object.__setattr__(self, name, value)
+        self.clip, self.activations = AsGiven(self.clip), AsGiven(self.activations)
+        self.weights, self.recovery = sampler_settings(self.weights), as_recovery(self.recovery)
+        if isinstance(self.names, Mapping):
+            self.names = {id(p): name for p, name in self.names.items()}
+        elif self.names is not None:
+            self.names = tuple(self.names)
 
     def of_all_ranks(self) -> dict[str, str]:
         """The settings that must be equal on all ranks that share a model, as text that depends on no process."""

@@ -67,7 +67,6 @@ class SkipStrategy:
         return change
 
     def warn_once(self, optimizer: Optimizer, text: str, *values: Any) -> None:
-        """Logs a warning the first time."""
         if text not in self._warned:
             self._warned.add(text)
             _log.warning("%s: " + text, type(optimizer).__name__, *values)

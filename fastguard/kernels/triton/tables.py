@@ -132,7 +132,6 @@ class Tables:
         return out
 
     def live(self) -> list[torch.Tensor]:
-        """All device memory in use."""
         plans = list(self._plans.values())
         owners: list[Any] = [*plans, *(plan.layout for plan in plans), *self._layouts.values()]
         return [owner.table for owner in owners]
