@@ -19,7 +19,7 @@ import torch
 from gpu import allocations, alternate, copy_bandwidth, launches, machine, never_syncs
 
 from fastguard.kernels import triton
-from fastguard.kernels.triton.launch import ActivationWorkspace
+from fastguard.kernels.triton.launch import Workspace
 
 LIMITS = (-0.99, 0.99, 5e-324)
 
@@ -81,7 +81,7 @@ def check(x: torch.Tensor, dim: int, row: torch.Tensor, table: torch.Tensor) -> 
 def measure_case(case: Case, dtype: torch.dtype, device: torch.device, is_dry_run: bool, rounds: int) -> dict[str, Any]:
     x = torch.relu(torch.randn(case.tiny if is_dry_run else case.shape, device=device)).to(dtype)
     x = x.contiguous(memory_format=case.memory_format)
-    workspace, plain = ActivationWorkspace(device), triton.ReferenceBackend()
+    workspace, plain = Workspace(device), triton.ReferenceBackend()
     row = torch.zeros(10, dtype=torch.float64, device=device)
     table = torch.zeros(x.shape[case.dim], 4, dtype=torch.float64, device=device)
 

@@ -13,7 +13,6 @@ from fastguard.kernels import registry, triton
 from fastguard.kernels.registry import BACKENDS, choose
 from fastguard.kernels.slots import DEFAULT_OPTIONS
 from fastguard.kernels.triton import TritonBackend, Workspace, launch
-from fastguard.kernels.triton.launch import ActivationWorkspace
 from fastguard.records.columns import INDEX
 from fastguard.records.samples import EMPTY_ACTIVATION_ROW
 
@@ -60,7 +59,7 @@ def test_figures_land_in_their_place_and_nowhere_else(device):
 
 
 def test_in_a_steady_state_nothing_is_allocated_and_nothing_waits(device, monkeypatch):
-    workspace = ActivationWorkspace(device)
+    workspace = Workspace(device)
     large, small = torch.randn(60, 70), torch.randn(3, 4, 5)
     row, table = torch.empty(10, dtype=torch.float64), torch.empty(70, 4, dtype=torch.float64)
     workspace.measure_activation(large, 1, LIMITS, row, table)

@@ -133,6 +133,9 @@ class TritonBackend(ReferenceBackend):
     ) -> None:
         if not accepts(x.device):
             raise UnsupportedTensorError(0, f'must be on a GPU for backend "triton", got {x.device}')
+        if x.numel() == 0:
+            super().activation_into(x, dim, limits, row, table)
+            return
         with lock:
             workspace_of(x.device).measure_activation(x, dim, limits, row, table)
 

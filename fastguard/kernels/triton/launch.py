@@ -20,7 +20,6 @@ import torch
 from ..._device import Device
 from ...errors import UnsupportedTensorError
 from ...records import COLUMNS
-from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from ..reference import Limits
 from ..slots import DEFAULT_OPTIONS, Slot, StepOptions
 from .tables import CHUNK, Plan, Tables, is_dense, locate
@@ -36,8 +35,6 @@ CHUNK_BYTES = 1 << 15  # of an activation that a program reads; more would leave
 FOLD_TILE = 1024
 _PROGRAMS_PER_PROCESSOR = 8  # of the scaling grid: as many as fit at 64 registers
 _NUM_PARTIALS = 10  # of a program, for the row; see lang/activations.py
-_ROW = len(ACTIVATION_COLUMNS)
-_CHANNEL = len(CHANNEL_COLUMNS)
 _WIDEST = 4096  # columns; a few channels are repeated to fill whole blocks, up to this width
 _FEWEST_ROWS = 32  # that they must leave
 lock = threading.Lock()  # held around the use of a workspace that is shared
@@ -220,6 +217,29 @@ class Workspace:
             for where, copy in plan.write_back:
                 where.copy_(copy)
 
+    def measure_activation(
+        self, x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None = None
+    ) -> None:
+        """As `ReferenceBackend.activation_into` of an `x` that is not empty; `row` and `table` are contiguous.
+
+        Cost: two reads of every element, the second one from a cache; two launches; no sync. Memory is allocated for a
+        larger tensor than before, and for a copy of a tensor whose elements do not fill a stretch of memory.
+        """
+        if x.device != self.device:
+            raise UnsupportedTensorError(0, f"must be on {self.device}, got {x.device}")
+        with self._side.entered():
+            self._follow_stream()
+            x = x if is_dense(x) else x.contiguous()
+            made = divide(x.shape, x.stride(), x.dtype, dim, self.device)
+            num_words = _NUM_PARTIALS * made.num_programs
+            partials = self._room(num_words + 2 * made.spread * made.channels * made.repeat)
+            entries, bits = partials + 8 * num_words, _limit_bits(*limits, x.dtype is torch.float64)
+            made.launcher(made.num_programs, x.data_ptr(), *made.sizes, partials, made.num_programs, entries, *bits)
+            columns = 1 if made.channels == 1 else 4 if 1 < made.channels <= 8 else 32
+            to = (entries, made.spread, made.channels, made.repeat, 0 if table is None else table.data_ptr())
+            fold = fold_launcher(columns, self.device)
+            fold(1 + -(-made.channels // columns), partials, made.num_programs, x.numel(), row.data_ptr(), *to)
+
     def _room(self, num_words: int) -> int:
         if self._partials.numel() < num_words:
             self._partials = torch.empty(num_words, dtype=torch.float64, device=self.device)
@@ -304,41 +324,4 @@ def _limit_bits(low: float, high: float, near_zero: float, is_double: bool) -> t
     return tuple(limits.view(torch.int64).tolist())
 
 
-class ActivationWorkspace(Workspace):
-    """What the launches for activations on one device need. As a `Workspace`, not for two threads at once."""
-
-    def measure_activation(
-        self, x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None = None
-    ) -> None:
-        """As `ReferenceBackend.activation_into`; `row` and `table`, which may be flat, are contiguous.
-
-        Cost: two reads of every element, the second one from a cache; two launches; no sync. Memory is allocated for a
-        larger tensor than before, and for a copy of a tensor whose elements do not fill a stretch of memory.
-        """
-        if x.device != self.device:
-            raise UnsupportedTensorError(0, f"must be on {self.device}, got {x.device}")
-        if x.numel() == 0:
-            row.zero_()
-            row.view(-1)[3].fill_(math.inf)
-            row.view(-1)[4].fill_(-math.inf)
-            if table is not None:
-                table.zero_()
-            return
-        with self._side.entered():
-            self._follow_stream()
-            x = x if is_dense(x) else x.contiguous()
-            made = divide(x.shape, x.stride(), x.dtype, dim, self.device)
-            num_words = _NUM_PARTIALS * made.num_programs
-            partials = self._room(num_words + 2 * made.spread * made.channels * made.repeat)
-            entries, bits = partials + 8 * num_words, _limit_bits(*limits, x.dtype is torch.float64)
-            made.launcher(made.num_programs, x.data_ptr(), *made.sizes, partials, made.num_programs, entries, *bits)
-            columns = 1 if made.channels == 1 else 4 if 1 < made.channels <= 8 else 32
-            to = (entries, made.spread, made.channels, made.repeat, 0 if table is None else table.data_ptr())
-            fold = fold_launcher(columns, self.device)
-            fold(1 + -(-made.channels // columns), partials, made.num_programs, x.numel(), row.data_ptr(), *to)
-
-
-@functools.cache
-def workspace_of(device: torch.device) -> ActivationWorkspace:
-    """The workspace that all calls on a device share; hold `lock` around its use."""
-    return ActivationWorkspace(device)
+workspace_of = functools.cache(Workspace)  # by device, shared by all calls: hold `lock` around its use
