@@ -88,7 +88,6 @@ class Judge:
                 ring.note(name, scalar(name, value))
 
     def add_overhead(self, seconds: float) -> None:
-        """Adds time that guarding took to the step just taken."""
         pending = self.on_device.pending.current
         if pending is not None:
             pending.overhead_s += seconds

@@ -15,6 +15,7 @@ from ..recovery import check_state
 
 VERSION = 1
 _MAX_STEPS = 2**53  # the first integer whose successor is not a float
+_NEEDED = {"version", "step", "skipped_run", "skipped_tensors", "history", "clip"}
 
 
 def _step(value: Any) -> int:
@@ -61,9 +62,9 @@ def dump(guard: Any) -> dict[str, Any]:
 def restore(guard: Any, state: Any) -> None:
     """Has `guard` go on from `state`, or raises and changes nothing."""
     run, history, observers, clip = guard._run, guard.history, guard._observers, guard._run.clip
-    version = values.mapping(state).get("version")
-    if version != VERSION or isinstance(version, bool):
-        problem = f"one of version {version!r}"
+    missing = _NEEDED - values.mapping(state).keys()
+    if missing or state["version"] != VERSION or isinstance(state["version"], bool):
+        problem = f"one without {sorted(missing)}" if missing else f"one of version {state['version']!r}"
         if "param_groups" in state:
             problem = "that of an optimizer. Save guard.state_dict() beside optimizer.state_dict()."
         raise ValueError(f"`state` must come from Guard.state_dict (version {VERSION}), got {problem}")

@@ -177,7 +177,6 @@ class Ring(RingState):
         self.made = None
 
     def add_overhead(self, seconds: float) -> None:
-        """Adds time that guarding took to the newest slot."""
         if self.newest >= 0:
             self.words[HEADER_WORDS * self.newest + slot.OVERHEAD_S] += seconds
 

@@ -66,7 +66,6 @@ class ScalerContract:
             )
 
     def leave(self, optimizer: Optimizer) -> None:
-        """Puts the flag back as it was."""
         if self._had_flag is None:
             optimizer.__dict__.pop(_FLAG, None)
         else:
@@ -88,7 +87,7 @@ class ScalerContract:
                         cell.cell_contents._accelerate_step_called = False
 
     def withhold(self, optimizer: Optimizer) -> None:
-        """What was handed over to an optimizer that unscales by itself is for a step that is not called."""
+        """Takes away what was handed over: from a step that would raise on it, or that is not called."""
         given = optimizer.__dict__
         if "grad_scale" in given or "found_inf" in given:
             self.holds = True
@@ -97,9 +96,8 @@ class ScalerContract:
 
     def abandon(self, optimizer: Optimizer) -> None:
         """The step ends in an error: the scaler will not clean up, and would take leftovers into its next step."""
+        self.withhold(optimizer)
         self.holds = False
-        for name in ("grad_scale", "found_inf"):
-            optimizer.__dict__.pop(name, None)
 
     def receive(self, optimizer: Optimizer, kwargs: dict[str, object]) -> Handed | None:
         """What the scaler handed over for the step that is about to be taken; None if that is itself, and nobody but
@@ -119,7 +117,5 @@ class ScalerContract:
         # An optimizer from elsewhere that has the flag, and no such option, always reads the attributes.
         fused = self._native and not is_leaked and any(group.get("fused", True) for group in optimizer.param_groups)
         if not fused and not is_leaked:
-            given.pop("grad_scale", None)
-            given.pop("found_inf", None)
-            self.holds = True
+            self.withhold(optimizer)
         return Handed(grad_scale, found_inf, fused, True)

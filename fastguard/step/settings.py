@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import kernels
-from ..clip import CheckedPolicy, ClipPolicy, GlobalNorm, as_policy
+from ..clip import CheckedPolicy, GlobalNorm, as_policy
 from ..errors import write_limit
 from ..observers.weights import sampler_settings
 from ..records import values
@@ -25,16 +25,6 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 }
 _OF_ALL_RANKS = ("skip_nonfinite", "max_consecutive_skips", "backend", "recovery", "parity", "watch_ranks")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-
-
-def clip_policy(max_norm: float | None, clip: ClipPolicy | None) -> ClipPolicy | None:
-    if max_norm is not None and clip is not None:
-        raise ValueError("`max_norm` and `clip` must not both be given: max_norm=x is short for clip=GlobalNorm(x)")
-    if max_norm is not None:
-        if "clip=" in (remedy := write_limit(max_norm)):
-            raise TypeError(f"`max_norm` must be a number > 0, got a clip policy. {remedy}")
-        return GlobalNorm(max_norm)
-    return None if clip is None else as_policy(clip)
 
 
 def users_policy(clip: Any) -> Any:
@@ -138,8 +128,17 @@ class GuardSettings:
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> GuardSettings:
         """The settings among the arguments of `wrap` or `wrap_backward`."""
+        max_norm, clip = arguments.get("max_norm"), arguments.get("clip")
+        if max_norm is not None and clip is not None:
+            raise ValueError("`max_norm` and `clip` must not both be given: max_norm=x is short for clip=GlobalNorm(x)")
+        if max_norm is not None:
+            if "clip=" in (remedy := write_limit(max_norm)):
+                raise TypeError(f"`max_norm` must be a number > 0, got a clip policy. {remedy}")
+            clip = GlobalNorm(max_norm)
+        elif clip is not None:
+            clip = as_policy(clip)
         given = {one.name: arguments[one.name] for one in fields(cls) if one.name in arguments}
-        return cls(**{**given, "clip": clip_policy(arguments.get("max_norm"), arguments.get("clip"))})
+        return cls(**{**given, "clip": clip})
 
     def differences(self, other: GuardSettings) -> list[str]:
         """Names of the settings in which the two ask for different guards."""
