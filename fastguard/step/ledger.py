@@ -330,12 +330,17 @@ class ConsecutiveSkips:
         self.due: NonFiniteGradientsError | None = None
         self.instead: Callable[[NonFiniteGradientsError], None] | None = None  # called instead of raising `due`
 
+    def clear(self) -> None:
+        """Starts again at none."""
+        self.steps.clear()
+        self.by_policy.clear()
+        self.tensors.clear()
+
     def count(self, record: StepStats, policy: str) -> None:
         """Counts a skipped step, or starts again after one that was taken; `policy` is the repr of the clip policy."""
         run, step = self.steps, record.step
         if run and run[-1] < step - 1:  # a step was taken in between
-            for found in (run, self.by_policy, self.tensors):
-                found.clear()
+            self.clear()
         if not record.skipped:
             if run and run[-1] == step:  # an earlier evaluation of this step was bad
                 run.pop()
