@@ -108,7 +108,6 @@ class Evidence:
 
     @property
     def first(self) -> TrialPass:
-        """The trial pass of the first batch."""
         return self.passes[0]
 
     @property
@@ -137,7 +136,6 @@ class Evidence:
 
     @cached_property
     def inputs(self) -> list[Tensor]:
-        """The first tensor of each batch's inputs."""
         found = []
         for batch in self.batches:
             inputs = self.bench.parts(batch)[0] if self.bench.form == "pair" else batch
@@ -165,7 +163,6 @@ class Evidence:
 
     @cached_property
     def layers(self) -> list[Layer]:
-        """Modules with weights, in the order in which they were called."""
         return list(self.first.seen.layers.values())
 
     @cached_property
@@ -181,17 +178,14 @@ class Evidence:
 
     @cached_property
     def modules(self) -> dict[str, nn.Module]:
-        """The model's modules by name."""
         return {strip_wrappers(f"{name}.").rstrip("."): m for name, m in self.bench.model.named_modules()}
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The model's parameters that require a gradient."""
         return {name: p for name, p in self.parameters.items() if p.requires_grad}
 
     @cached_property
     def in_optimizer(self) -> dict[int, Tensor]:
-        """The optimizer's parameters by identity."""
         return {id(p): p for group in self.groups for p in group["params"]}
 
     @cached_property
