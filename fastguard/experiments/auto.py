@@ -70,11 +70,7 @@ class AutoGuard:
         self._patches.replace(torch.jit, "script", _scripting)
         self.losses.start()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._stop_in_child)
-
-    def _stop_in_child(self) -> None:
-        if not _env.is_arm:  # which goes on with the training
-            self.stop()
+            os.register_at_fork(after_in_child=lambda: None if _env.is_arm else self.stop())  # an arm goes on with it
 
     def stop(self) -> None:
         """Leaves torch as it was. The guards stay."""

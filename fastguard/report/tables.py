@@ -158,18 +158,15 @@ def sample_tables(modules: Sequence[Row], weights: Sequence[Row]) -> list[list[s
     """Tables of activations, of attention and routers, and of updates: the twelve worst rows of each, in order."""
     choices = [row for row in modules if row["is_choice"]]
     others = [row for row in modules if not row["is_choice"]]
-    updates = [{**row, "oddness": _oddness(row["update_ratio"])} for row in weights]
-    updates = [row for row in updates if row["num_nonfinite"] or not math.isnan(row["update_ratio"])]
+    updates = [dict(row) for row in weights if row["num_nonfinite"] or not math.isnan(row["update_ratio"])]
+    for row in updates:
+        row["oddness"] = abs(math.log(max(row["update_ratio"], 1e-12) / _USUAL_UPDATE))
     tables = (
         _worst(_OF_MODULES, others, ("num_nonfinite", "dead_ratio", "saturation_ratio", "zero_ratio"), "modules"),
         _worst(_OF_CHOICES, choices, ("num_nonfinite", "dead_ratio", "max_logit"), "modules"),
         _worst(_OF_WEIGHTS, updates, ("num_nonfinite", "oddness"), "parameters"),
     )
     return list(filter(None, tables))
-
-
-def _oddness(ratio: float) -> float:
-    return math.inf if math.isnan(ratio) else abs(math.log(max(ratio, 1e-12) / _USUAL_UPDATE))
 
 
 def _cell(row: Row, key: str, look: str | int) -> str:

@@ -54,26 +54,22 @@ class TensorBoardSink(TrackerSink):
         Raises:
             ValueError: the writer was closed.
         """
-        writer = self._file_writer()
-        made = self._made
-        values = [made.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        for tag, text in texts.items():
-            values.extend(made.text(tag, text).value)
-        for tag, (counts, edges) in histograms.items():
-            num, total, squares = Buckets(counts, edges).moments()
-            raw = made.histogram_raw(tag, edges[0], edges[-1], num, total, squares, edges[1:], counts)
-            values.extend(raw.value)
-        writer.add_summary(made.Summary(value=values), step)
-
-    def _file_writer(self) -> Any:
         if self._writer is None and self._is_open:
             module = imported(_TORCH, "TensorBoardSink", "tensorboard")
             self._writer = module.SummaryWriter(self._folder, purge_step=self._purge_step, flush_secs=_FLUSH_EVERY_S)
             self._own.append(self._writer)
-        writer = getattr(self._writer, "file_writer", None)
+        writer, made = getattr(self._writer, "file_writer", None), self._made
         if writer is None:
             raise ValueError("`TensorBoardSink` must have an open writer, got a closed one. Make a new one.")
-        return writer
+        values = [made.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        for tag, text in texts.items():
+            values.extend(made.text(tag, text).value)
+        for tag, buckets in histograms.items():
+            counts, edges = buckets
+            num, total, squares = buckets.moments()
+            raw = made.histogram_raw(tag, edges[0], edges[-1], num, total, squares, edges[1:], counts)
+            values.extend(raw.value)
+        writer.add_summary(made.Summary(value=values), step)
 
     def close(self) -> None:
         """Closes the sink's own writer, or flushes yours."""

@@ -43,15 +43,12 @@ def take(batch: Any, most: int) -> list[Any]:
             f"`batch` must be a batch, or be iterable again and again, got {type(batch).__name__}, an iterator, which "
             "would be used up. Pass the loader itself, or a list of batches."
         )
-    if isinstance(batch, torch.utils.data.Dataset) and not isinstance(batch, Iterable):
-        raise TypeError(
-            f"`batch` must be a batch or give batches, got {type(batch).__name__}. Pass a DataLoader of it."
-        )
     is_list = isinstance(batch, list)
     if any(isinstance(part, Tensor) for part in batch) if is_list else isinstance(batch, (Tensor, Mapping, tuple)):
         return [mapped(_own, batch)]
     if not isinstance(batch, Iterable) or isinstance(batch, (str, bytes)):
-        raise TypeError(f"`batch` must be a batch or give batches, got {type(batch).__name__}")
+        remedy = "Of a data set, pass a DataLoader."
+        raise TypeError(f"`batch` must be a batch or give batches, got {type(batch).__name__}. {remedy}")
     taken = [mapped(_own, one) for one in itertools.islice(batch, most)]
     if not taken:
         raise ValueError("`batch` must give at least one batch, got none")

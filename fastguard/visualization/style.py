@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ class Curve:
 
     def __init__(self, max_points: int, middle: Callable[[Sequence[float]], float] | None = None) -> None:
         self._max_points, self._width = max_points, 1  # values in a point
-        self._middle = middle or _median
+        self._middle = middle or statistics.median
         self._closed: list[Stretch] = []
         self._steps: list[int] = []
         self._open: list[float] = []
@@ -89,11 +90,6 @@ class Curve:
     def is_merged(self) -> bool:
         """Whether a point may be for more than one value."""
         return self._width > 1 or any(point.low != point.high for point in self._closed)
-
-
-def _median(values: Sequence[float]) -> float:
-    values, half = sorted(values), len(values) // 2
-    return values[half] if len(values) % 2 else values[half - 1] / 2 + values[half] / 2
 
 
 def mean(values: Sequence[float]) -> float:
