@@ -97,7 +97,6 @@ class ScriptLosses:
         self._listen(_FUNCTIONS)
 
     def stop(self) -> None:
-        """Puts back what `start` replaced."""
         self._is_over, self._is_plain = True, False  # for a script that has kept what replaces a function
         self._patches.restore()
         self._primitives.restore()

@@ -87,7 +87,6 @@ class Layers:
         return [i for i, name in enumerate(names) if name in self.names] if self.names else []
 
     def has(self, name: str) -> bool:
-        """Whether the tensor is chosen."""
         return name in self.names if self._pattern is None else self._pattern.search(name) is not None
 
     def has_module(self, module: str) -> bool:
@@ -216,30 +215,6 @@ class TrackerSink(Sink):
             histograms[name("grad/log10_norm")] = buckets
         scalars[name("grad/num_zero_tensors")] = float(sum(norm == 0.0 for norm in norms))
         scalars[name("grad/num_nonfinite_tensors")] = float(len(nonfinite))
-
-
-class RunSink(TrackerSink):
-    """Logs rows to the run that `init` of a tracker's package returned; None on ranks that do not log."""
-
-    _package = ""
-
-    def __init__(self, run: Any, **options: Any) -> None:
-        super().__init__(**options)
-        self._histogram = imported(self._package, type(self).__name__, self._package).Histogram
-        if run is not None and not callable(getattr(run, "log", None)):
-            raise TypeError(f"`run` must be what {self._package}.init returned, got {run!r}")
-        self._run = run
-
-    def _row(self, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> dict[str, Any]:
-        """The values of a step as the tracker takes them; a ValueError if there is no run."""
-        if self._run is None:
-            init = f"{self._package}.init"
-            raise ValueError(f"`run` must be what {init} returned, got None. Call {init} before the sink is made.")
-        made = {name: self._histogram(np_histogram=tuple(buckets)) for name, buckets in histograms.items()}
-        return {**scalars, **texts, **made}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({getattr(self._run, 'name', None) or getattr(self._run, 'id', None)!r})"
 
 
 def imported(module: str, sink: str, extra: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -84,14 +83,12 @@ class TrainingDebugger:
                 lr=float(learning_rate),
             )
         )
-        for name, activation in (activations or {}).items():
-            self._monitor().record(name, activation)
+        if activations and self.monitor is None:
+            from ..observers.activations import ActivationMonitor
 
-    def _monitor(self) -> Any:
-        if self.monitor is None:
-            activations = importlib.import_module("fastguard.observers.activations")  # only those who give some need it
-            self.monitor = activations.ActivationMonitor(window_size=self._activation_window)
-        return self.monitor
+            self.monitor = ActivationMonitor(window_size=self._activation_window)
+        for name, activation in (activations or {}).items():
+            self.monitor.record(name, activation)
 
     def report(self) -> dict[str, Any]:
         """The state of the run, as a dict.

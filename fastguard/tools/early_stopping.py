@@ -99,7 +99,8 @@ class EarlyStopping:
         is_better = self._judge(scalar("value", value))
         if self.restore_best and model is not None:
             if is_better:
-                self._keep(model)
+                self._kept.clear()  # first, so that there is only one copy at a time
+                self._kept.update((name, tensor.detach().clone()) for name, tensor in _tensors(model).items())
             elif self.reason and self._kept:
                 self._restore(model)
         return bool(self.reason)
@@ -115,10 +116,6 @@ class EarlyStopping:
         else:
             self.num_bad += 1
         return is_better
-
-    def _keep(self, model: torch.nn.Module) -> None:
-        self._kept.clear()  # first, so that there is only one copy at a time
-        self._kept.update((name, tensor.detach().clone()) for name, tensor in _tensors(model).items())
 
     def _restore(self, model: torch.nn.Module) -> None:
         tensors = _tensors(model)

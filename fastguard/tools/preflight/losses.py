@@ -246,7 +246,6 @@ class Fit:
 
     @property
     def given(self) -> Attempt:
-        """The attempt at the given learning rate."""
         return self.attempts[1.0]
 
 
