@@ -33,10 +33,6 @@ def take(batch: Any, most: int) -> list[Any]:
 
     One batch is a tensor, a dict, a tuple, or a list that holds a tensor; anything else that can be iterated over
     gives batches: a DataLoader, a list of pairs.
-
-    Raises:
-        ValueError: an iterator, which would be used up; nothing in it.
-        TypeError: neither a batch nor a source of batches.
     """
     if isinstance(batch, Iterator):
         raise ValueError(
@@ -176,9 +172,7 @@ class Bench:
     """A model, its optimizer and its loss, to run and to train within `put_back`."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Any, form: str) -> None:
-        # model, optimizer: the user's own
-        self.model = model
-        self.optimizer = optimizer
+        self.model, self.optimizer = model, optimizer  # the user's own
         self.form = form  # "pair" for `loss_fn(model(inputs), targets)`, "whole" for `loss_fn(model, batch)`
         self._loss_fn = loss_fn
 
@@ -296,12 +290,7 @@ def _find_form(make: Callable[[str], Bench], loss_fn: Any, batch: Any) -> str:
 
 @contextlib.contextmanager
 def set_up(model: nn.Module, optimizer: Any, loss_fn: Any, batches: list[Any]) -> Iterator[Bench]:
-    """A bench; everything is restored afterwards, whatever happens, and a guard sees nothing.
-
-    Raises:
-        TypeError: `model` is not a module or is sharded, `optimizer` is not an optimizer, `loss_fn` cannot be called.
-        ValueError: a parameter is lazy or on the meta device.
-    """
+    """A bench; everything is restored afterwards, whatever happens, and a guard sees nothing."""
     require_module(model)
     if not callable(loss_fn):
         raise TypeError(f"`loss_fn` must be a function or a module, got {type(loss_fn).__name__}")

@@ -43,12 +43,6 @@ class Curve:
 
     If there are more, neighbours are merged: smallest and largest values stay exact, the `middle` (by
     default the median) becomes the mean of both.
-
-    >>> curve = Curve(max_points=4)
-    >>> for step in range(100):
-    ...     curve.add(step, float(step % 10))
-    >>> len(curve.points) <= 4, curve.points[0].low, curve.points[0].high, curve.is_merged
-    (True, 0.0, 9.0, True)
     """
 
     def __init__(self, max_points: int, middle: Callable[[Sequence[float]], float] | None = None) -> None:
@@ -63,7 +57,6 @@ class Curve:
         self.extend((step,), (value,))
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """As `add` for each. Cost: 0.15 us a value of a long series."""
         self._steps += steps
         self._open += values
         begin = 0
@@ -115,14 +108,10 @@ class Mark(NamedTuple):
     num: int
 
 
-def marks_of(steps: Sequence[int], most: int = MAX_POINTS) -> list[Mark]:
-    """The marked steps. None is dropped: if there are too many to draw, neighbours become one mark.
-
-    >>> marks_of([3, 4, 900], most=2)
-    [Mark(first_step=3, last_step=4, num=2), Mark(first_step=900, last_step=900, num=1)]
-    """
+def marks_of(steps: Sequence[int]) -> list[Mark]:
+    """The marked steps. None is dropped: if there are too many to draw, neighbours become one mark."""
     width = 1
-    while sum(1 for _ in itertools.groupby(steps, width.__rfloordiv__)) > most:  # by step // width
+    while sum(1 for _ in itertools.groupby(steps, width.__rfloordiv__)) > MAX_POINTS:  # by step // width
         width *= 2
     groups = ([*group] for _, group in itertools.groupby(steps, width.__rfloordiv__))
     return [Mark(min(group), max(group), len(group)) for group in groups]

@@ -253,11 +253,9 @@ class Fitting:
     """Makes the attempts within about `seconds`, of `LEAST_STEPS` to `max_steps` steps each."""
 
     def __init__(self, bench: Bench, batches: list[Any], max_steps: int, seconds: float) -> None:
-        self._bench = bench
-        self._batches = batches
-        self._max_steps = max_steps
+        self._bench, self._batches = bench, batches
+        self._max_steps, self._seconds = max_steps, seconds
         self._deadline = time.perf_counter() + seconds
-        self._seconds = seconds
 
     def run(self, baseline: float | None) -> Fit:
         """All attempts. `baseline` is the loss of the best constant answer, below which something was learnt."""
