@@ -99,14 +99,7 @@ class JsonlSink(Sink, LogState):
         self._append(_line_of(line), record.step)
 
     def write_line(self, step: int, line: bytes) -> bool:
-        """Writes the line of a clean step, unless its table is due; returns whether it did.
-
-        Args:
-            line: the line that `write` would write for a step without a table.
-
-        Raises:
-            ValueError, OSError: as `write`.
-        """
+        """Writes the line of a clean step, unless its table is due; returns whether it did. Raises as `write`."""
         if self.tensors_every and step % self.tensors_every == 0:
             return False
         self._append(line, step)

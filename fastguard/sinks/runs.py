@@ -52,13 +52,8 @@ class TrackioSink(RunSink):
     _package = "trackio"
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Logs a row. Trackio warns if it cannot.
-
-        Raises:
-            ValueError: there is no run.
-        """
-        row = self._row(scalars, texts, histograms)
-        self._run.log(row, step=step)
+        """Logs a row. Trackio warns if it cannot."""
+        self._run.log(self._row(scalars, texts, histograms), step=step)
 
 
 class WandbSink(RunSink):
@@ -96,12 +91,7 @@ class WandbSink(RunSink):
         self._until_asked, self._interval = 0, 1
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Logs into the row of `step`, or the current one.
-
-        Raises:
-            wandb.Error: the run was finished.
-            ValueError: there is no run.
-        """
+        """Logs into the row of `step`, or the current one. A `wandb.Error` says that the run was finished."""
         run, axis = self._run, self.name("step")
         row = {axis: step, **self._row(scalars, texts, histograms)}
         for name in row.keys() - self._defined:

@@ -49,11 +49,7 @@ class TensorBoardSink(TrackerSink):
         self._made = imported(f"{_TORCH}.summary", "TensorBoardSink", "tensorboard")
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Writes one event.
-
-        Raises:
-            ValueError: the writer was closed.
-        """
+        """Writes one event."""
         if self._writer is None and self._is_open:
             module = imported(_TORCH, "TensorBoardSink", "tensorboard")
             self._writer = module.SummaryWriter(self._folder, purge_step=self._purge_step, flush_secs=_FLUSH_EVERY_S)

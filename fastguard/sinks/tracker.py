@@ -146,7 +146,7 @@ class TrackerSink(Sink):
 
     @abc.abstractmethod
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Logs the values of one step; names include the prefix."""
+        """Logs the values of one step; names include the prefix. A ValueError says that no run or writer is open."""
 
     def write(self, record: StepStats) -> None:
         """Logs the record if it is due, was skipped, or is not finite."""

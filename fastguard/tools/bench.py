@@ -176,16 +176,12 @@ class Bench:
         self.form = form  # "pair" for `loss_fn(model(inputs), targets)`, "whole" for `loss_fn(model, batch)`
         self._loss_fn = loss_fn
 
-    def output(self, inputs: Any) -> Any:
-        """The model's output for `inputs`."""
-        return output_of(self.model, inputs)
-
     def run(self, batch: Any) -> tuple[Any, Tensor]:
         """Output (None where only the loss function knows it) and loss of `batch`."""
         if self.form == "whole":
             return None, self._checked(self._loss_fn(self.model, mapped(torch.clone, batch)))
         inputs, targets = self.parts(batch)
-        output = self.output(mapped(torch.clone, inputs))  # a first layer may write to its input
+        output = output_of(self.model, mapped(torch.clone, inputs))  # a first layer may write to its input
         return output, self._checked(self._loss_fn(output, targets))
 
     def with_optimizer(self, optimizer: torch.optim.Optimizer) -> Bench:
@@ -223,11 +219,9 @@ class Bench:
             self.optimizer.step()
         return seen[0]
 
-    @contextlib.contextmanager
-    def put_back(self) -> Iterator[None]:
+    def put_back(self) -> contextlib.AbstractContextManager[None]:
         """Restores model, optimizer, loss and random generators afterwards."""
-        with everything_restored(self.model, self.optimizer, None, more=self._loss_fn):
-            yield
+        return everything_restored(self.model, self.optimizer, None, more=self._loss_fn)
 
     @staticmethod
     def _checked(loss: Any) -> Tensor:
@@ -270,7 +264,7 @@ def _form_by_name(loss_fn: Any) -> str | None:
     return "whole" if is_module or first.name in _WHOLE_NAMES or str(first.annotation).endswith("Module") else None
 
 
-def _find_form(make: Callable[[str], Bench], loss_fn: Any, batch: Any) -> str:
+def _find_form(bench: Bench, loss_fn: Any, batch: Any) -> str:
     """By the signature, or else by trial: as a pair first, and as a whole if that raises and this does not."""
     if not is_pair(batch):
         return "whole"
@@ -278,7 +272,7 @@ def _find_form(make: Callable[[str], Bench], loss_fn: Any, batch: Any) -> str:
     if by_name is not None:
         return by_name
     for form in ("pair", "whole"):
-        bench = make(form)
+        bench.form = form
         with bench.put_back():
             try:
                 bench.run(batch)
@@ -310,8 +304,7 @@ def set_up(model: nn.Module, optimizer: Any, loss_fn: Any, batches: list[Any]) -
     while hasattr(model, "_orig_mod"):  # compiled: the same parameters in plain Python, which can be watched
         model = model._orig_mod  # type: ignore[assignment]
 
-    def make(form: str) -> Bench:
-        return Bench(model, inner, loss_fn, form)
-
-    with make("pair").put_back(), without_guard(inner):
-        yield make(_find_form(make, loss_fn, batches[0]))
+    bench = Bench(model, inner, loss_fn, "pair")
+    with bench.put_back(), without_guard(inner):
+        bench.form = _find_form(bench, loss_fn, batches[0])
+        yield bench

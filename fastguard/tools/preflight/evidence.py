@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...experiments.loss import Answer
 from ...names import named_parameters, strip_wrappers
-from ..bench import Bench, first_tensor, mapped, tensors_in
+from ..bench import Bench, first_tensor, mapped, output_of, tensors_in
 from .losses import Fit, Fitting, ask, constant_baseline
 from .watcher import Activity, Layer, LossCall, Seen, Watcher
 
@@ -46,7 +46,7 @@ def follow(bench: Bench, inputs: Any) -> Flow:
                 hooks.enter_context(module.register_forward_hook(note))
         try:
             given = mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), inputs)
-            output = first_tensor(bench.output(given), floating=True)
+            output = first_tensor(output_of(bench.model, given), floating=True)
             leaves = embedded or [t for t in tensors_in(given) if t.requires_grad]
             if output is None or not output.requires_grad or not leaves or output.dim() < 2:
                 return Flow()

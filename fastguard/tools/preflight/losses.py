@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...experiments.loss import MAX_ELEMENTS, Answer, Problem, ask_loss
-from ..bench import Bench, mapped, set_rate, tensors_in
+from ..bench import Bench, mapped, output_of, set_rate, tensors_in
 from .watcher import REGRESSION, LossCall, Watcher
 
 CLASSES = ("cross_entropy", "nll_loss")
@@ -157,7 +157,7 @@ class _Asked:
         if bench.form == "pair":
             inputs, targets = bench.parts(batch)
             with torch.no_grad():
-                self._calls = [bench.output(mapped(torch.clone, inputs))]
+                self._calls = [output_of(bench.model, mapped(torch.clone, inputs))]
         else:
             inputs, targets = self._given, batch
             self._run(batch)
