@@ -106,7 +106,6 @@ def arm(name: str, text: str, *remedies: str, **more: Any) -> Callable[[Change],
 
 
 def arms_for(causes: Iterable[str]) -> list[Arm]:
-    """The arms that are a remedy of one of `causes`, in the order of the causes."""
     return list(dict.fromkeys(arm for cause in causes for arm in ARMS.values() if cause in arm.remedies))
 
 

@@ -65,7 +65,6 @@ class AutoGuard:
         self.problems: dict[str, str] = {}  # what is not watched, and why
 
     def start(self) -> None:
-        """Waits for optimizers."""
         self._patches.replace(torch.optim.Optimizer, "_patch_step_function", self._expecting)
         self._patches.replace(torch.jit, "script", _scripting)
         self.losses.start()

@@ -33,8 +33,6 @@ class Problem:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a loss said."""
-
     problems: tuple[Problem, ...] = ()  # in the order in which they should be read
     abstained: str = ""  # why nothing could be decided; empty where it could
     optimum: tuple[Tensor, ...] = ()  # the outputs that minimise the loss

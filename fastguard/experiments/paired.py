@@ -120,8 +120,6 @@ def _ratio(value: float, by: float) -> float:
 
 @dataclass
 class Run:
-    """One run of the script."""
-
     losses: list[float] = field(default_factory=list)  # training loss of each step
     val_losses: dict[int, float] = field(default_factory=dict)  # by step
     seconds: float = 0.0  # how long it took
@@ -130,8 +128,6 @@ class Run:
 
 @dataclass
 class Row:
-    """What came of one arm."""
-
     arm: Arm
     run: Run
     verdict: str  # "helps", "harms", "no difference", "not tried" or "not known"

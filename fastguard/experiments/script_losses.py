@@ -37,7 +37,6 @@ class Patches:
         self._made: list[tuple[Any, str, Any, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Sets `owner.name` to `make(owner.name)`."""
         original = getattr(owner, name)
         made = make(original)
         setattr(owner, name, made)

@@ -124,7 +124,6 @@ class Report:
         return "\n".join(lines)
 
     def _verdict(self) -> str:
-        """The first line."""
         if not self.numbers["num_steps"]:
             return "NOTHING TO REPORT: no step has been recorded yet"
         after = count(self.numbers["num_steps"], "step")

@@ -213,11 +213,7 @@ class JsonlSink(Sink, LogState):
         return [lines if lines.endswith(b"\n") else lines + b"\n"] if lines else []
 
     def close(self) -> None:
-        """Closes the file. A second call does nothing.
-
-        Raises:
-            OSError: the file was deleted shortly before, and no new one can be written.
-        """
+        """Closes the file; an OSError if it was deleted shortly before, and no new one can be written."""
         self._given = None
         if self._fd >= 0:
             try:

@@ -87,7 +87,6 @@ def first_tensor(nested: Any, *, floating: bool = False) -> Tensor | None:
 
 
 def is_pair(batch: Any) -> bool:
-    """Whether a batch is (inputs, targets)."""
     return isinstance(batch, (tuple, list)) and len(batch) == 2
 
 
@@ -185,7 +184,6 @@ class Bench:
         return output, self._checked(self._loss_fn(output, targets))
 
     def with_optimizer(self, optimizer: torch.optim.Optimizer) -> Bench:
-        """The same model and loss under another optimizer."""
         return Bench(self.model, optimizer, self._loss_fn, self.form)
 
     def judge(self, output: Any, targets: Any) -> Tensor:
@@ -238,7 +236,6 @@ def output_of(model: nn.Module, inputs: Any) -> Any:
 
 
 def require_module(model: Any) -> None:
-    """Raises TypeError if `model` is not a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}. Pass the model itself.")
 

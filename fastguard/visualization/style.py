@@ -81,12 +81,10 @@ class Curve:
 
     @property
     def is_merged(self) -> bool:
-        """Whether a point may be for more than one value."""
         return self._width > 1 or any(point.low != point.high for point in self._closed)
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of a point's values."""
     return sum(values) / len(values)
 
 
@@ -164,7 +162,6 @@ class Grid:
         return [(first, last) for first, last, _ in self._columns]
 
     def values(self, name: str) -> list[float]:
-        """The row of `name`."""
         place = self.rows[name]
         return [column[place] if place < len(column) else math.nan for _, _, column in self._columns]
 

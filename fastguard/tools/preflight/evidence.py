@@ -20,8 +20,6 @@ from .watcher import Activity, Layer, LossCall, Seen, Watcher
 
 @dataclass(frozen=True)
 class Flow:
-    """What the derivatives of one output say."""
-
     # the share of other samples that the first one's output depends on; None if not known
     across_samples: float | None = None
     # whether outputs depend on their own position, and on no later one; None if that is not known
@@ -78,8 +76,6 @@ def _reached(part: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 @dataclass(slots=True)
 class TrialPass:
-    """One forward and backward pass."""
-
     seen: Seen = field(default_factory=Seen)  # the functions that were called
     output: Any = None  # the model's output; None if only the loss function knows it
     loss: float = math.nan  # its value; NaN if there is none

@@ -39,7 +39,6 @@ def has_indices(call: LossCall) -> bool:
 
 
 def num_classes(call: LossCall) -> int:
-    """Number of classes in the input of a loss over classes."""
     return call.input.shape[1] if call.input.dim() > 1 else call.input.shape[0] if call.input.dim() else 1
 
 
