@@ -58,7 +58,6 @@ class AutoGuard:
         self._patches = Patches()
         self._waiting: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # have not taken a step
         self._hook: Any = None
-        self._broken: list[Guard] = []  # to be detached
         self.losses = ScriptLosses(self._keep)
         self.guards: list[Guard] = []  # those made so far
         self.others: list[Guard] = []  # guards that the script has made by itself

@@ -42,20 +42,12 @@ def _block(finding: Finding, *, with_remedy: bool = True) -> Block:
 
 
 def headline(finding: Finding) -> str:
-    """Severity, rule, steps and layers of a finding.
-
-    >>> headline(Finding("Too large.", 3, 5, layers=("a", "b"), rule="norm-spike"))
-    '[warning] norm-spike, steps 3 to 5, in a, b'
-    """
+    """Severity, rule, steps and layers of a finding: "[warning] norm-spike, steps 3 to 5, in a, b"."""
     return f"[{finding.severity}] {shown(finding.rule)}{_place_of(finding)}"
 
 
 def num_of_each(findings: Iterable[Finding]) -> str:
-    """How many findings there are of each severity.
-
-    >>> num_of_each([Finding("a."), Finding("b."), Finding("c.", severity="critical")])
-    '1 critical problem, 2 warnings'
-    """
+    """How many findings there are of each severity: "1 critical problem, 2 warnings"."""
     nums = Counter(finding.severity for finding in findings)
     nouns: dict[Severity, str] = {"critical": "critical problem", "warning": "warning", "info": "remark"}
     return ", ".join(count(nums[it], nouns[it]) for it in nouns if nums[it]) or "no problems found"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from typing import Any
@@ -36,8 +37,8 @@ class TensorBoardSink(TrackerSink):
         self._purge_step = purge_step
         self._is_open, self._folder = True, ""
         self._writer: Any = None
-        self._own: list[Any] = []  # the writer, if it is ours; at exit torch's loses what it has not flushed
-        weakref.finalize(self, _close, self._own)  # made before the guard's, and so called after it
+        self._own = contextlib.ExitStack()  # closes our own writer; at exit torch's loses what is not flushed
+        weakref.finalize(self, self._own.close)  # made before the guard's, and so called after it
         if isinstance(target, (str, os.PathLike)):
             self._folder = os.fspath(target)
         elif hasattr(target, "file_writer"):
@@ -53,7 +54,7 @@ class TensorBoardSink(TrackerSink):
         if self._writer is None and self._is_open:
             module = imported(_TORCH, "TensorBoardSink", "tensorboard")
             self._writer = module.SummaryWriter(self._folder, purge_step=self._purge_step, flush_secs=_FLUSH_EVERY_S)
-            self._own.append(self._writer)
+            self._own.callback(self._writer.close)
         writer, made = getattr(self._writer, "file_writer", None), self._made
         if writer is None:
             raise ValueError("`TensorBoardSink` must have an open writer, got a closed one. Make a new one.")
@@ -71,14 +72,9 @@ class TensorBoardSink(TrackerSink):
         """Closes the sink's own writer, or flushes yours."""
         if self._folder:
             self._is_open, self._writer = False, None
-            _close(self._own)
+            self._own.close()
         elif getattr(self._writer, "file_writer", None) is not None:
             self._writer.flush()
 
     def __repr__(self) -> str:
         return f"TensorBoardSink({self._folder!r})" if self._folder else "TensorBoardSink(a SummaryWriter)"
-
-
-def _close(writers: list[Any]) -> None:
-    while writers:
-        writers.pop().close()

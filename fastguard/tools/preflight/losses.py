@@ -216,7 +216,6 @@ def _ending(kind: str, dim: int | None) -> Any:
 class Attempt:
     """Some steps at one learning rate."""
 
-    factor: float  # multiple of the given learning rate
     lr: float  # the learning rate of the first group
     # start, end: mean loss over the batches before and after, with the same random numbers; NaN if it broke
     start: float
@@ -290,14 +289,14 @@ class Fitting:
         """`num_steps` steps at `factor` times the given learning rate; everything is restored."""
         with self._bench.put_back():
             lr = _scale_rates(self._bench.optimizer, factor)
-            return self._go(self._bench, factor, lr, num_steps)
+            return self._go(self._bench, lr, num_steps)
 
     def _with_adam(self, lr: float, num_steps: int) -> Attempt:
         params = [p for p in self._bench.model.parameters() if p.requires_grad]
         with self._bench.put_back():
-            return self._go(self._bench.with_optimizer(torch.optim.Adam(params, lr)), math.nan, lr, num_steps)
+            return self._go(self._bench.with_optimizer(torch.optim.Adam(params, lr)), lr, num_steps)
 
-    def _go(self, bench: Bench, factor: float, lr: float, num_steps: int) -> Attempt:
+    def _go(self, bench: Bench, lr: float, num_steps: int) -> Attempt:
         watched = [p for p in bench.model.parameters() if p.requires_grad and p.dim() >= 2][:64]
         losses: list[float] = []
         ratios: list[float] = []
@@ -316,11 +315,11 @@ class Fitting:
             # with weights that are not finite, losses refuse their input: the same as a loss of NaN
             if not losses:
                 raise
-            return Attempt(factor, lr, start, math.nan, math.inf, len(losses), median(ratios or [math.nan]))
+            end = math.nan
         peak = max((loss for loss in losses if math.isfinite(loss)), default=math.inf)
         if not math.isfinite(end):
             end, peak = math.nan, math.inf
-        return Attempt(factor, lr, start, end, peak, len(losses), median(ratios or [math.nan]))
+        return Attempt(lr, start, end, peak, len(losses), median(ratios or [math.nan]))
 
     def _mean_loss(self, bench: Bench) -> float:
         # With gradients, because a loss may take some itself (penalties, adversaries); with the same random numbers.

@@ -16,7 +16,6 @@ from ..watcher import BREAKERS, LOSSES
 
 TITLE = "Initialisation and gradient flow"
 _HE = "He et al. 2015, Glorot and Bengio 2010; the expectations of `fastguard.tools.check_initialization`"
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def _weights(evidence: Evidence) -> list[str]:
