@@ -140,7 +140,6 @@ class TrackerSink(Sink):
         self.every = values.at_least(1, "every", every)
         self.tensors_every = values.at_least(0, "tensors_every", tensors_every)
         self._layers = Layers(layers)
-        self._names: dict[str, str] = {}
         self._newest: int | None = None
         self._tensors_at: int | None = None
 
@@ -185,11 +184,8 @@ class TrackerSink(Sink):
 
     def name(self, key: str) -> str:
         """The tracker's name for a key of a log."""
-        known = self._names.get(key)
-        if known is None:
-            is_own = "/" not in key or key.startswith("finding/")
-            known = self._names[key] = self.prefix + (_OWN + key if is_own else key)
-        return known
+        is_own = "/" not in key or key.startswith("finding/")
+        return self.prefix + (_OWN + key if is_own else key)
 
     def _scalars(self, record: StepStats) -> dict[str, float]:
         if record.activations or record.weights:

@@ -132,13 +132,9 @@ class Evidence:
 
     @cached_property
     def inputs(self) -> list[Tensor]:
-        found = []
-        for batch in self.batches:
-            inputs = self.bench.parts(batch)[0] if self.bench.form == "pair" else batch
-            tensor = first_tensor(inputs)
-            if tensor is not None:
-                found.append(tensor.detach())
-        return found
+        is_pair = self.bench.form == "pair"
+        tensors = [first_tensor(self.bench.parts(batch)[0] if is_pair else batch) for batch in self.batches]
+        return [tensor.detach() for tensor in tensors if tensor is not None]
 
     @cached_property
     def targets(self) -> list[Tensor]:
