@@ -173,7 +173,6 @@ class AutoGuard:
 def _scripting(original: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.jit.script` for models under guard, whose hooks cannot be scripted."""
 
-    @functools.wraps(original)
     def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
         hidden = []
         for module in obj.modules() if isinstance(obj, torch.nn.Module) else ():

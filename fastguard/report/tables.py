@@ -11,6 +11,8 @@ from ..records import TrainingHistory
 
 MAX_ROWS = 12
 _USUAL_UPDATE = 1e-3
+_COUNTED = ("num_steps", "num_skipped", "skip_rate", "longest_skip_run", "num_clipped", "num_clean", "clip_rate",
+            "num_nonfinite")  # fmt: skip
 _Columns = Sequence[tuple[str, str, str | int]]  # head, key, and the format of a number or the width of a name
 _OF_MODULES: _Columns = (
     ("activations of", "module", 36), ("family", "family", 9), ("mean", "mean", ".3g"), ("std", "std", ".3g"),
@@ -32,14 +34,7 @@ def numbers_of(history: TrainingHistory) -> dict[str, float]:
     """Counts, rates and quantiles of a run; an unknown number has no key."""
     model = history.model
     known: dict[str, float | None] = {
-        "num_steps": history.num_steps,
-        "num_skipped": history.num_skipped,
-        "skip_rate": history.skip_rate,
-        "longest_skip_run": history.longest_skip_run,
-        "num_clipped": history.num_clipped,
-        "num_clean": history.num_clean,
-        "clip_rate": history.clip_rate,
-        "num_nonfinite": history.num_nonfinite,
+        **{name: getattr(history, name) for name in _COUNTED},
         "num_skipped_by_policy": (history.num_skipped_by_policy or None) if model.clip_policy else None,
         "num_left_out": model.num_left_out or None,
         "num_ranks": model.num_ranks,
