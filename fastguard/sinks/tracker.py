@@ -48,13 +48,10 @@ class Buckets(NamedTuple):
 
 
 class Layers:
-    """Chooses the tensors that get a curve of their own.
+    """Chooses the tensors that get a curve of their own: those whose names a regular expression finds, or so many.
 
-    Args:
-        wanted: a regular expression to search names for, or the largest number of curves in a run.
-
-    If it is a number, the tensors with the largest norms at the first call get half of the curves. The others go to
-    tensors with NaN or Inf, the first in backward order first, and to each tensor that becomes the largest. A chosen
+    If `wanted` is a number, the tensors with the largest norms at the first call get half of the curves. The others go
+    to tensors with NaN or Inf, the first in backward order first, and to each tensor that becomes the largest. A chosen
     tensor stays chosen, so the number is never exceeded.
     """
 

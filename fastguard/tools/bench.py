@@ -61,13 +61,11 @@ def mapped(function: Callable[[Tensor], Any], nested: Any) -> Any:
         return function(nested)
     if isinstance(nested, Mapping):
         values = {key: mapped(function, value) for key, value in nested.items()}
-        if type(nested) is dict:
+        if type(nested) is dict or not hasattr(nested, "update"):
             return values
         other = copy.copy(nested)
-        if hasattr(other, "update"):
-            other.update(values)
-            return other
-        return values
+        other.update(values)
+        return other
     if isinstance(nested, tuple) and hasattr(nested, "_fields"):
         return type(nested)(*(mapped(function, value) for value in nested))
     if type(nested) in (list, tuple):

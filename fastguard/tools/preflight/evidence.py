@@ -238,7 +238,9 @@ def trial_pass(
             found.error = error
         found.num_outsiders_reached = sum(p.grad is not None for p in outsiders)
         found.gradients = {name: _kept(p.grad) for name, p in parameters.items()}
-    if not find_origin and found.error is None and not _all_finite(found):
+    is_finite = found.num_losses != 1 or math.isfinite(found.loss)
+    is_finite = is_finite and all(bool(torch.isfinite(g).all()) for g in found.gradients.values() if g is not None)
+    if not find_origin and found.error is None and not is_finite:
         again = trial_pass(bench, batch, parameters, find_origin=True)
         found.seen.origin, found.seen.zero_roots = again.seen.origin, again.seen.zero_roots
     return found
@@ -248,9 +250,3 @@ def _kept(gradient: Tensor | None) -> Tensor | None:
     if gradient is None:
         return None
     return (gradient.to_dense() if gradient.is_sparse else gradient).detach().clone()
-
-
-def _all_finite(found: TrialPass) -> bool:
-    if found.num_losses == 1 and not math.isfinite(found.loss):
-        return False
-    return all(bool(torch.isfinite(g).all()) for g in found.gradients.values() if g is not None)
