@@ -84,7 +84,9 @@ class ScriptLosses:
         self._has_eval = self._is_armed = False
         self._blind: Any = None  # the sampler of a model whose passes it does not see
         self._width = 0  # the last dimension of what the loss function takes
-        self._forget_validation()
+        self._val_total: Any = 0.0
+        self._val_count = self._val_calls = 0
+        self._val_has_grad = False
 
     def start(self) -> None:
         self._patches.replace(torch.autograd, "backward", self._watching)
@@ -332,8 +334,7 @@ class ScriptLosses:
         self._forget_validation()
 
     def _forget_validation(self) -> None:
-        self._val_total: Any = 0.0
-        self._val_count, self._val_calls, self._val_has_grad = 0, 0, False
+        self._val_total, self._val_count, self._val_calls, self._val_has_grad = 0.0, 0, 0, False
 
 
 def _divisor_of(loss: torch.Tensor) -> float | None:
