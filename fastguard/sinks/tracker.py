@@ -130,9 +130,7 @@ class TrackerSink(Sink):
         tensors_every: int = 100,
     ) -> None:
         if not isinstance(prefix, str):
-            raise TypeError(
-                f"`prefix` must be text, got {prefix!r}. 'train/' puts all metrics into a section of that name."
-            )
+            raise TypeError(f"`prefix` must be text, got {prefix!r}. 'train/' makes a section of that name.")
         self.prefix = prefix
         self.every = values.at_least(1, "every", every)
         self.tensors_every = values.at_least(0, "tensors_every", tensors_every)

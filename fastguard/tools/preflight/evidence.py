@@ -97,8 +97,7 @@ class Evidence:
         self.batches = batches  # the first batches
         self.parameters = dict(named_parameters(bench.model))  # the model's parameters by name
         self.groups = bench.optimizer.param_groups
-        self._max_steps = max_steps
-        self._seconds = seconds
+        self._max_steps, self._seconds = max_steps, seconds
         # a trial pass of each batch, from the same start
         self.passes = [trial_pass(bench, batch, self.parameters) for batch in batches]
 

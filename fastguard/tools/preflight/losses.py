@@ -188,17 +188,15 @@ class _Asked:
 
     def judge(self, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
         """The loss of other outputs and targets, of the same shapes: what the optimizer minimises."""
-        loss = self._judged(outputs, targets)
-        return -loss if any(group.get("maximize") for group in self._bench.optimizer.param_groups) else loss
-
-    def _judged(self, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-        others = iter(outputs)
+        others, new = iter(outputs), iter(targets)
         made = [mapped(lambda t: next(others) if t.is_floating_point() else t, call) for call in self._calls]
-        new = iter(targets)
         if self._bench.form == "pair":
-            return self._bench.judge(made[0], mapped(lambda _: next(new).clone(), self._bench.parts(self._batch)[1]))
-        self._fake = made
-        return self._run(mapped(lambda _: next(new), self._batch))
+            given = mapped(lambda _: next(new).clone(), self._bench.parts(self._batch)[1])
+            loss = self._bench.judge(made[0], given)
+        else:
+            self._fake = made
+            loss = self._run(mapped(lambda _: next(new), self._batch))
+        return -loss if any(group.get("maximize") for group in self._bench.optimizer.param_groups) else loss
 
 
 def _rows(batch: Any, most: int) -> Any:
