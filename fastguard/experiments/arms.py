@@ -35,7 +35,6 @@ class Context:
     seed: int = 0  # of the arm's own random numbers. An arm never draws from the generators that the training uses
     # the history of a run of the same training without the arm; None if there was none
     known: TrainingHistory | None = None
-    num_applied: int = 0  # how often a hook of the arm has changed something
     undo: list[Callable[[], None]] = field(default_factory=list)  # put back what it changed outside of the model
 
     @property
@@ -106,7 +105,6 @@ def arm(name: str, text: str, *remedies: str, **more: Any) -> Callable[[Change],
 
 
 def arms_for(causes: Iterable[str]) -> list[Arm]:
-    """The arms that are a remedy of one of `causes`, in the order of the causes."""
     return list(dict.fromkeys(arm for cause in causes for arm in ARMS.values() if cause in arm.remedies))
 
 

@@ -58,23 +58,17 @@ class AutoGuard:
         self._patches = Patches()
         self._waiting: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # have not taken a step
         self._hook: Any = None
-        self._broken: list[Guard] = []  # to be detached
         self.losses = ScriptLosses(self._keep)
         self.guards: list[Guard] = []  # those made so far
         self.others: list[Guard] = []  # guards that the script has made by itself
         self.problems: dict[str, str] = {}  # what is not watched, and why
 
     def start(self) -> None:
-        """Waits for optimizers."""
         self._patches.replace(torch.optim.Optimizer, "_patch_step_function", self._expecting)
         self._patches.replace(torch.jit, "script", _scripting)
         self.losses.start()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._stop_in_child)
-
-    def _stop_in_child(self) -> None:
-        if not _env.is_arm:  # which goes on with the training
-            self.stop()
+            os.register_at_fork(after_in_child=lambda: None if _env.is_arm else self.stop())  # an arm goes on with it
 
     def stop(self) -> None:
         """Leaves torch as it was. The guards stay."""
@@ -179,7 +173,6 @@ class AutoGuard:
 def _scripting(original: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.jit.script` for models under guard, whose hooks cannot be scripted."""
 
-    @functools.wraps(original)
     def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
         hidden = []
         for module in obj.modules() if isinstance(obj, torch.nn.Module) else ():

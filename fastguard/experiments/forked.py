@@ -153,8 +153,7 @@ class Copies:
     def __init__(self, names: Sequence[str], become: Callable[[str], Callable[[], Any]]) -> None:
         self._names, self._become = names, become
         self.end: Callable[..., None] | None = None  # in a copy: hands over the result, and ends the copy
-        self._pipes: dict[str, int] = {}
-        self._processes: dict[str, int] = {}
+        self._started: list[tuple[str, int, int]] = []  # name, pipe and process of each
 
     def start(self) -> bool:
         """Forks; returns whether this is the parent."""
@@ -177,14 +176,14 @@ class Copies:
                     os._exit(CRASHED)
                 return False
             os.close(write)
-            self._pipes[name], self._processes[name] = read, process
+            self._started.append((name, read, process))
         return True
 
     def wait(self, seconds: float) -> dict[str, Any]:
         """What each copy handed over; of those that did not within the time, nothing. Ends all."""
         found: dict[str, Any] = {}
         texts = dict.fromkeys(self._names, b"")
-        names = {read: name for name, read in self._pipes.items()}
+        names = {read: name for name, read, _ in self._started}
         ends_at = time.monotonic() + seconds
         try:
             while names and (left := ends_at - time.monotonic()) > 0.0:
@@ -197,12 +196,12 @@ class Copies:
                             found[name] = json.loads(texts[name])
             return found
         finally:
-            for name, process in self._processes.items():
+            for _, read, process in self._started:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
                 with contextlib.suppress(ChildProcessError):  # the script ignores SIGCHLD
                     os.waitpid(process, 0)
-                os.close(self._pipes[name])
+                os.close(read)
 
 
 def _hand_over(write: int, result: Callable[[], Any], *error: Any) -> None:

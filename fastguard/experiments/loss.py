@@ -16,6 +16,7 @@ from .targets import AbstainError, FreeOutputs, Reading, changed, padding_value,
 MAX_ELEMENTS = 1 << 17  # of all outputs together: 25 MiB and 0.3 s were measured
 ENOUGH = 0.9  # agreement of the optimum with a target
 LEAST_SAMPLES = 4
+_MOST_SECONDS = 1.0  # a step that has begun is finished
 _SCALES = (1.0, 0.1, 1.0, 2.0)  # of random outputs at which gradients are looked for
 
 
@@ -32,8 +33,6 @@ class Problem:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a loss said."""
-
     problems: tuple[Problem, ...] = ()  # in the order in which they should be read
     abstained: str = ""  # why nothing could be decided; empty where it could
     optimum: tuple[Tensor, ...] = ()  # the outputs that minimise the loss
@@ -48,7 +47,6 @@ def ask_loss(
     ending: Callable[[Tensor], Tensor] | None = None,
     is_causal: bool = False,
     are_targets: bool = True,
-    seconds: float = 1.0,
 ) -> Answer:
     """Optimises free outputs under a loss and compares the optimum with the targets.
 
@@ -63,7 +61,6 @@ def ask_loss(
         targets: tensors that the loss may compare them with; unless `are_targets`, others of the batch are among them.
         ending: a function that a model with one output ends with, like softmax; None if it ends with a layer.
         is_causal: whether an output at a position depends on no later input.
-        seconds: at most about how long; a step that has begun is finished.
 
     Cost: 250 to 500 forward and backward passes of the loss alone; memory for some fifty copies of the outputs, of
         `MAX_ELEMENTS` elements at most. Global random generators advance: the caller restores them. Synchronises.
@@ -74,7 +71,7 @@ def ask_loss(
         return Answer(abstained=f"the outputs have more than {MAX_ELEMENTS} elements")
     if any(o.dim() == 0 or len(o) < LEAST_SAMPLES for o in outputs):
         return Answer(abstained=f"there are fewer than {LEAST_SAMPLES} samples, or an output without samples")
-    deadline = time.perf_counter() + seconds
+    deadline = time.perf_counter() + _MOST_SECONDS
     asking = _Asking(judge, outputs, targets, inputs, ending, is_causal, are_targets, deadline)
     try:
         return asking.answer()
@@ -139,9 +136,9 @@ class _Asking(FreeOutputs):
             raise AbstainError("several tensors of the batch may be the target of one output")
         return found
 
-    def _agreement(self, way: Reading, free: Sequence[Tensor], among: Tensor | None = None) -> float:
-        counted = way.by_target(self.touched[way.output]) if among is None else among
-        return way.agreement(self._outputs(free)[way.output], self.targets[way.target], counted & way.valid)
+    def _agreement(self, way: Reading, free: Sequence[Tensor]) -> float:
+        counted = way.by_target(self.touched[way.output]) & way.valid
+        return way.agreement(self._outputs(free)[way.output], self.targets[way.target], counted)
 
     # What is wrong
 

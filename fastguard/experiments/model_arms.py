@@ -73,7 +73,6 @@ def _to_train_mode(context: Context) -> Iterator[str | None]:
 
     def before(module: torch.nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
-            context.num_applied += 1
             module.train()
 
     context.model.register_forward_pre_hook(before)
@@ -90,7 +89,6 @@ def _leave_autocast(context: Context) -> Iterator[str | None]:
         before.append({device: torch.is_autocast_enabled(device) for device in devices})
         for device in devices:
             torch.set_autocast_enabled(device, False)
-        context.num_applied += any(before[-1].values())
 
     def leave(module: torch.nn.Module, args: Any, output: Any) -> Any:
         for device, was_enabled in before.pop().items() if before else ():
@@ -134,7 +132,6 @@ def _before_the_loss(context: Context, owner: Any, name: str, changes: dict[str,
         if made_by:  # validation has no graph, and is changed like the newest pass
             known = changes.get(made_by[0].partition("Backward")[0], changes.get(""))
             changed[:] = [] if known is None else [known]
-        context.num_applied += len(changed)
         return changed[0](output) if changed else output, target
 
     _replace(context, owner, name, change)
@@ -191,7 +188,6 @@ def _standardize_inputs(context: Context) -> Iterator[str | None]:
     def standardize(x: torch.Tensor) -> torch.Tensor:
         if not x.is_floating_point() or not x.dim() or len(x) < 2:
             return x
-        context.num_applied += 1
         dims = [dim for dim in range(x.dim()) if dim != 1]
         centred = x - x.mean(dims, keepdim=True)
         std = centred.square().mean(dims, keepdim=True).sqrt()
@@ -212,7 +208,6 @@ def _standardize_targets(context: Context) -> Iterator[str | None]:
     def scale(x: torch.Tensor) -> torch.Tensor:
         if not x.is_floating_point():
             return x
-        context.num_applied += 1
         return x / std + (x * std - x / std).detach() + mean
 
     context.model.register_forward_hook(lambda module, args, output: map_tensors(output, scale))
@@ -255,7 +250,6 @@ def _permute_inputs(context: Context) -> Iterator[str | None]:
         def shift(x: torch.Tensor) -> torch.Tensor:
             if not x.dim() or len(x) < 2:
                 return x
-            context.num_applied += 1
             return x.roll(1 + int(fraction * (len(x) - 1)), 0)
 
         return shift

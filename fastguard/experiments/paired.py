@@ -52,23 +52,16 @@ def _diverged(side: float, num_steps: int) -> Comparison:
     return Comparison(HELPS if side > 0.0 else HARMS, side * math.inf, side * math.inf, num_steps, side * math.inf)
 
 
-def compare(
-    base: Sequence[float],
-    arm: Sequence[float],
-    *,
-    skip: int | None = None,
-    noise: float = 0.0,
-    is_null: bool = False,
-) -> Comparison:
+def compare(base: Sequence[float], arm: Sequence[float], *, noise: float = 0.0, is_null: bool = False) -> Comparison:
     """Compares the losses of two runs, step by step.
 
-    The mean of the paired differences, base minus arm, and its t: mean / (standard deviation / sqrt(n)). Differences
+    The first quarter, when the change has had no time to show, is left out. Of the others: the mean of the paired
+    differences, base minus arm, and its t: mean / (standard deviation / sqrt(n)). Differences
     that lie further than five median absolute deviations from their median count as if they lay there, so that one
     spike decides nothing. A verdict other than "no difference" needs |t| >= 3, and twice the noise or 2 % of the loss.
 
     Args:
         base, arm: the loss of each step, in order. NaN and Inf are losses that diverged.
-        skip: number of steps to leave out at the beginning, when the change has had no time to show. None: a quarter.
         noise: how far two runs of the base lie apart that differ in their seed only: `noise_between`. 0: not known.
         is_null: the arm is expected to harm. A harm of any size counts, from a t of 3 or of 0.4 sqrt(n) on: differences
             of neighbouring steps are alike.
@@ -79,7 +72,7 @@ def compare(
         return _diverged(1.0, num_base)
     if num_arm < min(num_base, len(arm)):
         return _diverged(-1.0, num_arm)
-    first = shared // 4 if skip is None else skip
+    first = shared // 4
     held = _held_in([b - a for b, a in zip(base[first:shared], arm[first:shared])])
     if len(held) < LEAST_STEPS:
         return Comparison(UNKNOWN, 0.0, 0.0, shared, 0.0)
@@ -127,8 +120,6 @@ def _ratio(value: float, by: float) -> float:
 
 @dataclass
 class Run:
-    """One run of the script."""
-
     losses: list[float] = field(default_factory=list)  # training loss of each step
     val_losses: dict[int, float] = field(default_factory=dict)  # by step
     seconds: float = 0.0  # how long it took
@@ -137,8 +128,6 @@ class Run:
 
 @dataclass
 class Row:
-    """What came of one arm."""
-
     arm: Arm
     run: Run
     verdict: str  # "helps", "harms", "no difference", "not tried" or "not known"

@@ -37,9 +37,8 @@ class Patches:
         self._made: list[tuple[Any, str, Any, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Sets `owner.name` to `make(owner.name)`."""
         original = getattr(owner, name)
-        made = make(original)
+        made = functools.wraps(original)(make(original))
         setattr(owner, name, made)
         self._made.append((owner, name, original, made))
 
@@ -97,7 +96,6 @@ class ScriptLosses:
         self._listen(_FUNCTIONS)
 
     def stop(self) -> None:
-        """Puts back what `start` replaced."""
         self._is_over, self._is_plain = True, False  # for a script that has kept what replaces a function
         self._patches.restore()
         self._primitives.restore()
@@ -130,7 +128,6 @@ class ScriptLosses:
     def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         tensor = torch.Tensor
 
-        @functools.wraps(original)
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             guard: Any = self._single
             is_usual = self._is_plain and grad_tensors is None and type(tensors) is tensor and graph_task() == -1
@@ -212,7 +209,6 @@ class ScriptLosses:
         return all(member.can_skip for member in guard._run.members)
 
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def scale(scaler: Any, outputs: Any) -> Any:
             scaled = original(scaler, outputs)
             if scaled is not outputs and isinstance(scaled, torch.Tensor):
@@ -223,7 +219,6 @@ class ScriptLosses:
         return scale
 
     def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             self._safely("losses", self._settle)
             self.num_scaler_skips += self._count > 0
@@ -235,7 +230,6 @@ class ScriptLosses:
     # Validation losses.
 
     def _evaluating(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def evaluate(module: Any) -> Any:
             self._safely("validation losses", self._begin_evaluation, module)
             return original(module)
@@ -266,7 +260,6 @@ class ScriptLosses:
         if name in self._listeners:
             return self._listeners[name]
 
-        @functools.wraps(original)
         def listened(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if type(result) is torch.Tensor and result.requires_grad and self._blind is not None and graph_task() == -1:

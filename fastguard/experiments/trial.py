@@ -55,8 +55,6 @@ class TrialError(FastguardError):
 
 @dataclass(frozen=True)
 class Task:
-    """What to run."""
-
     target: str  # the script, or a module if `is_module`
     arguments: tuple[str, ...]  # of the script
     is_module: bool

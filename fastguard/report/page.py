@@ -34,11 +34,7 @@ def fragment(report: Any) -> str:
 
 
 def render(runs: Sequence[DrawnRun], reports: Sequence[Any], title: str = "", command: str = "") -> str:
-    """The page of some runs and the report on each.
-
-    Raises:
-        ImportError: plotly is missing.
-    """
+    """The page of some runs and the report on each."""
     try:
         from plotly import offline
     except ImportError as error:
@@ -70,12 +66,7 @@ def render(runs: Sequence[DrawnRun], reports: Sequence[Any], title: str = "", co
 
 
 def save_page(page: str, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-    """Writes `page` completely or not at all. Writes into the target of a link, and into a device or pipe directly.
-
-    Raises:
-        FileExistsError: `path` exists, if only as a broken link, and `force` is false.
-        OSError: the page cannot be written.
-    """
+    """Writes `page` completely or not at all. Writes into the target of a link, and into a device or pipe directly."""
     path = Path(path)
     if os.path.lexists(path) and not force:
         raise FileExistsError(f"{path} exists already: use --force to overwrite it")

@@ -124,7 +124,6 @@ class Report:
         return "\n".join(lines)
 
     def _verdict(self) -> str:
-        """The first line."""
         if not self.numbers["num_steps"]:
             return "NOTHING TO REPORT: no step has been recorded yet"
         after = count(self.numbers["num_steps"], "step")
@@ -143,11 +142,7 @@ def build_report(
     failures: Failures | None = None,
     source: Callable[[], Any] | None = None,
 ) -> Report:
-    """A report on `history`. If a part of it raises, such as a rule, it is left out, and a finding names it.
-
-    Raises:
-        ValueError, TypeError: as `diagnose`, for `thresholds`.
-    """
+    """A report on `history`. If a part of it raises, such as a rule, it is left out, and a finding names it."""
     failures = Failures() if failures is None else failures
     before = failures.counts()
     asked = list(RULES.values() if rules is None else rules)

@@ -11,6 +11,8 @@ from ..records import TrainingHistory
 
 MAX_ROWS = 12
 _USUAL_UPDATE = 1e-3
+_COUNTED = ("num_steps", "num_skipped", "skip_rate", "longest_skip_run", "num_clipped", "num_clean", "clip_rate",
+            "num_nonfinite")  # fmt: skip
 _Columns = Sequence[tuple[str, str, str | int]]  # head, key, and the format of a number or the width of a name
 _OF_MODULES: _Columns = (
     ("activations of", "module", 36), ("family", "family", 9), ("mean", "mean", ".3g"), ("std", "std", ".3g"),
@@ -32,14 +34,7 @@ def numbers_of(history: TrainingHistory) -> dict[str, float]:
     """Counts, rates and quantiles of a run; an unknown number has no key."""
     model = history.model
     known: dict[str, float | None] = {
-        "num_steps": history.num_steps,
-        "num_skipped": history.num_skipped,
-        "skip_rate": history.skip_rate,
-        "longest_skip_run": history.longest_skip_run,
-        "num_clipped": history.num_clipped,
-        "num_clean": history.num_clean,
-        "clip_rate": history.clip_rate,
-        "num_nonfinite": history.num_nonfinite,
+        **{name: getattr(history, name) for name in _COUNTED},
         "num_skipped_by_policy": (history.num_skipped_by_policy or None) if model.clip_policy else None,
         "num_left_out": model.num_left_out or None,
         "num_ranks": model.num_ranks,
@@ -158,18 +153,15 @@ def sample_tables(modules: Sequence[Row], weights: Sequence[Row]) -> list[list[s
     """Tables of activations, of attention and routers, and of updates: the twelve worst rows of each, in order."""
     choices = [row for row in modules if row["is_choice"]]
     others = [row for row in modules if not row["is_choice"]]
-    updates = [{**row, "oddness": _oddness(row["update_ratio"])} for row in weights]
-    updates = [row for row in updates if row["num_nonfinite"] or not math.isnan(row["update_ratio"])]
+    updates = [dict(row) for row in weights if row["num_nonfinite"] or not math.isnan(row["update_ratio"])]
+    for row in updates:
+        row["oddness"] = abs(math.log(max(row["update_ratio"], 1e-12) / _USUAL_UPDATE))
     tables = (
         _worst(_OF_MODULES, others, ("num_nonfinite", "dead_ratio", "saturation_ratio", "zero_ratio"), "modules"),
         _worst(_OF_CHOICES, choices, ("num_nonfinite", "dead_ratio", "max_logit"), "modules"),
         _worst(_OF_WEIGHTS, updates, ("num_nonfinite", "oddness"), "parameters"),
     )
     return list(filter(None, tables))
-
-
-def _oddness(ratio: float) -> float:
-    return math.inf if math.isnan(ratio) else abs(math.log(max(ratio, 1e-12) / _USUAL_UPDATE))
 
 
 def _cell(row: Row, key: str, look: str | int) -> str:

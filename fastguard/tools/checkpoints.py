@@ -151,8 +151,7 @@ class Checkpoints:
                 f"`step` must not be below a step in the folder, got {step} with {before[-1].path} there. Use "
                 "another folder, or call load first; to go on from an earlier one, move the later ones away."
             )
-        guard = guard if isinstance(guard, Guard) else Guard.of(guard)
-        model = self._whole_model(guard)
+        guard, model = self._whole(guard)
         number = math.nan if metric is None else scalar("metric", metric)
         state = _state_of(guard, model, self.state)
         contents = {"version": _VERSION, "step": step, "metric": number, **state, "extra": extra}
@@ -204,8 +203,7 @@ class Checkpoints:
         if path is None:
             return 0
         contents = _read(path)
-        guard = guard if isinstance(guard, Guard) else Guard.of(guard)
-        model = self._whole_model(guard)
+        guard, model = self._whole(guard)
         saved, num_optimizers = contents["state"], len(guard.optimizers)
         missing = sorted(self.state.keys() - saved.keys())
         if missing or num_optimizers != len(contents["optimizers"]) or (model is None) != (contents["model"] is None):
@@ -223,10 +221,11 @@ class Checkpoints:
         self.extra = contents["extra"]
         return int(contents["step"])
 
-    def _whole_model(self, guard: Guard) -> torch.nn.Module | None:
-        """The guard's model, without wrappers; None where `state` has one instead."""
+    def _whole(self, guard: Any) -> tuple[Guard, torch.nn.Module | None]:
+        """The guard, and its model without wrappers; None where `state` has one instead."""
         if has_other_ranks():
             raise RuntimeError(f"`Checkpoints` must be used by a single process, got one of several. {_REMEDY}")
+        guard = guard if isinstance(guard, Guard) else Guard.of(guard)
         model = None if guard.model is None else unwrapped(guard.model)
         if model is None and not any(isinstance(part, torch.nn.Module) for part in self.state.values()):
             raise ValueError(
@@ -238,7 +237,7 @@ class Checkpoints:
                 raise TypeError(
                     f"`guard` must have a model with whole parameters, got a DTensor - at {name!r}. {_REMEDY}"
                 )
-        return model
+        return guard, model
 
 
 def _write(path: Path, contents: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -84,14 +83,12 @@ class TrainingDebugger:
                 lr=float(learning_rate),
             )
         )
-        for name, activation in (activations or {}).items():
-            self._monitor().record(name, activation)
+        if activations and self.monitor is None:
+            from ..observers.activations import ActivationMonitor
 
-    def _monitor(self) -> Any:
-        if self.monitor is None:
-            activations = importlib.import_module("fastguard.observers.activations")  # only those who give some need it
-            self.monitor = activations.ActivationMonitor(window_size=self._activation_window)
-        return self.monitor
+            self.monitor = ActivationMonitor(window_size=self._activation_window)
+        for name, activation in (activations or {}).items():
+            self.monitor.record(name, activation)
 
     def report(self) -> dict[str, Any]:
         """The state of the run, as a dict.
@@ -146,9 +143,7 @@ class TrainingDebugger:
         newest = [entry.loss for entry in list(self.history.recent)[-NUM_NEWEST:]]
         if any(loss is not None and not math.isfinite(loss) for loss in newest):
             return False
-        return (
-            not (self.last_gradients.num_nans or self.last_gradients.num_infs) and self.last_gradients.norm <= MAX_NORM
-        )
+        return self.last_gradients.norm <= MAX_NORM  # which a norm of NaN or Inf is not
 
 
 def _number(loss: Any) -> float:

@@ -96,29 +96,20 @@ class EarlyStopping:
         num_rollbacks = sum(event["kind"] == "rollback" for event in events)
         if num_rollbacks != self._num_rollbacks:
             self._num_rollbacks, self.num_bad = num_rollbacks, 0
-        is_better = self._judge(scalar("value", value))
-        if self.restore_best and model is not None:
-            if is_better:
-                self._keep(model)
-            elif self.reason and self._kept:
-                self._restore(model)
-        return bool(self.reason)
-
-    def _judge(self, value: float) -> bool:
-        """Whether `value` is the best so far."""
+        self.last = number = scalar("value", value)
         self.num_checks += 1
-        self.last = value
-        gain = self.best - value if self.mode == "min" else value - self.best
-        is_better = math.isfinite(value) and (math.isnan(self.best) or gain > self.min_delta)
+        gain = self.best - number if self.mode == "min" else number - self.best
+        is_better = math.isfinite(number) and (math.isnan(self.best) or gain > self.min_delta)
         if is_better:
-            self.best, self.best_check, self.num_bad = value, self.num_checks, 0
+            self.best, self.best_check, self.num_bad = number, self.num_checks, 0
         else:
             self.num_bad += 1
-        return is_better
-
-    def _keep(self, model: torch.nn.Module) -> None:
-        self._kept.clear()  # first, so that there is only one copy at a time
-        self._kept.update((name, tensor.detach().clone()) for name, tensor in _tensors(model).items())
+        if self.restore_best and is_better:
+            self._kept.clear()  # first, so that there is only one copy at a time
+            self._kept.update((name, tensor.detach().clone()) for name, tensor in _tensors(model).items())
+        elif self.restore_best and self.reason and self._kept:
+            self._restore(model)
+        return bool(self.reason)
 
     def _restore(self, model: torch.nn.Module) -> None:
         tensors = _tensors(model)

@@ -123,7 +123,9 @@ class LearningRateFinder:
             if not math.isfinite(loss):
                 stopped = "nan"
                 break
-            if losses and _has_diverged(loss, losses):
+            best = min(losses, default=math.inf)
+            gained = best if best > 0.0 else losses[0] - best
+            if gained > 0.0 and loss - min(best, 0.0) > _DIVERGED * gained:
                 stopped = "diverged"
                 break
             lrs.append(lr)
@@ -212,14 +214,6 @@ def _number(loss: Any) -> float:
     except (TypeError, ValueError, RuntimeError):
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise TypeError(f"`train_fn` must return a loss, a single number, got {what}") from None
-
-
-def _has_diverged(loss: float, losses: list[float]) -> bool:
-    best = min(losses)
-    if best > 0:
-        return loss > _DIVERGED * best
-    gained = losses[0] - best
-    return gained > 0 and loss - best > _DIVERGED * gained
 
 
 def _again_and_again(loader: Iterable[Any], are_pairs: bool) -> Generator[Any, None, None]:

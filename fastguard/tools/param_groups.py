@@ -118,11 +118,8 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, set[str]]
             if id(p) not in seen:
                 seen.add(id(p))
                 is_bias = p.dim() < 2 and "bias" in name and "norms" not in of_module
-                yield (
-                    strip_wrappers(f"{prefix}.{name}" if prefix else name),
-                    p,
-                    of_module | ({"biases"} if is_bias else set()),
-                )
+                kinds = of_module | ({"biases"} if is_bias else set())
+                yield strip_wrappers(f"{prefix}.{name}" if prefix else name), p, kinds
 
 
 def _by_number(names: Sequence[str]) -> list[str]:

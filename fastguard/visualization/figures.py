@@ -233,14 +233,10 @@ def plot_gradient_flow(source: Any, *, index: int = -1) -> Any:
         source: a guard, a `TrainingHistory`, the path of a log.
         index: index among the steps with a table; -1 is the newest.
 
-    Returns:
-        A `plotly.graph_objects.Figure`. Marks along the top show tensors with NaN or Inf.
+    Returns, Cost: as for `plot_loss`. Marks along the top show tensors with NaN or Inf.
 
     Raises:
-        ImportError: plotly is missing.
-        ValueError: several runs; no table of tensors; no such step.
-
-    Cost: as for `plot_loss`.
+        ValueError: several runs; no table of tensors; no such step. Others as for `plot_loss`.
     """
     run = _one(source, "a gradient flow")
     grid = run.grids["rms"]
@@ -274,14 +270,10 @@ def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -
             activations.
         max_rows: the largest number of rows.
 
-    Returns:
-        A `plotly.graph_objects.Figure`. NaN and Inf are red.
+    Returns, Cost: as for `plot_loss`. NaN and Inf are red.
 
     Raises:
-        ImportError: plotly is missing.
-        ValueError: there are several runs, `value` is unknown, or it was not sampled.
-
-    Cost: as for `plot_loss`.
+        ValueError: there are several runs, `value` is unknown, or it was not sampled. Others as for `plot_loss`.
     """
     return _heat_map(source, value, _MEASURES, max_rows)
 
@@ -294,15 +286,11 @@ def plot_activations(source: Any, value: str = "dead") -> Any:
         source: a guard, a `TrainingHistory`, the path of a log.
         value: "dead", "zeros", "saturation" or "entropy".
 
-    Returns:
-        A `plotly.graph_objects.Figure`.
+    Returns, Cost: as for `plot_loss`.
 
     Raises:
-        ImportError: plotly is missing.
         ValueError: there are several runs, `value` is unknown, or no activations were sampled, as
-            `wrap(..., activations=True)` does.
-
-    Cost: as for `plot_loss`.
+            `wrap(..., activations=True)` does. Others as for `plot_loss`.
     """
     return _heat_map(source, value, _ACTIVATIONS, MAX_ROWS)
 

@@ -29,20 +29,12 @@ _DRAWN = ("numel", "finite_norm", "abs_max", "num_zeros", "num_nans", "num_infs"
 
 
 class DrawnRun(TrainingHistory):
-    """A history that also keeps the series that figures show.
-
-    Attributes:
-        curves: "loss", "val_loss", "norm", "clipped norm", "lr" and "loss_scale" by step, and "clipped": 1.0 at clipped
-            steps, else 0.0, whose points have the mean for the middle.
-        rails: steps that were "NaN", "Inf" or "skipped", had a norm of "zero", or a loss that is "bad".
-        grids: "norm", "rms", "max" and "zeros" of each tensor's gradient; "update" of each weight;
-            "near zero", "saturated", "dead" and "entropy" of each module.
-    """
+    """A history that also keeps the series that figures show: curves by step, rails of marked steps, and grids."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._of: TrainingHistory | None = None
-        self.name = name  # the name of the run
+        self.name = name
         self.path: str | os.PathLike[str] | None = None  # the log that it was read from, or None
         self.guard: Any = None  # the guard of the run, or None
         keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale")
@@ -60,7 +52,6 @@ class DrawnRun(TrainingHistory):
         return DrawnRun(self.name)
 
     def extend(self, entries: list[Entry], records: Sequence[StepStats] = ()) -> None:
-        """Takes steps into the history and the series."""
         super().extend(entries, records)
         self.draw(entries)
         for record in records:
@@ -125,13 +116,7 @@ class DrawnRun(TrainingHistory):
 
 
 def runs_of(source: Any) -> list[DrawnRun]:
-    """The 1 to 8 runs of a figure.
-
-    Raises:
-        TypeError: `source` is anything else.
-        ValueError: there is no step, or more than eight runs.
-        OSError: a log cannot be read.
-    """
+    """The 1 to 8 runs of a figure, each with a name of its own."""
     if isinstance(source, Mapping):
         named = [(str(name), one) for name, one in source.items()]
     elif isinstance(source, (list, tuple)):

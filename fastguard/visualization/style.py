@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -42,17 +43,11 @@ class Curve:
 
     If there are more, neighbours are merged: smallest and largest values stay exact, the `middle` (by
     default the median) becomes the mean of both.
-
-    >>> curve = Curve(max_points=4)
-    >>> for step in range(100):
-    ...     curve.add(step, float(step % 10))
-    >>> len(curve.points) <= 4, curve.points[0].low, curve.points[0].high, curve.is_merged
-    (True, 0.0, 9.0, True)
     """
 
     def __init__(self, max_points: int, middle: Callable[[Sequence[float]], float] | None = None) -> None:
         self._max_points, self._width = max_points, 1  # values in a point
-        self._middle = middle or _median
+        self._middle = middle or statistics.median
         self._closed: list[Stretch] = []
         self._steps: list[int] = []
         self._open: list[float] = []
@@ -62,7 +57,6 @@ class Curve:
         self.extend((step,), (value,))
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """As `add` for each. Cost: 0.15 us a value of a long series."""
         self._steps += steps
         self._open += values
         begin = 0
@@ -87,17 +81,10 @@ class Curve:
 
     @property
     def is_merged(self) -> bool:
-        """Whether a point may be for more than one value."""
         return self._width > 1 or any(point.low != point.high for point in self._closed)
 
 
-def _median(values: Sequence[float]) -> float:
-    values, half = sorted(values), len(values) // 2
-    return values[half] if len(values) % 2 else values[half - 1] / 2 + values[half] / 2
-
-
 def mean(values: Sequence[float]) -> float:
-    """The mean of a point's values."""
     return sum(values) / len(values)
 
 
@@ -119,14 +106,10 @@ class Mark(NamedTuple):
     num: int
 
 
-def marks_of(steps: Sequence[int], most: int = MAX_POINTS) -> list[Mark]:
-    """The marked steps. None is dropped: if there are too many to draw, neighbours become one mark.
-
-    >>> marks_of([3, 4, 900], most=2)
-    [Mark(first_step=3, last_step=4, num=2), Mark(first_step=900, last_step=900, num=1)]
-    """
+def marks_of(steps: Sequence[int]) -> list[Mark]:
+    """The marked steps. None is dropped: if there are too many to draw, neighbours become one mark."""
     width = 1
-    while sum(1 for _ in itertools.groupby(steps, width.__rfloordiv__)) > most:  # by step // width
+    while sum(1 for _ in itertools.groupby(steps, width.__rfloordiv__)) > MAX_POINTS:  # by step // width
         width *= 2
     groups = ([*group] for _, group in itertools.groupby(steps, width.__rfloordiv__))
     return [Mark(min(group), max(group), len(group)) for group in groups]
@@ -179,7 +162,6 @@ class Grid:
         return [(first, last) for first, last, _ in self._columns]
 
     def values(self, name: str) -> list[float]:
-        """The row of `name`."""
         place = self.rows[name]
         return [column[place] if place < len(column) else math.nan for _, _, column in self._columns]
 

@@ -119,9 +119,7 @@ def test_autocast_is_off_within_the_model_and_on_around_it():
         with pytest.raises(RuntimeError):
             model(torch.ones(2, 9))
         assert torch.is_autocast_enabled("cpu")
-    assert seen == [False, False] and made.num_applied == 2
-    model(torch.ones(2, 3))
-    assert made.num_applied == 2
+    assert seen == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +144,7 @@ def test_an_activation_before_the_loss_is_undone(made_by, loss, sound):
     assert arm.why_not(made) is None and "what it is given" in arm.why_not(context())
     arm.apply(made)
     try:
-        assert torch.allclose(loss(made_by(x), y), expected, atol=1e-5) and made.num_applied == 1
+        assert torch.allclose(loss(made_by(x), y), expected, atol=1e-5)
         with torch.no_grad():
             assert torch.allclose(loss(made_by(x), y), expected, atol=1e-5)
     finally:
@@ -201,12 +199,13 @@ def test_inputs_are_permuted_and_targets_are_not():
     made.model(input_ids=x, labels=y, decoder_input_ids=y)
     _, kwargs = made.model.seen
     assert not torch.equal(kwargs["input_ids"], x) and kwargs["labels"] is y and kwargs["decoder_input_ids"] is y
-    assert torch.equal(before, torch.get_rng_state()) and made.num_applied == 41
+    assert torch.equal(before, torch.get_rng_state())
     with torch.no_grad():
         made.model(x)
     assert made.model.seen[0][0] is x
-    made.model(x[:1])  # there is no other sample
-    assert made.num_applied == 41
+    alone = x[:1]
+    made.model(alone)  # there is no other sample
+    assert made.model.seen[0][0] is alone
 
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy])
@@ -218,7 +217,7 @@ def test_targets_are_shifted_against_outputs_in_the_loss_function(loss):
     assert ARMS["inputs permuted"].why_not(made) is None
     ARMS["inputs permuted"].apply(made)
     try:
-        assert all(not torch.equal(loss(x, y), expected) for _ in range(20)) and made.num_applied == 20
+        assert all(not torch.equal(loss(x, y), expected) for _ in range(20))
         with torch.no_grad():
             assert torch.equal(loss(x, y), expected)
     finally:

@@ -13,15 +13,13 @@ from torch import Tensor, nn
 
 from ...experiments.loss import Answer
 from ...names import named_parameters, strip_wrappers
-from ..bench import Bench, first_tensor, mapped, tensors_in
+from ..bench import Bench, first_tensor, mapped, output_of, tensors_in
 from .losses import Fit, Fitting, ask, constant_baseline
 from .watcher import Activity, Layer, LossCall, Seen, Watcher
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What the derivatives of one output say."""
-
     # the share of other samples that the first one's output depends on; None if not known
     across_samples: float | None = None
     # whether outputs depend on their own position, and on no later one; None if that is not known
@@ -46,7 +44,7 @@ def follow(bench: Bench, inputs: Any) -> Flow:
                 hooks.enter_context(module.register_forward_hook(note))
         try:
             given = mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), inputs)
-            output = first_tensor(bench.output(given), floating=True)
+            output = first_tensor(output_of(bench.model, given), floating=True)
             leaves = embedded or [t for t in tensors_in(given) if t.requires_grad]
             if output is None or not output.requires_grad or not leaves or output.dim() < 2:
                 return Flow()
@@ -78,8 +76,6 @@ def _reached(part: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 @dataclass(slots=True)
 class TrialPass:
-    """One forward and backward pass."""
-
     seen: Seen = field(default_factory=Seen)  # the functions that were called
     output: Any = None  # the model's output; None if only the loss function knows it
     loss: float = math.nan  # its value; NaN if there is none
@@ -101,14 +97,12 @@ class Evidence:
         self.batches = batches  # the first batches
         self.parameters = dict(named_parameters(bench.model))  # the model's parameters by name
         self.groups = bench.optimizer.param_groups
-        self._max_steps = max_steps
-        self._seconds = seconds
+        self._max_steps, self._seconds = max_steps, seconds
         # a trial pass of each batch, from the same start
         self.passes = [trial_pass(bench, batch, self.parameters) for batch in batches]
 
     @property
     def first(self) -> TrialPass:
-        """The trial pass of the first batch."""
         return self.passes[0]
 
     @property
@@ -137,14 +131,9 @@ class Evidence:
 
     @cached_property
     def inputs(self) -> list[Tensor]:
-        """The first tensor of each batch's inputs."""
-        found = []
-        for batch in self.batches:
-            inputs = self.bench.parts(batch)[0] if self.bench.form == "pair" else batch
-            tensor = first_tensor(inputs)
-            if tensor is not None:
-                found.append(tensor.detach())
-        return found
+        is_pair = self.bench.form == "pair"
+        tensors = [first_tensor(self.bench.parts(batch)[0] if is_pair else batch) for batch in self.batches]
+        return [tensor.detach() for tensor in tensors if tensor is not None]
 
     @cached_property
     def targets(self) -> list[Tensor]:
@@ -165,7 +154,6 @@ class Evidence:
 
     @cached_property
     def layers(self) -> list[Layer]:
-        """Modules with weights, in the order in which they were called."""
         return list(self.first.seen.layers.values())
 
     @cached_property
@@ -181,17 +169,14 @@ class Evidence:
 
     @cached_property
     def modules(self) -> dict[str, nn.Module]:
-        """The model's modules by name."""
         return {strip_wrappers(f"{name}.").rstrip("."): m for name, m in self.bench.model.named_modules()}
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The model's parameters that require a gradient."""
         return {name: p for name, p in self.parameters.items() if p.requires_grad}
 
     @cached_property
     def in_optimizer(self) -> dict[int, Tensor]:
-        """The optimizer's parameters by identity."""
         return {id(p): p for group in self.groups for p in group["params"]}
 
     @cached_property
@@ -252,7 +237,9 @@ def trial_pass(
             found.error = error
         found.num_outsiders_reached = sum(p.grad is not None for p in outsiders)
         found.gradients = {name: _kept(p.grad) for name, p in parameters.items()}
-    if not find_origin and found.error is None and not _all_finite(found):
+    is_finite = found.num_losses != 1 or math.isfinite(found.loss)
+    is_finite = is_finite and all(bool(torch.isfinite(g).all()) for g in found.gradients.values() if g is not None)
+    if not find_origin and found.error is None and not is_finite:
         again = trial_pass(bench, batch, parameters, find_origin=True)
         found.seen.origin, found.seen.zero_roots = again.seen.origin, again.seen.zero_roots
     return found
@@ -262,9 +249,3 @@ def _kept(gradient: Tensor | None) -> Tensor | None:
     if gradient is None:
         return None
     return (gradient.to_dense() if gradient.is_sparse else gradient).detach().clone()
-
-
-def _all_finite(found: TrialPass) -> bool:
-    if found.num_losses == 1 and not math.isfinite(found.loss):
-        return False
-    return all(bool(torch.isfinite(g).all()) for g in found.gradients.values() if g is not None)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...experiments.loss import MAX_ELEMENTS, Answer, Problem, ask_loss
-from ..bench import Bench, mapped, set_rate, tensors_in
+from ..bench import Bench, mapped, output_of, set_rate, tensors_in
 from .watcher import REGRESSION, LossCall, Watcher
 
 CLASSES = ("cross_entropy", "nll_loss")
@@ -39,7 +39,6 @@ def has_indices(call: LossCall) -> bool:
 
 
 def num_classes(call: LossCall) -> int:
-    """Number of classes in the input of a loss over classes."""
     return call.input.shape[1] if call.input.dim() > 1 else call.input.shape[0] if call.input.dim() else 1
 
 
@@ -157,7 +156,7 @@ class _Asked:
         if bench.form == "pair":
             inputs, targets = bench.parts(batch)
             with torch.no_grad():
-                self._calls = [bench.output(mapped(torch.clone, inputs))]
+                self._calls = [output_of(bench.model, mapped(torch.clone, inputs))]
         else:
             inputs, targets = self._given, batch
             self._run(batch)
@@ -189,17 +188,15 @@ class _Asked:
 
     def judge(self, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
         """The loss of other outputs and targets, of the same shapes: what the optimizer minimises."""
-        loss = self._judged(outputs, targets)
-        return -loss if any(group.get("maximize") for group in self._bench.optimizer.param_groups) else loss
-
-    def _judged(self, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-        others = iter(outputs)
+        others, new = iter(outputs), iter(targets)
         made = [mapped(lambda t: next(others) if t.is_floating_point() else t, call) for call in self._calls]
-        new = iter(targets)
         if self._bench.form == "pair":
-            return self._bench.judge(made[0], mapped(lambda _: next(new).clone(), self._bench.parts(self._batch)[1]))
-        self._fake = made
-        return self._run(mapped(lambda _: next(new), self._batch))
+            given = mapped(lambda _: next(new).clone(), self._bench.parts(self._batch)[1])
+            loss = self._bench.judge(made[0], given)
+        else:
+            self._fake = made
+            loss = self._run(mapped(lambda _: next(new), self._batch))
+        return -loss if any(group.get("maximize") for group in self._bench.optimizer.param_groups) else loss
 
 
 def _rows(batch: Any, most: int) -> Any:
@@ -217,7 +214,6 @@ def _ending(kind: str, dim: int | None) -> Any:
 class Attempt:
     """Some steps at one learning rate."""
 
-    factor: float  # multiple of the given learning rate
     lr: float  # the learning rate of the first group
     # start, end: mean loss over the batches before and after, with the same random numbers; NaN if it broke
     start: float
@@ -246,7 +242,6 @@ class Fit:
 
     @property
     def given(self) -> Attempt:
-        """The attempt at the given learning rate."""
         return self.attempts[1.0]
 
 
@@ -254,11 +249,9 @@ class Fitting:
     """Makes the attempts within about `seconds`, of `LEAST_STEPS` to `max_steps` steps each."""
 
     def __init__(self, bench: Bench, batches: list[Any], max_steps: int, seconds: float) -> None:
-        self._bench = bench
-        self._batches = batches
-        self._max_steps = max_steps
+        self._bench, self._batches = bench, batches
+        self._max_steps, self._seconds = max_steps, seconds
         self._deadline = time.perf_counter() + seconds
-        self._seconds = seconds
 
     def run(self, baseline: float | None) -> Fit:
         """All attempts. `baseline` is the loss of the best constant answer, below which something was learnt."""
@@ -294,14 +287,14 @@ class Fitting:
         """`num_steps` steps at `factor` times the given learning rate; everything is restored."""
         with self._bench.put_back():
             lr = _scale_rates(self._bench.optimizer, factor)
-            return self._go(self._bench, factor, lr, num_steps)
+            return self._go(self._bench, lr, num_steps)
 
     def _with_adam(self, lr: float, num_steps: int) -> Attempt:
         params = [p for p in self._bench.model.parameters() if p.requires_grad]
         with self._bench.put_back():
-            return self._go(self._bench.with_optimizer(torch.optim.Adam(params, lr)), math.nan, lr, num_steps)
+            return self._go(self._bench.with_optimizer(torch.optim.Adam(params, lr)), lr, num_steps)
 
-    def _go(self, bench: Bench, factor: float, lr: float, num_steps: int) -> Attempt:
+    def _go(self, bench: Bench, lr: float, num_steps: int) -> Attempt:
         watched = [p for p in bench.model.parameters() if p.requires_grad and p.dim() >= 2][:64]
         losses: list[float] = []
         ratios: list[float] = []
@@ -320,11 +313,11 @@ class Fitting:
             # with weights that are not finite, losses refuse their input: the same as a loss of NaN
             if not losses:
                 raise
-            return Attempt(factor, lr, start, math.nan, math.inf, len(losses), median(ratios or [math.nan]))
+            end = math.nan
         peak = max((loss for loss in losses if math.isfinite(loss)), default=math.inf)
         if not math.isfinite(end):
             end, peak = math.nan, math.inf
-        return Attempt(factor, lr, start, end, peak, len(losses), median(ratios or [math.nan]))
+        return Attempt(lr, start, end, peak, len(losses), median(ratios or [math.nan]))
 
     def _mean_loss(self, bench: Bench) -> float:
         # With gradients, because a loss may take some itself (penalties, adversaries); with the same random numbers.

@@ -57,8 +57,6 @@ class LossCall:
 
 @dataclass(slots=True)
 class Activity:
-    """The output of an activation function."""
-
     kind: str
     module: str
     output: Tensor
@@ -76,8 +74,6 @@ class Layer:
 
 @dataclass(slots=True)
 class Seen:
-    """The records of one pass."""
-
     losses: list[LossCall] = field(default_factory=list)
     activities: list[Activity] = field(default_factory=list)
     layers: dict[str, Layer] = field(default_factory=dict)

@@ -175,13 +175,6 @@ def _kind(evidence: Evidence) -> str:
     return type(evidence.bench.optimizer).__name__
 
 
-def _number(group: dict[str, Any], key: str) -> float:
-    try:
-        return float(group.get(key, 0.0))
-    except (TypeError, ValueError, RuntimeError):
-        return 0.0
-
-
 @check(
     "unusual-optimizer-settings",
     cause="wrong-optimizer-settings",
@@ -208,9 +201,9 @@ def unusual_optimizer_settings(evidence: Evidence, *, eps: float = 0.01, momentu
 def heavy_weight_decay(evidence: Evidence, *, in_gradient: float = 0.05, per_step: float = 0.005) -> Seen | None:
     """Weight decay in the gradient is above `in_gradient`, or decoupled decay takes more than `per_step` each step."""
     for group in evidence.groups:
-        decay, lr = _number(group, "weight_decay"), _number(group, "lr")
+        decay, lr, initial_lr = (float(group.get(key) or 0.0) for key in ("weight_decay", "lr", "initial_lr"))
         is_decoupled = _kind(evidence) in _DECOUPLED or bool(group.get("decoupled_weight_decay"))
-        shrinks = decay * max(lr, _number(group, "initial_lr"))
+        shrinks = decay * max(lr, initial_lr)
         if shrinks > per_step if is_decoupled else decay > in_gradient:
             how = f": each step takes {shrinks:.2g} off every weight" if is_decoupled else ", as a part of the gradient"
             return Seen(weight_decay=decay, lr=lr, is_decoupled=is_decoupled, _how=how)

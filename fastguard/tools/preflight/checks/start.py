@@ -12,11 +12,10 @@ from ....diagnosis.finding import Seen
 from ...initialization import check_initialization
 from ..asking import check
 from ..evidence import Evidence
-from ..watcher import BREAKERS, LOSSES, Activity
+from ..watcher import BREAKERS, LOSSES
 
 TITLE = "Initialisation and gradient flow"
 _HE = "He et al. 2015, Glorot and Bengio 2010; the expectations of `fastguard.tools.check_initialization`"
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def _weights(evidence: Evidence) -> list[str]:
@@ -109,13 +108,6 @@ def _share_of_dead(output: Tensor) -> float:
     return float((flat <= 0).all(0).double().mean())
 
 
-def _most_dead(evidence: Evidence, least_samples: int) -> tuple[float, Activity | None]:
-    """The largest share of dead units among hidden ReLUs, and where."""
-    relus = [one for one in evidence.hidden if one.kind in ("relu", "relu6") and one.output.is_floating_point()]
-    shares = [(_share_of_dead(one.output), one) for one in relus if one.output.shape[0] >= least_samples]
-    return max(shares, key=lambda pair: pair[0], default=(0.0, None))
-
-
 @check(
     "dead-units-at-start",
     cause="dead-units",
@@ -127,7 +119,9 @@ def _most_dead(evidence: Evidence, least_samples: int) -> tuple[float, Activity 
 )
 def dead_units_at_start(evidence: Evidence, *, share: float = 0.75, least_samples: int = 8) -> Seen | None:
     """More than `share` of a ReLU's units return 0 for each of at least `least_samples` samples, before any step."""
-    dead, worst = _most_dead(evidence, least_samples)
+    relus = [one for one in evidence.hidden if one.kind in ("relu", "relu6") and one.output.is_floating_point()]
+    shares = [(_share_of_dead(one.output), one) for one in relus if one.output.shape[0] >= least_samples]
+    dead, worst = max(shares, key=lambda pair: pair[0], default=(0.0, None))
     if worst is None or dead <= share:
         return None
     return Seen(
