@@ -61,7 +61,10 @@ def attach(accelerator: Any, *optimizers: Any) -> None:
             end(guard)
         method()
 
-    replace_method(accelerator, "end_training", end_training)
-    replace_method(accelerator, "log", log)
-    replace_method(accelerator, "clip_grad_norm_", clip)
-    replace_method(accelerator, "clip_grad_value_", clip)
+    for name, call in (
+        ("end_training", end_training),
+        ("log", log),
+        ("clip_grad_norm_", clip),
+        ("clip_grad_value_", clip),
+    ):
+        replace_method(accelerator, name, call)

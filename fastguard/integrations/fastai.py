@@ -46,6 +46,7 @@ class FastguardCallback(Callback):
         self.step_loss = StepLoss()
 
     def before_fit(self) -> None:
+        """Guards the optimizer."""
         optimizer = getattr(self.learn.opt, "opt", None)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
@@ -58,18 +59,22 @@ class FastguardCallback(Callback):
         self._has_stepped = False
 
     def after_loss(self) -> None:
+        """Takes the loss of a batch."""
         if self.learn.training:
             self.step_loss.add(self.learn.loss)
 
     def after_step(self) -> None:
+        """Tells the guard the loss."""
         self._has_stepped = True
         self.step_loss.give(self.guard, mean=True)
 
     def after_validate(self) -> None:
+        """Tells the guard the validation loss."""
         recorder = getattr(self.learn, "recorder", None)
         if recorder is not None and self._has_stepped and recorder.valid_metrics and recorder.loss.count:
             observe_validation(self.guard, recorder.loss.value)
 
     def after_fit(self) -> None:
+        """Delivers the newest record, and notes the end of the run."""
         if self.guard is not None:
             end(self.guard)

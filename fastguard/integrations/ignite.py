@@ -65,8 +65,10 @@ class FastguardHandler:
         engine.state.metrics.update(figures([self.guard]))
 
     def state_dict(self) -> dict[str, Any]:
+        """The guard's state."""
         return self.guard.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes the guard from `state`."""
         self.guard.load_state_dict(dict(state))
         self._step = self.guard._run.step

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import missing_package
@@ -56,7 +56,7 @@ class FastguardCallback(Callback):
         self._monitor = monitor
         self._loss = StepLoss()
         self._state: list[dict[str, Any]] | None = None
-        self._changes = contextlib.ExitStack()  # of the trainer, to be undone
+        self._give_back: Callable[[], None] | None = None
         self._steps: list[int] = []  # of each guard, when it was last looked at
         self._under_way: tuple[Guard, Any] | None = None  # a manual step, and its loss
         self.guards: list[Guard] = []
@@ -67,6 +67,7 @@ class FastguardCallback(Callback):
         return self.guards[0] if self.guards else None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Guards the optimizers."""
         self._leave(trainer)
         optimizers = trainer.optimizers
         if len(optimizers) > 1 and self._settings.get("sinks"):
@@ -92,6 +93,7 @@ class FastguardCallback(Callback):
         self._loss.take(mean=True)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """Under manual optimization, adds a loss."""
         if pl_module.automatic_optimization or not self.guards:
             return
         self._settle()
@@ -123,12 +125,14 @@ class FastguardCallback(Callback):
             pl_module.log_dict(figures(self.guards), on_step=True, on_epoch=False)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Gives the guards the validation loss."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return  # `Trainer.validate` belongs to no step
         for guard in self.guards:
             observe_validation(guard, trainer.callback_metrics.get(self._monitor))
 
     def state_dict(self) -> dict[str, Any]:
+        """The states of the guards."""
         return {"guards": [guard.state_dict() for guard in self.guards]} if self.guards else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -137,15 +141,18 @@ class FastguardCallback(Callback):
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Leaves the trainer as it was. The optimizers stay guarded."""
-        if stage == "fit":
+        if self._give_back is not None or stage == "fit":
             self._leave(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """As `teardown`."""
         self._leave(trainer)
 
     def _leave(self, trainer: Any) -> None:
         self._under_way = None
-        self._changes.close()
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
         for guard in self.guards:
             end(guard)
 
@@ -177,7 +184,11 @@ class FastguardCallback(Callback):
         if trainer.is_global_zero:
             _log.info("gradient_clip_val=%g: the guard clips instead of Lightning", limit)
         trainer.gradient_clip_val = None
-        self._changes.callback(setattr, trainer, "gradient_clip_val", limit)
+
+        def give_back() -> None:
+            trainer.gradient_clip_val = limit
+
+        self._give_back = give_back
 
     def _settle(self) -> Any:
         """Ends a manual step that was under way: gives its guard the loss, and returns it."""

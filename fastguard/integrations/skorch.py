@@ -45,16 +45,19 @@ class FastguardCallback(Callback):
         return self
 
     def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **others: Any) -> None:
+        """Guards the optimizer."""
         self.guard_ = guard_of(net.optimizer_, net.module_, {"max_norm": self.max_norm, **(self.settings or {})})
         state, self.state_ = self.state_, None
         begin(self.guard_, state, None)
 
     def on_batch_end(self, net: Any, batch: Any = None, training: Any = None, **others: Any) -> None:
+        """Adds the guard's values to the history."""
         if training and self.guard_ is not None:
             for name, value in figures([self.guard_]).items():
                 net.history.record_batch(name, value)
 
     def on_epoch_end(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **others: Any) -> None:
+        """Tells the guard the validation loss."""
         if self.guard_ is None or self.guard_.last is None:
             return
         observe_validation(self.guard_, net.history[-1].get("valid_loss"))
@@ -63,6 +66,7 @@ class FastguardCallback(Callback):
             net.history.record(name, seen[name])
 
     def on_train_end(self, net: Any, X: Any = None, y: Any = None, **others: Any) -> None:
+        """Delivers the newest record, and notes the end of the run."""
         if self.guard_ is not None:
             end(self.guard_)
 

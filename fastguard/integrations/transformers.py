@@ -59,6 +59,7 @@ class FastguardCallback(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, model: Any = None, optimizer: Any = None, **others: Any
     ) -> None:
+        """Guards the optimizer."""
         self._changes.close()  # of a training that raised
         trainer, checkpoint = _training()
         self.guard = guard = guard_of(optimizer, model, self._settings)
@@ -78,9 +79,11 @@ class FastguardCallback(TrainerCallback):
         self._is_training = True
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Gives the guard the loss of the step just taken."""
         self._loss.give(self.guard, mean=False)  # each is divided by their number already
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **others: Any) -> None:
+        """Gives the guard `eval_loss`."""
         if self._is_training:
             observe_validation(self.guard, (metrics or {}).get("eval_loss"))
 
@@ -121,7 +124,11 @@ class FastguardCallback(TrainerCallback):
 
 
 def _training() -> tuple[Trainer, str | None]:
-    """The Trainer that calls (events do not include it), and the checkpoint that it resumes from."""
+    """The Trainer that calls (events do not include it), and the checkpoint that it resumes from.
+
+    Raises:
+        RuntimeError: no Trainer calls.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         known = frame.f_locals

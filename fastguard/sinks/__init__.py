@@ -9,8 +9,6 @@ from .jsonl import read_jsonl as read_jsonl
 from .memory import MemorySink as MemorySink
 from .mlflow import MlflowSink as MlflowSink
 from .prometheus import PrometheusSink as PrometheusSink
-from .runs import TrackioSink as TrackioSink
-from .runs import WandbSink as WandbSink
 from .sink import FunctionSink as FunctionSink
 from .sink import SafeSink as SafeSink
 from .sink import Sink as Sink
@@ -18,6 +16,8 @@ from .sink import as_sink as as_sink
 from .sink import flatten as flatten
 from .tensorboard import TensorBoardSink as TensorBoardSink
 from .tracker import TrackerSink as TrackerSink
+from .trackio import TrackioSink as TrackioSink
+from .wandb import WandbSink as WandbSink
 
 __all__ = ["Sink", "as_sink", "flatten", "FunctionSink", "SafeSink", "MemorySink", "JsonlSink", "JsonlLog",
            "read_jsonl", "BackgroundSink", "TrackerSink", "TensorBoardSink", "WandbSink", "MlflowSink",

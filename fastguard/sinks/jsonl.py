@@ -99,7 +99,14 @@ class JsonlSink(Sink, LogState):
         self._append(_line_of(line), record.step)
 
     def write_line(self, step: int, line: bytes) -> bool:
-        """Writes the line of a clean step, unless its table is due; returns whether it did. Raises as `write`."""
+        """Writes the line of a clean step, unless its table is due; returns whether it did.
+
+        Args:
+            line: the line that `write` would write for a step without a table.
+
+        Raises:
+            ValueError, OSError: as `write`.
+        """
         if self.tensors_every and step % self.tensors_every == 0:
             return False
         self._append(line, step)
@@ -213,7 +220,11 @@ class JsonlSink(Sink, LogState):
         return [lines if lines.endswith(b"\n") else lines + b"\n"] if lines else []
 
     def close(self) -> None:
-        """Closes the file; an OSError if it was deleted shortly before, and no new one can be written."""
+        """Closes the file. A second call does nothing.
+
+        Raises:
+            OSError: the file was deleted shortly before, and no new one can be written.
+        """
         self._given = None
         if self._fd >= 0:
             try:

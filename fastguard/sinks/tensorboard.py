@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from typing import Any
@@ -37,8 +36,8 @@ class TensorBoardSink(TrackerSink):
         self._purge_step = purge_step
         self._is_open, self._folder = True, ""
         self._writer: Any = None
-        self._own = contextlib.ExitStack()  # closes our own writer; at exit torch's loses what is not flushed
-        weakref.finalize(self, self._own.close)  # made before the guard's, and so called after it
+        self._own: list[Any] = []  # the writer, if it is ours; at exit torch's loses what it has not flushed
+        weakref.finalize(self, _close, self._own)  # made before the guard's, and so called after it
         if isinstance(target, (str, os.PathLike)):
             self._folder = os.fspath(target)
         elif hasattr(target, "file_writer"):
@@ -50,31 +49,44 @@ class TensorBoardSink(TrackerSink):
         self._made = imported(f"{_TORCH}.summary", "TensorBoardSink", "tensorboard")
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Writes one event."""
-        if self._writer is None and self._is_open:
-            module = imported(_TORCH, "TensorBoardSink", "tensorboard")
-            self._writer = module.SummaryWriter(self._folder, purge_step=self._purge_step, flush_secs=_FLUSH_EVERY_S)
-            self._own.callback(self._writer.close)
-        writer, made = getattr(self._writer, "file_writer", None), self._made
-        if writer is None:
-            raise ValueError("`TensorBoardSink` must have an open writer, got a closed one. Make a new one.")
+        """Writes one event.
+
+        Raises:
+            ValueError: the writer was closed.
+        """
+        writer = self._file_writer()
+        made = self._made
         values = [made.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         for tag, text in texts.items():
             values.extend(made.text(tag, text).value)
-        for tag, buckets in histograms.items():
-            counts, edges = buckets
-            num, total, squares = buckets.moments()
+        for tag, (counts, edges) in histograms.items():
+            num, total, squares = Buckets(counts, edges).moments()
             raw = made.histogram_raw(tag, edges[0], edges[-1], num, total, squares, edges[1:], counts)
             values.extend(raw.value)
         writer.add_summary(made.Summary(value=values), step)
+
+    def _file_writer(self) -> Any:
+        if self._writer is None and self._is_open:
+            module = imported(_TORCH, "TensorBoardSink", "tensorboard")
+            self._writer = module.SummaryWriter(self._folder, purge_step=self._purge_step, flush_secs=_FLUSH_EVERY_S)
+            self._own.append(self._writer)
+        writer = getattr(self._writer, "file_writer", None)
+        if writer is None:
+            raise ValueError("`TensorBoardSink` must have an open writer, got a closed one. Make a new one.")
+        return writer
 
     def close(self) -> None:
         """Closes the sink's own writer, or flushes yours."""
         if self._folder:
             self._is_open, self._writer = False, None
-            self._own.close()
+            _close(self._own)
         elif getattr(self._writer, "file_writer", None) is not None:
             self._writer.flush()
 
     def __repr__(self) -> str:
         return f"TensorBoardSink({self._folder!r})" if self._folder else "TensorBoardSink(a SummaryWriter)"
+
+
+def _close(writers: list[Any]) -> None:
+    while writers:
+        writers.pop().close()

@@ -48,10 +48,13 @@ class Buckets(NamedTuple):
 
 
 class Layers:
-    """Chooses the tensors that get a curve of their own: those whose names a regular expression finds, or so many.
+    """Chooses the tensors that get a curve of their own.
 
-    If `wanted` is a number, the tensors with the largest norms at the first call get half of the curves. The others go
-    to tensors with NaN or Inf, the first in backward order first, and to each tensor that becomes the largest. A chosen
+    Args:
+        wanted: a regular expression to search names for, or the largest number of curves in a run.
+
+    If it is a number, the tensors with the largest norms at the first call get half of the curves. The others go to
+    tensors with NaN or Inf, the first in backward order first, and to each tensor that becomes the largest. A chosen
     tensor stays chosen, so the number is never exceeded.
     """
 
@@ -84,6 +87,7 @@ class Layers:
         return [i for i, name in enumerate(names) if name in self.names] if self.names else []
 
     def has(self, name: str) -> bool:
+        """Whether the tensor is chosen."""
         return name in self.names if self._pattern is None else self._pattern.search(name) is not None
 
     def has_module(self, module: str) -> bool:
@@ -130,17 +134,20 @@ class TrackerSink(Sink):
         tensors_every: int = 100,
     ) -> None:
         if not isinstance(prefix, str):
-            raise TypeError(f"`prefix` must be text, got {prefix!r}. 'train/' makes a section of that name.")
+            raise TypeError(
+                f"`prefix` must be text, got {prefix!r}. 'train/' puts all metrics into a section of that name."
+            )
         self.prefix = prefix
         self.every = values.at_least(1, "every", every)
         self.tensors_every = values.at_least(0, "tensors_every", tensors_every)
         self._layers = Layers(layers)
+        self._names: dict[str, str] = {}
         self._newest: int | None = None
         self._tensors_at: int | None = None
 
     @abc.abstractmethod
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Logs the values of one step; names include the prefix. A ValueError says that no run or writer is open."""
+        """Logs the values of one step; names include the prefix."""
 
     def write(self, record: StepStats) -> None:
         """Logs the record if it is due, was skipped, or is not finite."""
@@ -179,8 +186,11 @@ class TrackerSink(Sink):
 
     def name(self, key: str) -> str:
         """The tracker's name for a key of a log."""
-        is_own = "/" not in key or key.startswith("finding/")
-        return self.prefix + (_OWN + key if is_own else key)
+        known = self._names.get(key)
+        if known is None:
+            is_own = "/" not in key or key.startswith("finding/")
+            known = self._names[key] = self.prefix + (_OWN + key if is_own else key)
+        return known
 
     def _scalars(self, record: StepStats) -> dict[str, float]:
         if record.activations or record.weights:
@@ -206,6 +216,30 @@ class TrackerSink(Sink):
             histograms[name("grad/log10_norm")] = buckets
         scalars[name("grad/num_zero_tensors")] = float(sum(norm == 0.0 for norm in norms))
         scalars[name("grad/num_nonfinite_tensors")] = float(len(nonfinite))
+
+
+class RunSink(TrackerSink):
+    """Logs rows to the run that `init` of a tracker's package returned; None on ranks that do not log."""
+
+    _package = ""
+
+    def __init__(self, run: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self._histogram = imported(self._package, type(self).__name__, self._package).Histogram
+        if run is not None and not callable(getattr(run, "log", None)):
+            raise TypeError(f"`run` must be what {self._package}.init returned, got {run!r}")
+        self._run = run
+
+    def _row(self, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> dict[str, Any]:
+        """The values of a step as the tracker takes them; a ValueError if there is no run."""
+        if self._run is None:
+            init = f"{self._package}.init"
+            raise ValueError(f"`run` must be what {init} returned, got None. Call {init} before the sink is made.")
+        made = {name: self._histogram(np_histogram=tuple(buckets)) for name, buckets in histograms.items()}
+        return {**scalars, **texts, **made}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({getattr(self._run, 'name', None) or getattr(self._run, 'id', None)!r})"
 
 
 def imported(module: str, sink: str, extra: str) -> Any:

@@ -1,59 +1,12 @@
-"""Sinks that write into the run that `init` of a tracker's package returned: Weights & Biases and Trackio."""
+"""A sink that writes into a run of Weights & Biases."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .tracker import Buckets, TrackerSink, imported
+from .tracker import Buckets, RunSink
 
 _ASK_EVERY = 64  # records
-
-
-class RunSink(TrackerSink):
-    """Logs rows to the run that `init` of a tracker's package returned; None on ranks that do not log."""
-
-    _package = ""
-
-    def __init__(self, run: Any, **options: Any) -> None:
-        super().__init__(**options)
-        self._histogram = imported(self._package, type(self).__name__, self._package).Histogram
-        if run is not None and not callable(getattr(run, "log", None)):
-            raise TypeError(f"`run` must be what {self._package}.init returned, got {run!r}")
-        self._run = run
-
-    def _row(self, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> dict[str, Any]:
-        """The values of a step as the tracker takes them; a ValueError if there is no run."""
-        if self._run is None:
-            init = f"{self._package}.init"
-            raise ValueError(f"`run` must be what {init} returned, got None. Call {init} before the sink is made.")
-        made = {name: self._histogram(np_histogram=tuple(buckets)) for name, buckets in histograms.items()}
-        return {**scalars, **texts, **made}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({getattr(self._run, 'name', None) or getattr(self._run, 'id', None)!r})"
-
-
-class TrackioSink(RunSink):
-    """Logs to a Trackio run, alongside your own logging; names are those of `TrackerSink`.
-
-    Trackio accepts steps in any order and keeps every row. NaN and Inf are kept.
-
-    Args:
-        run: the run that `trackio.init` returned, which the sink does not finish. None on ranks that do not log.
-        prefix, every, layers, tensors_every: as in `TrackerSink`.
-
-    Raises:
-        ImportError: trackio is missing.
-        TypeError: `run` is neither a run nor None.
-
-    Cost: 40 us a step on the training thread. Trackio's thread does the rest.
-    """
-
-    _package = "trackio"
-
-    def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Logs a row. Trackio warns if it cannot."""
-        self._run.log(self._row(scalars, texts, histograms), step=step)
 
 
 class WandbSink(RunSink):
@@ -91,7 +44,12 @@ class WandbSink(RunSink):
         self._until_asked, self._interval = 0, 1
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Logs into the row of `step`, or the current one. A `wandb.Error` says that the run was finished."""
+        """Logs into the row of `step`, or the current one.
+
+        Raises:
+            wandb.Error: the run was finished.
+            ValueError: there is no run.
+        """
         run, axis = self._run, self.name("step")
         row = {axis: step, **self._row(scalars, texts, histograms)}
         for name in row.keys() - self._defined:
