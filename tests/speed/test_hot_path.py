@@ -42,10 +42,10 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 40_008,
-    "core": 12_181,
+    "package": 39_664,
+    "core": 12_054,
     "files": 218,
-    "tests": 33_765,
+    "tests": 33_763,
     "benchmarks": 17_900,
     "README": 158,
     "rules": 64,
