@@ -46,7 +46,7 @@ class TensorBoardSink(TrackerSink):
             self._writer = target
         else:
             raise TypeError(f"`target` must be a folder or a `SummaryWriter` of {_TORCH}, got {target!r}")
-        self._made = imported(f"{_TORCH}.summary", "TensorBoardSink", "tensorboard")
+        self._made = imported(_TORCH, "TensorBoardSink", "tensorboard").summary
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
         """Writes one event.
