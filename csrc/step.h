@@ -15,7 +15,7 @@ struct Question {
   PyObject *groups, *headers, *found, *limits;
   Py_ssize_t index;
   double step;
-  int num_threads;  // 0: torch is asked where it matters
+  int num_threads;  // 0 asks torch, if more than one may pay
   bool skip_nonfinite, scales;
 };
 int take(const Question& question);

@@ -181,7 +181,7 @@ class TorchPlan(NamedTuple):
 
 class TorchEngine:
     """Measures, decides and scales on one device in plain torch operations: the definition of what `triton.Workspace`
-    does. It stands in where there is no Triton: on Apple's GPUs, on an old one, or with FASTGUARD_BACKEND=reference.
+    does. It serves devices that Triton does not: Apple's GPUs, old GPUs, and FASTGUARD_BACKEND=reference.
     Many small launches, temporary memory, but no sync.
     """
 
