@@ -260,5 +260,5 @@ def _schedule(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
 def _shown(policy: Any) -> str:
     try:
         return repr(policy)[:200]
-    except Exception:  # a user's policy may raise
+    except Exception:  # from a user's `__repr__`: the class name has to do
         return type(policy).__name__

@@ -191,7 +191,7 @@ def underfitting(history: TrainingHistory, *, progress: float = 0.15, min_steps:
     `progress`.
 
     The fall is that of the line through the losses, plus two standard errors; 0.06 is the limit if 4 validation losses
-    of these steps fell by less than 0.03. Counts steps from `min_steps` on, within the window, up to a decay to a
+    of these steps fell by less than 3 %. Counts steps from `min_steps` on, within the window, up to a decay to a
     third. Silent if the loss rose by half, or has no floor at zero. Info before 150 losses unless the run has ended, if
     the loss is below the chance level, and if it may rise by design.
     """
