@@ -146,7 +146,7 @@ def loss_not_decreasing(history: TrainingHistory, *, progress: float = 0.02, z: 
     has_begun = s.loss_level < trend.first - max(2 * progress * abs(trend.first), noise_of_ten)
     if not s.loss_entries or not s.fall < progress or has_begun:  # losses may have stopped coming
         return None
-    is_early = not has_had_time(history, 200) or (s.still_falls and history.losses.count < 3 * 200)
+    is_early = not has_had_time(history, 200) or (s.still_falls and history.losses.count < 600)
     return Seen(
         at=(history.clean[0], s.loss_entries[-1]),
         warn=not (is_early or may_rise(history) or s.is_below_chance),
@@ -187,10 +187,9 @@ def falls_in_a_line(history: TrainingHistory, *, progress: float = 0.1, min_step
     needs_descent=True,
 )
 def underfitting(history: TrainingHistory, *, progress: float = 0.15, min_steps: int = 120) -> Seen | None:
-    """Over the newest two thirds of the run the loss fell by less than a share 0.03, after a gain of less than
-    `progress`.
+    """Over the newest two thirds of the run the loss fell by less than 3 %, after a gain of less than `progress`.
 
-    The fall is that of the line through the losses, plus two standard errors; 0.06 is the limit if 4 validation losses
+    The fall is that of the line through the losses, plus two standard errors; 6 % is the limit if 4 validation losses
     of these steps fell by less than 3 %. Counts steps from `min_steps` on, within the window, up to a decay to a
     third. Silent if the loss rose by half, or has no floor at zero. Info before 150 losses unless the run has ended, if
     the loss is below the chance level, and if it may rise by design.
@@ -204,7 +203,7 @@ def underfitting(history: TrainingHistory, *, progress: float = 0.15, min_steps:
     part, start = losses[len(losses) // 3 :], s.loss_entries[len(losses) // 3].step
     level, (fallen, error) = median(part), fall_of(part)
     val_losses = [v.val_loss for v in history.validations if v.step >= start and math.isfinite(v.val_loss)]
-    stands = len(val_losses) >= max(4, 2) and fall_of(val_losses)[0] < 0.03 * median(val_losses)
+    stands = len(val_losses) >= 4 and fall_of(val_losses)[0] < 0.03 * median(val_losses)
     limit = 0.06 if stands else 0.03
     if fallen + 2.0 * error >= limit * level or level > 1.5 * trend.first:
         return None

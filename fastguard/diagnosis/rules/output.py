@@ -119,7 +119,7 @@ def bounded_output(history: TrainingHistory, *, progress: float = 0.5, clear: fl
     is_stuck = len(samples) >= 2 and all(x.output_min > high - 0.02 or x.output_max < low + room for x in samples)
     return Seen(
         layers=last_layer(history),
-        warn=is_stuck or (len(s.losses) >= 2 * 60 and s.progress < clear),
+        warn=is_stuck or (len(s.losses) >= 120 and s.progress < clear),
         last_layer=last,
         is_at_its_end=is_stuck,
         _come_down=s.progress_in_words,

@@ -80,7 +80,7 @@ def odd_optimizer_settings(history: TrainingHistory, *, eps: float = 1e-3, momen
     is_far = any(text.startswith("betas") and float(text[:-1].split()[-1]) < 0.5 for text in odd)
     is_far = is_far or any(text.startswith("eps") and float(text.partition("=")[2]) >= 1.0 for text in odd)
     is_lost = harm is True and not history.num_nonfinite and history.first_bad_loss_step < 0
-    is_slow = gained < (max(0.5, 0.8) if is_far else 0.5) and (is_far or harm is not False)
+    is_slow = gained < (0.8 if is_far else 0.5) and (is_far or harm is not False)
     warns = has_had_time(history, 150) and (is_lost or is_slow)
     return Seen(
         warn=warns,

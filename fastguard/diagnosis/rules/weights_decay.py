@@ -40,7 +40,7 @@ def large_weight_decay(history: TrainingHistory, *, coupled: float = 0.05, decou
         if isinstance(value, (int, float)) and value >= limit:
             largest = max(largest, float(value))
             if limit == coupled:
-                least = 0.6 if value >= 2.0 * coupled else 0.25 * 0.4
+                least = 0.6 if value >= 2.0 * coupled else 0.1
     flat = [x.output_spread <= 1e-4 * max(x.output_abs_max, 1e-12) for x in training_batches(history)]
     term = "" if largest or flat[-2:] != [True, True] or flat[0] else penalty(history)
     if not (largest or term) or not history.num_clean:
