@@ -46,9 +46,9 @@ def once(losses=None, **fields):
     return batches_run(falling_losses(100) if losses is None else losses, made)
 
 
-def sorted_run(num_samples=8, **notes):
+def sorted_run(num_samples=8, losses=None, **notes):
     known = {"num_targets": 64, "num_target_classes": 3, "target_top_share": 0.4, "target_batch_top_share": 1.0}
-    return batches_run(COMES_LATER, batch(num_samples=num_samples), **{**known, **notes})
+    return batches_run(losses or COMES_LATER, batch(num_samples=num_samples), **{**known, **notes})
 
 
 def answered(losses=None, fields=None, **notes):
@@ -179,6 +179,8 @@ LIMITS = {
         (sorted_run(target_batch_top_share=None), None),  # as of an old log
         (noted(falling_losses(120), batch(), **CLASS), None),  # no other class comes
         (noted(COMES_LATER, batch(output_width=4), **CLASS), "warning"),
+        (sorted_run(losses=falling_losses(120), num_target_classes=3, target_top_share=0.45), "warning"),
+        (sorted_run(losses=falling_losses(120), num_target_classes=2, target_top_share=0.45), None),
     ],
     "answer-in-inputs": [
         (answered(), "warning"),

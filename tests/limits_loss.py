@@ -49,10 +49,10 @@ def of_classes(losses, **notes):
 ENDED = [1.0, *[math.nan] * 9]
 
 
-def sized(kind="Adam", lr=1e-3, std=0.1, losses=None, num_steps=60, **notes):
-    """A run of one weight matrix with the settings of its optimizer."""
+def sized(kind="Adam", lr=1e-3, std=0.1, losses=None, num_steps=60, num_layers=1, **notes):
+    """A run of one weight matrix, or some, with the settings of its optimizer."""
     losses = flat_losses(num_steps) if losses is None else losses
-    known = {"optimizer_settings": settings(kind, lr=lr), "initialization": {"w": (std, 0.1)}}
+    known = {"optimizer_settings": settings(kind, lr=lr), "initialization": {f"w{i}": (std, 0.1) for i in range(num_layers)}}
     return run(losses, lrs=[lr] * len(losses), **{**known, **notes})
 
 
@@ -302,8 +302,9 @@ LIMITS = {
         (sized(lr=0.031, losses=falling_losses(80, pace=15.0)), None),
         (sized(lr=0.031, losses=held(2.3, 2.1)), "warning"),
         (sized(lr=0.031, losses=held(2.3, 2.0)), None),
-        (sized(lr=0.11, losses=held(2.3, 1.7)), "warning"),  # by more than the weights each step
-        (sized(lr=0.11, losses=held(2.3, 1.5)), None),
+        (sized(lr=0.071, num_layers=2, losses=falling_losses(80, pace=15.0)), "warning"),  # by most of the weights
+        (sized(lr=0.069, num_layers=2, losses=falling_losses(80, pace=15.0)), None),
+        (sized(lr=0.071, losses=falling_losses(80, pace=15.0)), None),
     ],
     "steps-too-small": [
         (ended(sized(lr=4.9e-5)), "warning"),

@@ -122,7 +122,7 @@ def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) ->
 @rule(
     "sorted-targets",
     source="Bottou 2012, section 3.1: examples in random order",
-    see="Within a batch {batch_top_share:.0%} of the targets are of one class, and the loss rises as others come.",
+    see="Within a batch {batch_top_share:.0%} of the targets are of one class, and the next batches hold others.",
     sure=0.95,
     remedy="Shuffle the data before each epoch (DataLoader(shuffle=True)): batches hold one class each.",
     needs_targets=True,
@@ -135,18 +135,19 @@ def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) ->
 )
 def sorted_targets(history: TrainingHistory, *, share: float = 0.8, num_targets: int = 64) -> Seen | None:
     """Within a batch, a share `share` of the targets is of one class, and the loss rises above its first as others
-    come.
+    come; or no class of three or more has half of that share over all batches.
 
     Fires from `num_targets` targets on, in batches of four or more. Silent if one class of several has three quarters
     of that share over all batches.
     """
     notes, within = history.model, history.model.target_batch_top_share or 0.0
     sizes = [x.num_samples for x in training_batches(history)]
-    if (notes.num_targets or 0) < num_targets or max(sizes, default=0) < 4 or within < share:
+    if (notes.num_targets or 0) < num_targets or max(sizes, default=4) < 4 or within < share:
         return None
     is_one = notes.num_target_classes == 1  # the first of several, perhaps, where it is known what chance is
     is_doubtful = not signals_of(history).chance > 0.0 if is_one else (notes.target_top_share or 0.0) > 0.75 * within
-    if is_doubtful or not _rises_above_its_first(history):
+    is_apart = (notes.num_target_classes or 0) > 2 and (notes.target_top_share or 0.0) <= 0.5 * within
+    if is_doubtful or not (is_apart or _rises_above_its_first(history)):
         return None
     return Seen(batch_top_share=within, num_classes=notes.num_target_classes)
 

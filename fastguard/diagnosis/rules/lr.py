@@ -110,21 +110,25 @@ def scheduler_not_stepping(history: TrainingHistory, *, steps: int = 50, steps_a
 # Optimizers whose first steps move an element by about the learning rate, whatever the gradient.
 _NORMALISING = frozenset(["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "SparseAdam", "Adagrad", "Lion",
                           "SignSGD"])  # fmt: skip
-_LEAST_STD = 1e-3
+_LEAST_STD, _LEAST_SHARE = 1e-3, 0.2  # of the spread that the fan-in asks for
 
 
-def estimated_update_ratio(history: TrainingHistory, *, at_first: bool = False) -> float | None:
-    """By which share of itself the median weight matrix is changed a step, lately or `at_first`; None if not known.
+def estimated_update_ratio(history: TrainingHistory, *, at_first: bool = False, lr: float = 0.0) -> float | None:
+    """By which share of itself the median weight matrix is changed a step, lately, `at_first` or at a rate of `lr`;
+    None if not known.
 
-    Weights are taken as large as they began. Of optimizers that divide by the size of the gradient an element moves by
+    Weights are taken as large as they began, those with less than a fifth of the usual spread only if all have: then as
+    large as that fifth. Of optimizers that divide by the size of the gradient an element moves by
     the learning rate (of Adagrad by ever less); of SGD by that times the gradient, over one minus the momentum.
     """
     s, notes = signals_of(history), history.model
     kinds = {str(settings.get("kind", "")) for settings in notes.optimizer_settings}
     if len(kinds) != 1 or not s.lrs:
         return None
-    lr = s.lrs[0] if at_first else max(s.lrs[-64:])
-    spreads = {name: std for name, (std, usual) in notes.initialization.items() if std > max(_LEAST_STD, 0.2 * usual)}
+    lr = lr or (s.lrs[0] if at_first else max(s.lrs[-64:]))
+    began = {name: (std, _LEAST_SHARE * usual) for name, (std, usual) in notes.initialization.items() if std > _LEAST_STD}
+    spreads = {name: std for name, (std, least) in began.items() if std > least}
+    spreads = spreads or {name: least for name, (_, least) in began.items()}
     if kinds <= _NORMALISING:
         slowed = math.sqrt(max(history.num_clean, 1)) if kinds == {"Adagrad"} else 1.0
         ratios = [lr / slowed / std for std in spreads.values()]
@@ -146,20 +150,23 @@ def estimated_update_ratio(history: TrainingHistory, *, at_first: bool = False) 
     of="update-ratio-high",
     see="At a rate of {_lr:.3g} a step changes the median weight by about {update_ratio:.2g} of its first size.",
     remedy="Divide the learning rate by 10 to 100; fastguard.LearningRateFinder finds one.",
-    needs_descent=True,
 )
-def steps_too_large(history: TrainingHistory, *, ratio: float = 0.3, progress: float = 0.1) -> Seen | None:
-    """A step changes the median weight by an estimated share `ratio` or more, and little was learnt.
+def steps_too_large(history: TrainingHistory, *, ratio: float = 0.3, whole: float = 0.7) -> Seen | None:
+    """A step changes the median weight by an estimated share `ratio` or more, and 80 losses gained less than 0.1 of the
+    first.
 
-    Little: 80 losses gained less than a share `progress` of the first, or three times that if a step is as large as the
-    weight.
+    Or by a share `whole` or more, whatever the loss does, in a model of several layers: no working program was seen to
+    do that. With less than 80 losses, this waits for the end of the run.
     """
-    value, s = estimated_update_ratio(history), signals_of(history)
-    least = progress * (3.0 if (value or 0.0) >= 1.0 else 1.0)
-    if value is None or value < ratio or len(s.losses) < 80 or s.progress >= least:
+    s, lr = signals_of(history), history.lrs.max  # a schedule may have begun there
+    value = estimated_update_ratio(history, lr=lr) or 0.0
+    if not has_had_time(history, 80):
         return None
-    sure = 0.9 if value > 3 * ratio else 0.75
-    return Seen(at=history.clean, sure=sure, update_ratio=value, _lr=max(s.lrs[-64:]))
+    if value < whole or len(history.model.initialization) < 2:
+        value, lr = estimated_update_ratio(history) or 0.0, max(s.lrs[-64:], default=0.0)
+        if value < ratio or descent(history) is False or len(s.losses) < 80 or s.progress >= 0.1:
+            return None
+    return Seen(at=history.clean, sure=0.9 if value > 3 * ratio else 0.75, update_ratio=value, _lr=lr)
 
 
 @rule(

@@ -70,20 +70,18 @@ def odd_settings(settings: dict[str, Any], eps: float, momentum: float) -> list[
 def odd_optimizer_settings(history: TrainingHistory, *, eps: float = 1e-3, momentum: float = 0.98) -> Seen | None:
     """eps is `eps` or more, momentum or beta1 is above `momentum`, or beta2 is below 0.5 or nearly 1.
 
-    Info; a warning if 150 losses, or all at the end, gained less than a share 0.5 of the first, or lost it again; less
-    than 0.8 if beta2 is below 0.5, or eps is 1 or more.
+    Info; a warning if 150 losses, or all at the end, gained less than a share 0.5 of the first, or lost it again; or
+    whatever they gained if eps is 1 or more, momentum or beta1 above 0.995, or beta2 out of these bounds.
     """
     groups, gained, harm = history.model.optimizer_settings, signals_of(history).progress, is_harmed(history)
     odd = list(dict.fromkeys(text for settings in groups for text in odd_settings(settings, eps, momentum)))
     if not odd or not history.num_clean:
         return None
-    is_far = any(text.startswith("betas") and float(text[:-1].split()[-1]) < 0.5 for text in odd)
-    is_far = is_far or any(text.startswith("eps") and float(text.partition("=")[2]) >= 1.0 for text in odd)
+    is_far = any(odd_settings(settings, 1.0, 0.995) for settings in groups)
     is_lost = harm is True and not history.num_nonfinite and history.first_bad_loss_step < 0
-    is_slow = gained < (0.8 if is_far else 0.5) and (is_far or harm is not False)
-    warns = has_had_time(history, 150) and (is_lost or is_slow)
+    is_slow = gained < 0.5 and harm is not False
     return Seen(
-        warn=warns,
+        warn=has_had_time(history, 150) and (is_far or is_lost or is_slow),
         settings=odd,
         _kinds=sorted({str(settings.get("kind")) for settings in groups}),
     )

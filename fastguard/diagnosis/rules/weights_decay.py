@@ -29,11 +29,11 @@ _COUPLED = frozenset(["SGD", "ASGD", "Adam", "NAdam", "RAdam", "Adamax", "Adagra
 def large_weight_decay(history: TrainingHistory, *, coupled: float = 0.05, decoupled: float = 1.0) -> Seen | None:
     """Weight decay is `coupled` or more through the gradient, or `decoupled` or more in AdamW.
 
-    Info; a warning if 100 losses, or forty at the end, gained less than a share 0.4 of the first (0.6 from twice
-    `coupled` on). Also a warning if a term of the loss takes |w| or w², is nearly all of the gradient, and all inputs
+    Info; a warning from ten times `coupled` on, or if 100 losses, or forty at the end, gained less than a share 0.4 of
+    the first (0.6 from twice `coupled` on). Also a warning if a term of the loss takes |w| or w², is nearly all of the gradient, and all inputs
     of a batch come to have one output.
     """
-    largest, least = 0.0, 0.4
+    largest, least, is_far = 0.0, 0.4, False
     for settings in history.model.optimizer_settings:
         value = settings.get("weight_decay")
         limit = coupled if settings.get("kind") in _COUPLED else decoupled
@@ -41,18 +41,19 @@ def large_weight_decay(history: TrainingHistory, *, coupled: float = 0.05, decou
             largest = max(largest, float(value))
             if limit == coupled:
                 least = 0.6 if value >= 2.0 * coupled else 0.1
+                is_far = is_far or value >= 10.0 * coupled
     flat = [x.output_spread <= 1e-4 * max(x.output_abs_max, 1e-12) for x in training_batches(history)]
     term = "" if largest or flat[-2:] != [True, True] or flat[0] else penalty(history)
     if not (largest or term) or not history.num_clean:
         return None
-    is_bad = bool(term) or not signals_of(history).progress >= least
+    is_bad = bool(term) or is_far or not signals_of(history).progress >= least
     what = f"penalty of {term} in the loss left one output for all inputs" if term else f"weight decay is {largest:g}"
     return Seen(
         warn=history.losses.count >= 40 and has_had_time(history, 100) and is_bad,
         weight_decay=largest,
         term=term,
         _what=what,
-        is_certain=True if term else None,
+        is_certain=True if term or is_far else None,
     )
 
 
