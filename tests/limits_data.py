@@ -233,6 +233,7 @@ LIMITS = {
         (squared(target_mean=-20.0, target_std=0.1), "warning"),
         (squared(flat_losses(30), target_std=10.1), "info"),
         (squared(LEARNT, target_std=10.1), "info"),
+        *((squared(LEARNT, target_std=std), said) for std, said in ((99.0, "info"), (101.0, "warning"))),
         (squared(LEARNT, target_mean=99.0, squared_losses=[7.0]), None),  # it never was a squared error
         *((spoilt(*bad), said) for bad, said in (((5, 9), "info"), ((5, 10), "warning"), ((100, 20), "info"))),
     ],

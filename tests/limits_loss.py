@@ -52,7 +52,8 @@ ENDED = [1.0, *[math.nan] * 9]
 def sized(kind="Adam", lr=1e-3, std=0.1, losses=None, num_steps=60, num_layers=1, **notes):
     """A run of one weight matrix, or some, with the settings of its optimizer."""
     losses = flat_losses(num_steps) if losses is None else losses
-    known = {"optimizer_settings": settings(kind, lr=lr), "initialization": {f"w{i}": (std, 0.1) for i in range(num_layers)}}
+    weights = {f"w{i}": (std, 0.1) for i in range(num_layers)}
+    known = {"optimizer_settings": settings(kind, lr=lr), "initialization": weights}
     return run(losses, lrs=[lr] * len(losses), **{**known, **notes})
 
 

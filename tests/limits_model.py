@@ -177,7 +177,8 @@ LIMITS = {
         (odd(flat_losses(149), eps=0.1), "info"),
         (odd([*falling_losses(100, floor=0.01), *flat_losses(100, level=4.0)], eps=0.1), "warning"),  # lost again
         *((odd(falling_losses(200), betas=(0.9, second)), said) for second, said in ((0.1, "warning"), (0.5, None))),
-        *((odd(falling_losses(200), kind="SGD", momentum=m), said) for m, said in ((0.996, "warning"), (0.994, "info"))),
+        (odd(falling_losses(200), kind="SGD", momentum=0.996), "warning"),
+        (odd(falling_losses(200), kind="SGD", momentum=0.994), "info"),
     ],
     "weights-overwritten": [
         (run(falling_losses(120), **OVERWRITTEN), "info"),

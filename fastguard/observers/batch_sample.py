@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -34,6 +35,9 @@ class Figures(NamedTuple):
     away_from_one: float  # the largest distance of the sum of a row from 1, if all elements are within [0, 1]
 
 
+_UNKNOWN = Figures._make([*[math.nan] * 5, 0, math.nan, math.nan, 0, math.nan])  # of an output without tensors
+
+
 class Given(NamedTuple):
     """An input of a pass, with its figures if it holds floating-point numbers."""
 
@@ -42,14 +46,14 @@ class Given(NamedTuple):
 
 
 def sample_of(data: Sequence[Given], output: Any, training: bool, with_grad: bool) -> BatchSample | None:
-    """Figures of the inputs, from `data_of`, and the output of one pass; None if no tensors can be read here."""
+    """Figures of the inputs, from `data_of`, and the output of one pass; None if no inputs can be read here."""
     given = [x for x in data if x.tensor.dim()] or list(data)  # a single number next to tensors is not data
     returned = [x for _, x in leaves(output) if can_be_read(x) and (x.is_floating_point() or x.is_complex())]
-    if not given or not returned:
+    if not given:
         return None
     x, known = next((x for x in given if x.tensor.is_floating_point() or x.tensor.is_complex()), given[0])
-    y = next((y for y in returned if y.dim()), returned[0])
-    of_input, of_output = known or figures_of(x), figures_of(y)
+    y = next((y for y in returned if y.dim()), returned[0] if returned else torch.empty(0))
+    of_input, of_output = known or figures_of(x), figures_of(y) if returned else _UNKNOWN
     if of_input is None or of_output is None:
         return None
     is_finite = not of_output.num_nonfinite

@@ -123,8 +123,6 @@ def test_tensors_are_found_in_what_models_take_and_return(made):
     ("x", "y"),
     [
         ("text", torch.ones(2)),
-        (torch.ones(2), object()),
-        (torch.ones(2), torch.ones(2, dtype=torch.long)),
         (torch.ones(2, device="meta"), torch.ones(2, device="meta")),
         (torch.ones(0, 3), torch.ones(0, 3)),
         (torch.ones(2, 2).to_sparse(), torch.ones(2, 2).to_sparse()),
@@ -133,6 +131,12 @@ def test_tensors_are_found_in_what_models_take_and_return(made):
 )
 def test_where_there_is_nothing_to_read_there_is_no_sample(x, y):
     assert sample_of((x,), {}, y, True, True) is None
+
+
+@pytest.mark.parametrize("y", [object(), torch.ones(8, dtype=torch.long), torch.distributions.Normal(0.0, 1.0)])
+def test_inputs_are_sampled_where_no_output_can_be_read(y):
+    found = sampled(torch.ones(8, 2), y)
+    assert (found.num_samples, found.input_mean, found.output_width) == (8, 1.0, 1) and math.isnan(found.output_spread)
 
 
 @pytest.mark.parametrize("shape", [(5,), (64, 3), (1, 100), (16, 5, 7), (1, 12, 9)], ids=str)

@@ -192,8 +192,9 @@ def uneven_targets(history: TrainingHistory, *, share: float = 0.9, very: float 
 def target_scale(history: TrainingHistory, *, size: float = 10.0, progress: float = 0.3) -> Seen | None:
     """The root of mean square of a squared error's targets is above `size`.
 
-    Info; a warning if 80 losses gained less than a share `progress` of the first, if the loss is twice what the
-    targets' mean alone would give, or if ten steps were NaN or Inf before that.
+    Info; a warning from ten times that on after 80 losses, or at the end; if 80 losses gained less than a share
+    `progress` of the first, if the loss is twice what the targets' mean alone would give, or if ten steps were NaN or
+    Inf before that.
     """
     notes, s = history.model, signals_of(history)
     if loss_kind(history) != "squared error" or notes.target_mean is None or notes.target_std is None:
@@ -201,4 +202,5 @@ def target_scale(history: TrainingHistory, *, size: float = 10.0, progress: floa
     rms = math.hypot(notes.target_mean, notes.target_std)
     is_hurt = s.loss_level > 2.0 * notes.target_std**2 or not s.fall >= progress
     is_hurt = is_hurt if history.losses.count >= 80 else history.num_nonfinite >= 10
+    is_hurt = is_hurt or (rms > 10.0 * size and has_had_time(history, 80))
     return Seen(warn=is_hurt, rms=rms, mean=notes.target_mean, std=notes.target_std) if rms > size else None

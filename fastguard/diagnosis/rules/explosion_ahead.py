@@ -127,7 +127,8 @@ def already_clipped(history: TrainingHistory, *, run: int = 10, few: int = 5) ->
     entries, norm, what = found
     by = history.model.clip_policy
     do = _CLIPS_TWICE.format(f": {by} sees only clipped norms.") if by else ""
-    return Seen(at=entries, do=do, warn=norm <= 1e-5, norm=norm, num_steps=len(entries), _what=what, _by=by or "clipping")
+    is_nothing = norm <= 1e-5
+    return Seen(at=entries, do=do, warn=is_nothing, norm=norm, num_steps=len(entries), _what=what, _by=by or "clipping")
 
 
 def _is_round(value: float, within: float) -> bool:

@@ -126,9 +126,9 @@ def estimated_update_ratio(history: TrainingHistory, *, at_first: bool = False, 
     if len(kinds) != 1 or not s.lrs:
         return None
     lr = lr or (s.lrs[0] if at_first else max(s.lrs[-64:]))
-    began = {name: (std, _LEAST_SHARE * usual) for name, (std, usual) in notes.initialization.items() if std > _LEAST_STD}
-    spreads = {name: std for name, (std, least) in began.items() if std > least}
-    spreads = spreads or {name: least for name, (_, least) in began.items()}
+    began = {name: pair for name, pair in notes.initialization.items() if pair[0] > _LEAST_STD}
+    spreads = {name: std for name, (std, usual) in began.items() if std > _LEAST_SHARE * usual}
+    spreads = spreads or {name: _LEAST_SHARE * usual for name, (_, usual) in began.items()}
     if kinds <= _NORMALISING:
         slowed = math.sqrt(max(history.num_clean, 1)) if kinds == {"Adagrad"} else 1.0
         ratios = [lr / slowed / std for std in spreads.values()]

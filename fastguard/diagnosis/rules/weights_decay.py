@@ -30,8 +30,8 @@ def large_weight_decay(history: TrainingHistory, *, coupled: float = 0.05, decou
     """Weight decay is `coupled` or more through the gradient, or `decoupled` or more in AdamW.
 
     Info; a warning from ten times `coupled` on, or if 100 losses, or forty at the end, gained less than a share 0.4 of
-    the first (0.6 from twice `coupled` on). Also a warning if a term of the loss takes |w| or w², is nearly all of the gradient, and all inputs
-    of a batch come to have one output.
+    the first (0.6 from twice `coupled` on). Also a warning if a term of the loss takes |w| or w², is nearly all of the
+    gradient, and all inputs of a batch come to have one output.
     """
     largest, least, is_far = 0.0, 0.4, False
     for settings in history.model.optimizer_settings:
