@@ -354,7 +354,7 @@ LIMITS = {
             run(flat_losses(60), initialization={"0.w": (0.1, 0.1), "w": (1e-3, 0.1)}, names=["0.w", "w"]),
             True,
         ),
-        (begun(0.0, 0.0, 1.0, losses=flat_losses(60)), "warning"),
+        (begun(0.0, 0.0, 1.0, losses=flat_losses(60)), "critical"),
         (begun(0.0, 0.0, 1.0, 1.0, losses=flat_losses(60)), None),  # half of them: the ends of residual branches
         (begun(0.0, 0.0, 0.0, losses=falling_losses(200, pace=10.0)), None),  # a linear model may begin so
         (gpt2("LayerNorm", 0.02 / 8**0.5), None),

@@ -9,7 +9,7 @@ from ...records import BatchSample, TrainingHistory
 from ..finding import Seen
 from ..needs import computing, is_squared_error
 from ..registry import rule
-from ..signals import has_had_time, is_stuck, signals_of, training_batches
+from ..signals import has_had_time, signals_of, training_batches
 
 TITLE = "Output"
 
@@ -24,7 +24,7 @@ _ACTIVATIONS = {  # operations in the graph of the loss, and what a user calls t
     **{"Relu": "ReLU", "Elu": "ELU", "LeakyRelu": "LeakyReLU", "ClampMin": "clamp", "ClampMax": "clamp"},
 }
 _BENDING = ("ReLU", "tanh", "softplus", "ELU", "LeakyReLU")
-_BEFORE_LOGITS = ("softmax", "sigmoid", "clamp", "hardtanh", *_BENDING)
+_BEFORE_LOGITS = ("softmax", "sigmoid", "clamp", "hardtanh", "ReLU", "tanh", "softplus")
 WITH_LOGITS = "binary cross-entropy with logits"
 _OF_PROBABILITIES = "binary cross-entropy"
 _LOG_LIKELIHOOD = "negative log-likelihood"
@@ -75,9 +75,7 @@ def last_layer(history: TrainingHistory) -> tuple[str, ...]:
 )
 def output_against_loss(history: TrainingHistory) -> Seen | None:
     """The loss applies its own softmax or sigmoid to an activated output, or lacks the activation that it needs; or a
-    softmax before it is over the batch.
-
-    Info for an activation that only bends, such as ELU, unless 60 losses gained less than 0.3 of the first.
+    softmax before it is over the batch. An activation that only bends, such as ELU, does no harm.
     """
     kind, activation = loss_and_activation(history.model.loss_ops)
     bad = {
@@ -91,10 +89,8 @@ def output_against_loss(history: TrainingHistory) -> Seen | None:
         return Seen(layers=last_layer(history), see=see, loss=kind, activation="softmax over the batch")
     if not bad.get(kind) or not history.num_clean:
         return None
-    bends = kind in ("cross-entropy", WITH_LOGITS) and activation in ("ELU", "LeakyReLU")
     what = "an output without [0, 1] for a range" if activation == "none" else f"the output of a {activation}"
-    warns = not bends or is_stuck(history, 0.3, 60)
-    return Seen(layers=last_layer(history), warn=warns, loss=kind, activation=activation, _what=what)
+    return Seen(layers=last_layer(history), loss=kind, activation=activation, _what=what)
 
 
 @rule(

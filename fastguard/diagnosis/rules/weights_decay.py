@@ -70,8 +70,8 @@ def poor_initialisation(history: TrainingHistory, *, small: float = 0.05, large:
     A single layer is too small below 0.02, unless it is the last. Weights that are too small are info unless 50 losses
     (200 of a single layer) gained less than 0.3 of the first, or a share 0.5 of them is below 0.02. Twice the spread is
     too large in a share 0.5 of the layers. Recurrent weights (weight_hh) are too large above 1.1; up to twice the
-    spread is info in gated units unless 200 losses gained less than 0.3. Equal weights count in a share 0.5 of the
-    layers if less than 0.8 of the first loss was gained. GPT-2's spreads are not too small. Silent without a layer of
+    spread is info in gated units unless 200 losses gained less than 0.3. Equal weights in a share 0.5 of the layers are
+    critical if less than 0.8 of the first loss was gained. GPT-2's spreads are not too small. Silent without a layer of
     torch's: then the fan-in is unknown.
     """
     known, kinds = history.model.initialization, history.model.module_kinds
@@ -82,7 +82,7 @@ def poor_initialisation(history: TrainingHistory, *, small: float = 0.05, large:
     if len(flat) > 0.5 * len(known) and not signals_of(history).progress >= 0.8:
         see = "{num_layers:layer} began with all weights equal: its units stay alike. {layers}."
         at = (begin, begin)
-        return Seen(at=at, layers=flat, sure=0.95, see=see, num_layers=len(flat), ratio=0.0)
+        return Seen(at=at, layers=flat, severity="critical", sure=0.95, see=see, num_layers=len(flat), ratio=0.0)
     ratios = {n: actual / expected for n, (actual, expected) in known.items() if actual > 0.0}
     all_large = sum(r > 2.0 for r in ratios.values()) >= 0.5 * max(len(ratios), 1)
     limits = {n: 1.1 if "weight_hh" in n else 2.0 if all_large else large for n in ratios}
