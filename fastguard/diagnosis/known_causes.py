@@ -243,7 +243,7 @@ cause(
         "label-noise": lambda finding, history, found: 0.9 if finding.confidence > 0.8 else 0.6,
         "unrelated-targets": 0.9,
         "loss-at-chance": 0.6,
-        "inputs-without-effect": 0.7,
+        "inputs-without-effect": reasons.unless_held_back,
     },
     "overfitting standstill",
 )

@@ -16,6 +16,8 @@ Reason = Callable[[Finding, TrainingHistory, Found], float]
 _STANDING = ("loss-not-decreasing", "underfitting", "loss-at-chance", "same-output-for-all")
 _TOO_LARGE_STEPS = ("learning-rate-jump", "update-ratio-high", "no-warm-up", "loss-explosion", "loss-spike")
 _SETTINGS = ("dropout-high", "shrinking-weights", "large-weight-decay", "poor-initialisation", "output-against-loss")
+_NOT_LEARNING = ("steps-too-large", "steps-too-small", "learning-rate-unusual", "learning-rate-gone", "already-clipped",
+                 "odd-optimizer-settings", "parameters-not-in-optimizer", "no-gradient", *_SETTINGS)  # fmt: skip
 _ALIVE_STEPS = 30
 _FAR_TOO_MUCH_DECAY = 0.5
 _SMALL_STEP, _LARGE_STEP = 0.03, 0.3  # of the median weight
@@ -163,6 +165,11 @@ def climbs(finding: Finding, history: TrainingHistory, found: Found) -> float:
     is_up = trend.mean > 3.0 * begin > 0.0 and trend.best > 0.95 * begin
     is_scaled = _warns(found, "input-scale", "target-scale", "sorted-targets")
     return 0.85 if is_up and ratio is not None and ratio < _SMALL_STEP and not is_scaled else 0.0
+
+
+def unless_held_back(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Inputs that change nothing say nothing of the targets where something else keeps the model from learning."""
+    return 0.0 if _warns(found, *_NOT_LEARNING) else 0.7
 
 
 def few(weight: float) -> Reason:
