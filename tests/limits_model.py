@@ -324,10 +324,12 @@ LIMITS = {
         (without("ab", all_names="ab"), "critical"),
         (without("a", all_names="a"), "info"),
         (without("abcd", flat_losses(120)), "warning"),
+        (run(FALLING, names=["a"], num_untrained=1), "warning"),  # of another module, which the loss depends on
     ],
     "frozen-parameters": [
         *((frozen(names), "warning") for names in ("e", "a", "ab", "abc", "ac", "fghij")),
         *((frozen(names), "info") for names in ("abcd", "abcde", "efghij")),
+        (frozen("abcdef", flat_losses(120)), "warning"),
         (frozen("b", falling_losses(99)), "info"),
         (frozen("b", initialization={"a": (0.1, 0.1)}), "info"),  # a mask, say
         (frozen("b", initialization={"b": (0.1, 0.1)}), "warning"),

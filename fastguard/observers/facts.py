@@ -28,6 +28,7 @@ _LOOKED_UP = (torch.nn.Embedding, torch.nn.EmbeddingBag)  # whose rows are not s
 _CONVOLVING = (torch.nn.modules.conv._ConvNd, torch.nn.utils.parametrize.ParametrizationList)
 
 
+_LATE = 20  # steps after which every optimizer has stepped
 _ALIVE: weakref.WeakSet[ModelFacts] = weakref.WeakSet()
 
 
@@ -53,7 +54,7 @@ class ModelFacts:
         self._local = local
         self._resources = ResourceUse()
         self._settings: list[dict[str, Any]] = []
-        self._foreign: dict[int, weakref.ref[Any]] = {}  # parameters of the loss that are not the model's
+        self._foreign: dict[int, tuple[weakref.ref[Any], int]] = {}  # parameters of the loss that are not the model's
         self._loss: int | None = None  # the number of the loss's operation
         with run.failures.kept("model facts", "The rules know nothing about the model."):
             ledger.history.note_model(**self.at_first(model))
@@ -98,6 +99,16 @@ class ModelFacts:
         with self._run.failures.kept("model facts", "The rules may not know the settings of optimizer and model."):
             facts = self.now(optimizers) if optimizers else {}
             self._ledger.history.note_model(**facts, **self._of_run())
+            self._note_untrained()
+
+    def _note_untrained(self) -> None:
+        """What no step changes is not another network's, as in a game, unless it looks like a copy of the model."""
+        own = {p.shape for p, _ in self._namer.known()}
+        known = [(ref(), version) for ref, version in self._foreign.values() if self._run.step >= _LATE]
+        still = [p for p, version in known if p is not None and p.grad is not None and p._version == version]
+        if any(p.shape not in own for p in still):
+            left = len(self._foreign) - len(still)
+            self._ledger.history.note_model(num_untrained=len(still), num_foreign_parameters=left)
 
     def now(self, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
         """Facts that may change during a run. No sync."""
@@ -165,7 +176,7 @@ class ModelFacts:
     def _compare(self, other: ModelFacts, is_shared: bool) -> None:
         """Parameters of `other` in this loss are as the model's own if both minimise it, and else an adversary's."""
         params = other._guarded() if self._foreign else set()
-        met = [number for number, ref in self._foreign.items() if number in params and ref() is not None]
+        met = [number for number, (ref, _) in self._foreign.items() if number in params and ref() is not None]
         history = (self if is_shared else other)._ledger.history
         if is_shared and met:
             for number in met:

@@ -181,14 +181,14 @@ def _is_over_batch(node: Any) -> bool:
     return num_dims > 1 and node._saved_dim in (0, 2**64 - num_dims)  # as an unsigned number
 
 
-def parameters_of_loss(loss: Any) -> dict[int, weakref.ref[torch.Tensor]]:
-    """The parameters in the graph of a loss, by their ids. Cost: as of `facts_of_loss`."""
+def parameters_of_loss(loss: Any) -> dict[int, tuple[weakref.ref[torch.Tensor], int]]:
+    """The parameters in the graph of a loss and their versions, by their ids. Cost: as of `facts_of_loss`."""
     return _parameters(_nodes(loss))
 
 
-def _parameters(nodes: Collection[Any]) -> dict[int, weakref.ref[torch.Tensor]]:
+def _parameters(nodes: Collection[Any]) -> dict[int, tuple[weakref.ref[torch.Tensor], int]]:
     leaves = (getattr(node, "variable", None) for node in nodes)
-    return {id(leaf): weakref.ref(leaf) for leaf in leaves if isinstance(leaf, torch.nn.Parameter)}
+    return {id(p): (weakref.ref(p), p._version) for p in leaves if isinstance(p, torch.nn.Parameter)}
 
 
 def _is_smooth(node: Any) -> bool:

@@ -92,6 +92,9 @@ def _is_a_part(num: int, total: int, share: float) -> bool:
     return not total or num <= share * total
 
 
+_LEFT_OUT = "{num_missing:parameter} that the loss depends on never changed: they have gradients, but no optimizer."
+
+
 @rule(
     "parameters-not-in-optimizer",
     of="untrained-parameters",
@@ -104,12 +107,14 @@ def _is_a_part(num: int, total: int, share: float) -> bool:
     "another optimizer trains them, guard both together: wrap([a, b], model).",
 )
 def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75) -> Seen | None:
-    """The optimizer lacks trainable parameters of the model.
+    """The optimizer lacks trainable parameters of the model, or nothing changes parameters that the loss depends on.
 
     A warning; info if they are more than a share `share` of the model's, unless 100 losses gained hardly anything, or
     they began at random, with spreads that are alike, as no pretrained weights have. Critical if it has none of them.
     """
     names, total = history.model.not_in_optimizer, len(history.model.names)
+    if not names and history.model.num_untrained:
+        return Seen(see=_LEFT_OUT, severity="warning", num_missing=history.model.num_untrained)
     if not names or not history.num_steps:
         return None
     known = history.model.initialization
@@ -136,7 +141,8 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, backbone:
 
     A warning if they are at most a share `share` of the model, and weight matrices among them: masks and encodings are
     frozen on purpose. Info if they are the first `backbone` parameters or more, if the optimizer has none of them, for
-    the first 100 losses, and if 0.8 of the first loss was gained.
+    the first 100 losses, and if 0.8 of the first loss was gained. A warning of any share, and of the first, too, if 100
+    losses gained less than 0.15 of the first.
     """
     notes, progress = history.model, signals_of(history).progress
     newest = () if history.last is None else history.last.tensors.names  # some may have joined since that was noted
@@ -145,12 +151,13 @@ def frozen_parameters(history: TrainingHistory, *, share: float = 0.5, backbone:
         return None
     leading, num_held = len([*takewhile({*names}.__contains__, notes.names)]), _num_held(history)
     has_weights = not {*names}.isdisjoint(notes.initialization)
-    on_purpose = backbone <= leading == len({*names}) or num_held == 0 or not has_weights
+    on_purpose = num_held == 0 or not has_weights
     is_early = history.losses.count > 0 and not has_had_time(history, 100)
     is_learnt = progress >= 0.8 and leading < len({*names})  # first layers need not learn for that
+    is_usual = is_learnt or backbone <= leading == len({*names}) or not _is_a_part(len(names), len(notes.names), share)
     return Seen(
         layers=names,
-        warn=not (on_purpose or is_early or is_learnt) and _is_a_part(len(names), len(notes.names), share),
+        warn=not (on_purpose or is_early) and (is_stuck(history, 0.15, 100) or not is_usual),
         do="" if num_held != 0 else "Do nothing if that is intended: the optimizer does not have them.",
         num_frozen=len(names),
         num_parameters=len(notes.names),
