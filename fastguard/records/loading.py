@@ -142,11 +142,7 @@ def _named(kind: Any, plain: Any) -> tuple[Any, ...]:
     return tuple(values.at(name, kind.from_dict, {**one, "name": name}) for name, one in known.items())
 
 
-def _groups(plain: Any) -> tuple[ClippedGroup, ...]:
-    return tuple(ClippedGroup(name, *numbers) for name, numbers in values.by_name(_three_norms, plain).items())
-
-
-_three_norms = reader_of(tuple[Spread, Spread, Spread])
+_norms = reader_of(tuple[Spread, Spread, Spread])  # of a clipped group
 # What a record calls the keys of a line, but for those of its gradients.
 _RECORD_FIELDS = {
     **{name: name for name in ("step", "skipped", "loss", "val_loss", "lr", "loss_scale")},
@@ -158,7 +154,8 @@ _READ: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("grad/max", "grad/min", "grad/mean", "grad/std"), values.number),
     **dict.fromkeys(("step", *(f"grad/num_{what}" for what in ("zeros", "nans", "infs", "elements"))), values.count),
     **dict.fromkeys(("clip/over", "nonfinite"), reader_of(tuple[str, ...])),
-    **{"grad/norm": values.spread, "skipped": values.truth, "tensors": _table, "clip/groups": _groups},
+    **{"grad/norm": values.spread, "skipped": values.truth, "tensors": _table},
+    "clip/groups": lambda plain: tuple(ClippedGroup(name, *of) for name, of in values.by_name(_norms, plain).items()),
     **{"activations": partial(_named, ModuleActivity), "weights": partial(_named, WeightStats)},
     "batches": lambda plain: tuple(values.each(BatchSample.from_dict, plain)),
 }

@@ -63,7 +63,7 @@ def merge_activation_rows(rows: Iterable[Sequence[float]]) -> ActivationRow:
     return functools.reduce(ActivationRow.merged, map(ActivationRow._make, rows), EMPTY_ACTIVATION_ROW)
 
 
-def _share(part: str, whole: str, doc: str) -> Any:
+def share_of(part: str, whole: str, doc: str) -> Any:
     return property(lambda self: getattr(self, part) / (getattr(self, whole) or 1), doc=doc)
 
 
@@ -108,9 +108,9 @@ class ActivationStats:
         zeros, saturated, nans, infs, numel = map(int, (r.num_zeros, r.num_saturated, r.num_nans, r.num_infs, r.numel))
         return cls(mean, std, low, high, zeros, saturated, nans, infs, numel, most, int(r.num_near_zero))
 
-    zero_ratio = _share("num_zeros", "total_elements", "Share of exact zeros; 0.0 without elements.")
-    near_zero_ratio = _share("num_near_zero", "total_elements", "Share of near-zero elements; 0.0 without elements.")
-    saturation_ratio = _share("num_saturated", "total_elements", "Share of saturated elements; 0.0 without elements.")
+    zero_ratio = share_of("num_zeros", "total_elements", "Share of exact zeros; 0.0 without elements.")
+    near_zero_ratio = share_of("num_near_zero", "total_elements", "Share of near-zero elements; 0.0 without elements.")
+    saturation_ratio = share_of("num_saturated", "total_elements", "Share of saturated elements; 0.0 without elements.")
 
     @property
     def is_finite(self) -> bool:
@@ -201,8 +201,8 @@ class ModuleActivity(Plain):
     max_logit: float | None = None
     load: tuple[float, ...] | None = None
 
-    dead_unit_ratio = _share("num_dead_units", "num_units", "Share of units that are dead; 0.0 if not told apart.")
-    saturated_unit_ratio = _share("num_saturated_units", "num_units", "The same for saturated units.")
+    dead_unit_ratio = share_of("num_dead_units", "num_units", "Share of units that are dead; 0.0 if not told apart.")
+    saturated_unit_ratio = share_of("num_saturated_units", "num_units", "The same for saturated units.")
 
     @property
     def is_choice(self) -> bool:

@@ -7,11 +7,12 @@ import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice, repeat
 from typing import Annotated, Any, NamedTuple
 
 from . import columns, values
-from .codec import Count, Part
+from .codec import Count, Part, reader_of
 from .slot import batch_end
 from .table import TensorStats
 
@@ -85,16 +86,6 @@ class TensorTrack(NamedTuple):
         return math.exp(self.log_rms) * math.sqrt(self.numel) if self.num_logs else 0.0
 
 
-def _track(data: array[float], at: int) -> TensorTrack:
-    *numbers, since = data[at : at + _WIDTH].tolist()
-    counts, rest = map(int, numbers[:_FIRST_LOG_RMS]), numbers[_FIRST_LOG_RMS:]
-    return TensorTrack._make([*counts, *rest, None if since < 0.0 else int(since)])
-
-
-def _read_data(plain: Any) -> array[float]:
-    return array("d", values.each(values.number, plain))
-
-
 @dataclass(repr=False)
 class TensorTracks(Part):
     """The tracks of all tensors by name, in the order of first appearance.
@@ -108,7 +99,7 @@ class TensorTracks(Part):
     num_samples: Count = 0
     last_step: int = -1
     _names: list[str] = field(default_factory=list)
-    _data: Annotated[Any, _read_data] = field(default_factory=lambda: array("d"))
+    _data: Annotated[Any, reader_of(list[float])] = field(default_factory=partial(array, "d"))
 
     def __post_init__(self) -> None:
         self._placed: dict[str, int] = {}  # by name; made on demand
@@ -116,6 +107,7 @@ class TensorTracks(Part):
     def load(self, state: Any) -> None:
         """Restores what `state` returned; raises MisfitError for anything else."""
         super().load(state)
+        self._data = array("d", self._data)
         if len(self._data) != _WIDTH * len(self._names):
             raise values.MisfitError(f"must be {_WIDTH} numbers for each of {len(self._names)} names", ("_data",))
         counts = (_NUMEL, _NUM_SAMPLES, _NUM_ZERO, _NUM_LOGS)
@@ -181,7 +173,10 @@ class TensorTracks(Part):
         return self._names == [*names] or all(map(self._places.__contains__, names))
 
     def __getitem__(self, name: str) -> TensorTrack:
-        return _track(self._data, self._places[name])
+        at = self._places[name]
+        *numbers, since = self._data[at : at + _WIDTH].tolist()
+        counts, rest = map(int, numbers[:_FIRST_LOG_RMS]), numbers[_FIRST_LOG_RMS:]
+        return TensorTrack._make([*counts, *rest, None if since < 0.0 else int(since)])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -194,5 +189,4 @@ class TensorTracks(Part):
 
     def items(self) -> Iterator[tuple[str, TensorTrack]]:
         """Names and tracks, in the order of first appearance."""
-        data = self._data
-        return ((name, _track(data, at)) for name, at in zip(self._names, range(0, len(data), _WIDTH)))
+        return ((name, self[name]) for name in self._names)
