@@ -69,11 +69,9 @@ def _is_same(now: Any, then: Any) -> bool:
 
 class Backup:
     """A backup of what `optimizer` may change: parameters, state, groups and attributes, also those of optimizers and
-    other objects of its own package that it holds. Modules are not searched: a closure changes their buffers.
-
-    `labels` are of the tensors to copy at once: `_PARAMETERS`, or the keys that hold them; None for all. Without the
-    copies it costs 1 us an entry.
-    """
+    other objects of its own package that it holds. Modules are not searched: a closure changes their buffers. `labels`
+    are of the tensors to copy at once: `_PARAMETERS`, or the keys that hold them; None for all. Without the copies it
+    costs 1 us an entry."""
 
     def __init__(self, optimizer: Optimizer, labels: Collection[str] | None = None, more: Iterable[Any] = ()) -> None:
         self._containers: list[tuple[Any, Any]] = []
@@ -154,8 +152,7 @@ class Backup:
 class ClosureBackup:
     """A backup for steps with a closure, which may change parameters before the closure returns, as schedule-free and
     sharpness-aware optimizers do. The first three steps show what to copy ahead, or that nothing changes that early. Up
-    to 1 GiB is copied to learn that; later steps look at the version of one parameter.
-    """
+    to 1 GiB is copied to learn that; later steps look at the version of one parameter."""
 
     def __init__(self) -> None:
         self._num_left = _NUM_LEARNING_STEPS

@@ -16,6 +16,7 @@ from ..clip.limits import SHRINKS, Ruling, factors_of, row_norms
 from ..records.columns import COLUMNS, INDEX
 from ..records.slot import CLIP_COEF
 from .device import DeviceDecision, brought
+from .ring import JudgedStep
 from .scaler import Handed
 
 
@@ -31,29 +32,22 @@ class HostDecision:
     taken: set[int] = field(default_factory=set)  # indices of the members that have taken their step
 
 
-def ruling_of(limits: Limits | None, norm: float, table: bytearray, positions: Sequence[int] | None) -> Ruling:
+def ruling_of(limits: Limits | None, judged: JudgedStep) -> Ruling:
     """What `limits` do to the gradients of a step; nothing if its norm is not finite."""
-    if limits is None or not math.isfinite(norm):
+    if limits is None or not math.isfinite(judged.norm):
         return Ruling()
-    return limits.apply(norm, () if limits.norms is None else row_norms(table), positions)
+    return limits.apply(judged.norm, () if limits.norms is None else row_norms(judged.table), judged.positions)
 
 
-def shrink(
-    clip: ClipPolicy | None,
-    groups: list[list[torch.Tensor]],
-    names: Sequence[str],
-    norm: float,
-    table: bytearray,
-    positions: Sequence[int] | None,
-    inverse: float = 1.0,
-) -> Ruling | None:
+def shrink(clip: Any, groups: list[list[torch.Tensor]], judged: JudgedStep, inverse: float) -> Ruling | None:
     """Has a policy of elements or units clip the gradients of a step that is taken; None for other policies."""
+    norm = judged.norm
     if not isinstance(clip, CheckedPolicy) or clip.scope not in SHRINKS:
         return None
     if clip.scope == "unit" and not math.isfinite(norm):
         return None
-    params, places = _with_gradients(groups, positions)
-    over, norms = shrink_each(clip, [names[i] for i in places], params, table, 1.0 / inverse)
+    params, places = _with_gradients(groups, judged.positions)
+    over, norms = shrink_each(clip, [judged.names[i] for i in places], params, judged.table, 1.0 / inverse)
     if not over or not math.isfinite(norm):
         return Ruling()
     left = math.sqrt(sum((size / norm) ** 2 for size in norms)) if norm else 1.0
@@ -86,11 +80,9 @@ def _with_gradients(
 def clip_on_device(
     clip: ClipPolicy | None, decision: DeviceDecision, groups: list[list[torch.Tensor]], handed: Handed
 ) -> None:
-    """Enqueues what follows measuring; nothing comes back before the record.
-
-    Cost: limits of all gradients are arguments of a launch. Those of groups or tensors are an upload and some twenty
-    small launches, and a launch a tensor to scale, which writes all of them. No sync.
-    """
+    """Enqueues what follows measuring; nothing comes back before the record. Cost: limits of all gradients are
+    arguments of a launch. Those of groups or tensors are an upload and some twenty small launches, and a launch a
+    tensor to scale, which writes all of them. No sync."""
     limits = decision.pending.limits
     if isinstance(clip, CheckedPolicy) and clip.scope in SHRINKS:
         _shrink_on_device(clip, decision, groups, handed)

@@ -81,14 +81,9 @@ class PendingSteps:
 
     def __init__(self, complete: Callable[[PendingStep], None]) -> None:
         self._complete = complete
-        self._free: list[PendingStep] = []
+        self.free: list[PendingStep] = []
         self.submitted: deque[PendingStep] = deque()
         self.current: PendingStep | None = None  # the step just taken, which may still be added to
-
-    def rebuild(self, slots: Sequence[Slot], courier: Courier) -> None:
-        """Goes on with other slots once the submitted steps are complete; none may be current. Waits."""
-        self.complete_all()
-        self._free = [PendingStep(slot, courier) for slot in slots]
 
     def begin_step(self) -> bool:
         """Submits the current step as another begins, and completes those that have arrived; whether all have."""
@@ -101,13 +96,9 @@ class PendingSteps:
 
     def take(self) -> PendingStep:
         """A pending step to fill. Waits for the oldest one if all are in use."""
-        while not self._free:
+        while not self.free:
             self._wait_for_oldest()
-        return self._free.pop()
-
-    def give_back(self, pending: PendingStep) -> None:
-        """Returns a pending step that was not filled."""
-        self._free.append(pending)
+        return self.free.pop()
 
     def complete_all(self) -> None:
         """Completes every step, the current one too. Waits."""
@@ -128,7 +119,7 @@ class PendingSteps:
     def _pop(self) -> None:
         pending = self.submitted.popleft()
         self._complete(pending)
-        self._free.append(pending)
+        self.free.append(pending)
 
 
 @dataclass
@@ -181,9 +172,8 @@ class TorchPlan(NamedTuple):
 
 class TorchEngine:
     """Measures, decides and scales on one device in plain torch operations: the definition of what `triton.Workspace`
-    does. It serves devices that Triton does not: Apple's GPUs, old GPUs, and FASTGUARD_BACKEND=reference.
-    Many small launches, temporary memory, but no sync.
-    """
+    does. It serves devices that Triton does not: Apple's GPUs, old GPUs, and FASTGUARD_BACKEND=reference. Many small
+    launches, temporary memory, but no sync."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -35,11 +35,9 @@ def gradients_of(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 class DeviceJudge:
-    """Judges steps without waiting for the device, where all gradients are on one.
-
-    Cost: two launches, one more to scale; no sync and no allocation for fused optimizers. Others wait for the skip flag
-    of a step that may be skipped.
-    """
+    """Judges steps without waiting for the device, where all gradients are on one. Cost: two launches, one more to
+    scale; no sync and no allocation for fused optimizers. Others wait for the skip flag of a step that may be
+    skipped."""
 
     def __init__(self, run: Run, ledger: Ledger, clip_through: str) -> None:
         self._run, self._ledger = run, ledger
@@ -100,7 +98,7 @@ class DeviceJudge:
             if run.buffers is not None:
                 run.follow_buffers(pending.step, slot.skip_flag if decision.may_skip else False)
         except BaseException:
-            self.pending.give_back(pending)
+            self.pending.free.append(pending)
             raise
         self.pending.current = pending
         run.step, self.newest = pending.step + 1, pending.step
@@ -132,8 +130,12 @@ class DeviceJudge:
         num_rows = sum(map(len, groups))
         if num_rows > self._num_rows:
             self._num_rows = num_rows
-            slots = make_slots(engine.device, num_rows, NUM_PENDING, engine.dtype)
-            self.pending.rebuild(slots, self._courier_for(engine.device))
+            slots, courier = (
+                make_slots(engine.device, num_rows, NUM_PENDING, engine.dtype),
+                self._courier_for(engine.device),
+            )
+            self.pending.complete_all()
+            self.pending.free = [PendingStep(slot, courier) for slot in slots]
         pending = self.pending.take()
         is_scaled = handed.grad_scale is not None
         pending.start(run.step, from_scaler=handed.from_scaler, is_scaled=is_scaled)

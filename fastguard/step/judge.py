@@ -36,10 +36,8 @@ _log = logging.getLogger("fastguard")
 
 
 class Judge:
-    """Judges the steps of all optimizers under one guard when the first of them steps; the others follow.
-
-    Cost on the CPU: one read of the gradients, and one more read and write if they are clipped.
-    """
+    """Judges the steps of all optimizers under one guard when the first of them steps; the others follow. Cost on the
+    CPU: one read of the gradients, and one more read and write if they are clipped."""
 
     def __init__(self, run: Run, ledger: Ledger, clip_through: str) -> None:
         self._run = run
@@ -50,11 +48,6 @@ class Judge:
         self._was_on_cpu: bool | None = None  # the first parameter, when `waits` was chosen
         self._is_forced = False
         self._has_warned = False
-
-    @property
-    def lag(self) -> int:
-        """Steps taken since the newest that has arrived."""
-        return 0 if self._run.waits else self.on_device.newest - self.on_device.newest_complete
 
     @property
     def has_step(self) -> bool:
@@ -204,10 +197,10 @@ class Judge:
         groups = [group["params"] for one in optimizers for group in one.param_groups]
         judged, scaling = self._measure(groups, handed.read(), first)
         judged.lr, judged.loss = learning_rate(optimizers[0]), scalar("loss", loss) if is_loss(loss) else None
-        clip, limits, measured = run.clip, limits_of(run.clip), (judged.norm, judged.table, judged.positions)
+        clip, limits = run.clip, limits_of(run.clip)
         if not run.is_vetoed:  # the policy has no part in a vetoed step
             judged.trigger = trigger_of(clip, limits)
-        ruling, shrunk = ruling_of(limits, *measured), None
+        ruling, shrunk = ruling_of(limits, judged), None
         if first and not run.is_vetoed and isinstance(clip, CheckedPolicy):
             clip.observe_step(judged.norm, judged.loss if judged.loss is not None else ring.loss)
         is_bad = run.skip_nonfinite and not math.isfinite(judged.norm)
@@ -216,7 +209,7 @@ class Judge:
         elif member.can_skip and ruling.is_dropped:
             judged.skipped, ruling = True, Ruling(over=ruling.over)
         else:
-            shrunk = shrink(clip, groups, judged.names, *measured, scaling.inverse)
+            shrunk = shrink(clip, groups, judged, scaling.inverse)
             ruling = shrunk or ruling
         judged.clip_coef, judged.over = ruling.coefficient, ruling.over
         self.enter(judged, again=not first and ring.is_held)
@@ -291,7 +284,7 @@ class Judge:
         if not (run.skip_nonfinite and member.can_skip) or math.isfinite(norm_of(*norm_parts(kernels.fold_rows(rows)))):
             return False
         self.arrive_all()
-        first = run.names_of(member)[late[0]]
+        first = run.known_names[start + late[0]]
         _log.warning("step %d: late gradients are not finite (first %r); skipped", ring.step, first)
         ring.mark_skipped(True)
         run.follow_buffers(ring.step, True)
@@ -304,12 +297,10 @@ class Judge:
         if self._run.ranks is None and not from_scaler and self.divides(optimizer):
             divisor = torch.tensor(1.0 / factor if factor else math.inf, dtype=torch.float32, device="cpu")
             return FusedFlags(optimizer, {"grad_scale": divisor})
-        gradients = gradients_of(optimizer)
-        if gradients:
-            try:
-                kernels.run_scale(self._local(gradients), factor, self._run.backend)
-            except UnsupportedTensorError as error:
-                raise self._named(error, [m for m in self._run.members if m.optimizer is optimizer]) from None
+        try:
+            kernels.run_scale(self._local(gradients_of(optimizer)), factor, self._run.backend)
+        except UnsupportedTensorError as error:
+            raise self._named(error, [m for m in self._run.members if m.optimizer is optimizer]) from None
         return None
 
     def _named(self, error: UnsupportedTensorError, members: Sequence[Member]) -> UnsupportedTensorError:

@@ -40,12 +40,10 @@ class JudgedStep:
 
 
 class Ring(RingState):
-    """The headers of the newest steps, and the table of the newest one.
-
-    A step is *taken* when it is measured, *arrives* here, and is *delivered* to history and sinks; on the CPU it
-    arrives when it is taken. Slots 0 … `num_open` - 1 have arrived and are not delivered; the newest stays readable
-    afterwards. When `num_open` is `limit`, deliver before you fill another.
-    """
+    """The headers of the newest steps, and the table of the newest one. A step is *taken* when it is measured,
+    *arrives* here, and is *delivered* to history and sinks; on the CPU it arrives when it is taken. Slots 0 …
+    `num_open` - 1 have arrived and are not delivered; the newest stays readable afterwards. When `num_open` is `limit`,
+    deliver before you fill another."""
 
     def __init__(self) -> None:
         self.headers = bytearray(NUM_SLOTS * HEADER_BYTES)

@@ -168,8 +168,3 @@ class Run(RunState):
         """Index of the first parameter of one optimizer among all parameters."""
         before = [one.optimizer.param_groups for one in self.members[: member.index]]
         return sum(len(group["params"]) for groups in before for group in groups)
-
-    def names_of(self, member: Member) -> tuple[str, ...]:
-        """Names of the parameters of one optimizer, as they were at the step just judged."""
-        start = self.start_of(member)
-        return self.known_names[start : start + sum(len(group["params"]) for group in member.optimizer.param_groups)]

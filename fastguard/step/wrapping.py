@@ -30,10 +30,8 @@ _log = logging.getLogger("fastguard")
 
 
 class _GuardAttribute:
-    """`optimizer.guard`: the guard of the optimizer, or of the one it wraps. Raises NotGuardedError without one.
-
-    An attribute of the optimizer's own of that name takes precedence.
-    """
+    """`optimizer.guard`: the guard of the optimizer, or of the one it wraps. Raises NotGuardedError without one. An
+    attribute of the optimizer's own of that name takes precedence."""
 
     def __get__(self, optimizer: Any, owner: type) -> Any:
         return self if optimizer is None else Guard.of(optimizer)
