@@ -129,11 +129,8 @@ def plain_stats(
 
 def stats_and_checksums(tensors: Sequence[Any]) -> tuple[bytearray, tuple[float, ...], bytearray] | None:
     """Rows, their fold, and of each tensor the sum of its bits as int64; None where the CPU kernels do not serve every
-    tensor as it is.
-
-    Bits are taken as whole numbers of their elements' width, and added modulo 2^64: of any order the same. Complex
-    tensors count as real and imaginary parts.
-    """
+    tensor as it is. Bits are taken as whole numbers of their elements' width, and added modulo 2^64: of any order the
+    same. Complex tensors count as real and imaginary parts."""
     if not tensors or not _may_be_plain(tensors[0], "cpu"):
         return None
     return cpu.extension.stats_and_checksums(tensors, torch.get_num_threads())
@@ -143,10 +140,8 @@ def clip_gradients(
     parameters: list[torch.Tensor], max_norm: float, backend: str, *, finite_only: bool = False
 ) -> tuple[float, frozenset[torch.dtype]] | None:
     """Norm and dtypes of the gradients, which are multiplied by max_norm / (norm + 1e-6) where that is below 1; with
-    `finite_only` not for a norm that is not finite.
-
-    None, and nothing was done, if there is no gradient or one that is not plain CPU memory or overlaps itself.
-    """
+    `finite_only` not for a norm that is not finite. None, and nothing was done, if there is no gradient or one that is
+    not plain CPU memory or overlaps itself."""
     if not parameters or not _may_be_plain(parameters[0], backend):
         return None
     found = cpu.extension.clip_gradients(parameters, torch.get_num_threads(), max_norm, finite_only)

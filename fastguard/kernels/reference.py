@@ -24,10 +24,8 @@ CHUNK = 1 << 20
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of sums: float64, but float32 on Apple's GPUs, which have no other.
-
-    There a norm is within about 1e-5, squares overflow above 1e19, and counts above 2^24 lose their last bits.
-    """
+    """The dtype of sums: float64, but float32 on Apple's GPUs, which have no other. There a norm is within about 1e-5,
+    squares overflow above 1e19, and counts above 2^24 lose their last bits."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -130,12 +128,10 @@ def _chunk_figures(x: torch.Tensor, limits: Limits, by_channel: bool) -> tuple[t
 
 
 class ReferenceBackend:
-    """Plain torch on any device, with about twenty passes where the others have one.
-
-    It defines what every figure means, and is the base of the others, which give the same, faster: what they do not
-    override is done by plain torch. A subclass with a `name`, entered in `registry.BACKENDS`, is all that a backend
-    takes. A constructor must not fail where the backend cannot run: `unavailable` says why.
-    """
+    """Plain torch on any device, with about twenty passes where the others have one. It defines what every figure
+    means, and is the base of the others, which give the same, faster: what they do not override is done by plain torch.
+    A subclass with a `name`, entered in `registry.BACKENDS`, is all that a backend takes. A constructor must not fail
+    where the backend cannot run: `unavailable` says why."""
 
     name = "reference"
 
@@ -179,16 +175,14 @@ class ReferenceBackend:
 
     def scale_(self, tensors: Sequence[Any], factor: float) -> None:
         """x *= factor in place, with one rounding, or UnsupportedTensorError: none is written to unless all can be.
-
         Cost: one read and one write of each; no sync."""
         scale_by_(tensors, torch.tensor(factor, dtype=torch.float64, device="cpu"))
 
     def activation(self, x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, bytes | None]:
         """One row of ACTIVATION_COLUMNS of a real tensor and, with a `dim` counted from the front, CHANNEL_COLUMNS of
         each of its indices as float64 [C, 4] in bytes. `limits`: low, high, near-zero threshold, which is above 0.
-
-        Cost: that of `activation_into`, and one sync. A copy of `x` where its elements do not fill a stretch of memory.
-        """
+        Cost: that of `activation_into`, and one sync. A copy of `x` where its elements do not fill a stretch of
+        memory."""
         x = plain(x, 0)
         num_channels = 0 if dim is None else x.shape[dim] if x.dim() else 1
         size, width = len(EMPTY_ACTIVATION_ROW), len(CHANNEL_COLUMNS)
@@ -202,9 +196,8 @@ class ReferenceBackend:
         self, x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None
     ) -> None:
         """The same into `row`, float64 [10], and `table`, float64 [C, 4], on the device of `x`, in the order of its
-        current stream, for an `x` that has been through `tensors.plain`. Does not synchronise.
-
-        Cost: about two dozen passes, a dozen more for channels, float64 copies of at most 2^20 elements at a time."""
+        current stream, for an `x` that has been through `tensors.plain`. Does not synchronise. Cost: about two dozen
+        passes, a dozen more for channels, float64 copies of at most 2^20 elements at a time."""
         channels = x.reshape(1, -1) if dim is None or x.dim() == 0 else x.movedim(dim, 0)
         count, by_channel = channels.shape[0], dim is not None
         if table is not None:

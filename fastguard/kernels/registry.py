@@ -84,10 +84,7 @@ def say_once(message: str) -> None:
 
 def choose(device: torch.device, name: str, operation: str = "tensor_stats") -> ReferenceBackend:
     """The backend `name`, or for "auto" the first one that does `operation` on `device`; says once why it passes over
-    one that would be faster.
-
-    `name` has been through `resolve_backend`, here and below.
-    """
+    one that would be faster. `name` has been through `resolve_backend`, here and below."""
     if name != "auto":
         return BACKENDS[name]
     for backend in BACKENDS.values():

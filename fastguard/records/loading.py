@@ -192,11 +192,9 @@ def _step_of(line: Mapping[str, Any], unknown: Unknown) -> Entry | StepStats | N
 
 
 def record_of(line: Mapping[str, Any]) -> StepStats:
-    """The step that a line of a log describes; raises MisfitError for a value that does not fit its key.
-
-    Without a table of tensors the record has the statistics of all gradients together, and no rows; tensors with NaN or
-    Inf are then known by name only.
-    """
+    """The step that a line of a log describes; raises MisfitError for a value that does not fit its key. Without a
+    table of tensors the record has the statistics of all gradients together, and no rows; tensors with NaN or Inf are
+    then known by name only."""
     known = _read(line)
     tensors = known["tensors"] if "tensors" in known else _total(known)
     return StepStats(tensors=tensors, **{field: known[key] for key, field in _RECORD_FIELDS.items() if key in known})

@@ -144,10 +144,8 @@ class UpdateRatios(Part):
     recent: deque[UpdateRatio] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
 
     def add(self, step: int, weights: Sequence[WeightStats], lr: float | None, chosen: Container[str] | None) -> None:
-        """Takes one sampled step: the weights in `chosen`, or, if that is None, all but biases and small ones.
-
-        Cost: 0.5 us a weight.
-        """
+        """Takes one sampled step: the weights in `chosen`, or, if that is None, all but biases and small ones. Cost:
+        0.5 us a weight."""
         ratios = [
             ratio
             for w in weights

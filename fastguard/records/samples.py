@@ -13,11 +13,9 @@ from .codec import Plain, plain_fields, read_fields
 
 
 class ActivationRow(NamedTuple):
-    """A row of raw statistics of one tensor of activations, all float64.
-
-    `m2` is the sum of squared deviations from the mean. `mean`, `m2`, `min` and `max` are those of the finite elements.
-    If there are none, they are 0, 0, Inf and -Inf, so that merging needs no special case.
-    """
+    """A row of raw statistics of one tensor of activations, all float64. `m2` is the sum of squared deviations from the
+    mean. `mean`, `m2`, `min` and `max` are those of the finite elements. If there are none, they are 0, 0, Inf and
+    -Inf, so that merging needs no special case."""
 
     numel: float = 0.0
     mean: float = 0.0

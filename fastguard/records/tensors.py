@@ -88,12 +88,10 @@ class TensorTrack(NamedTuple):
 
 @dataclass(repr=False)
 class TensorTracks(Part):
-    """The tracks of all tensors by name, in the order of first appearance.
-
-    Only a few steps are sampled: the first, second, third, sixth and eleventh, then some that end a batch of steps
-    (`batch_end`). With n tensors, at least n / 5 steps are between two samples, so that the mean cost is about 3 us a
-    step for any n. If a step is skipped, the next clean one takes its place.
-    """
+    """The tracks of all tensors by name, in the order of first appearance. Only a few steps are sampled: the first,
+    second, third, sixth and eleventh, then some that end a batch of steps (`batch_end`). With n tensors, at least n / 5
+    steps are between two samples, so that the mean cost is about 3 us a step for any n. If a step is skipped, the next
+    clean one takes its place."""
 
     _next: int = 0
     num_samples: Count = 0

@@ -141,10 +141,8 @@ length = _from(1, whole, "a whole number")
 
 def real(value: Any) -> float:
     """One real number as a float: Python's, NumPy's, a Fraction, a Decimal, an array or tensor without dimensions.
-
     Raises TypeError for anything else, such as a bool, text, a complex number, or an array with dimensions, and
-    OverflowError for a number too large for a float. Syncs for a tensor on an accelerator.
-    """
+    OverflowError for a number too large for a float. Syncs for a tensor on an accelerator."""
     if type(value) is float:
         return value
     dtype = str(getattr(value, "dtype", ""))

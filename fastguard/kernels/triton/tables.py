@@ -29,11 +29,9 @@ _Copies = list[tuple[torch.Tensor, torch.Tensor]]  # where to, and the copy
 
 
 class Layout:
-    """How a list of sizes is cut into chunks; see lang/stats.py for the tables.
-
-    Rows of one dtype have chunks that follow each other, so that one launch serves them. No chunk holds elements of two
-    rows, so a row comes out the same whatever else is in the list.
-    """
+    """How a list of sizes is cut into chunks; see lang/stats.py for the tables. Rows of one dtype have chunks that
+    follow each other, so that one launch serves them. No chunk holds elements of two rows, so a row comes out the same
+    whatever else is in the list."""
 
     def __init__(self, sizes: bytes, upload: Callable[[bytes], torch.Tensor]) -> None:
         packed = torch.zeros(0, dtype=torch.int64, device="cpu")
@@ -77,11 +75,8 @@ class Plan:
 
 
 class Tables:
-    """The plans of the last lists of tensors, and their layouts.
-
-    Cost of a hit: nothing is uploaded or allocated. Of a miss: one upload of 8 bytes a tensor; where the sizes are new,
-    one more of 16 bytes a tensor and 8 a chunk.
-    """
+    """The plans of the last lists of tensors, and their layouts. Cost of a hit: nothing is uploaded or allocated. Of a
+    miss: one upload of 8 bytes a tensor; where the sizes are new, one more of 16 bytes a tensor and 8 a chunk."""
 
     def __init__(self, device: Device, size: int = 16) -> None:
         self._device = device

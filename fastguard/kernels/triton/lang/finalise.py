@@ -154,11 +154,9 @@ def finalise_kernel(
     BLOCK: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
 ):
-    """Program 0: the total, the decision and the header of a slot. Program 1 + t: row t.
-
-    The order of every sum is fixed. Program 0 reads one column only, so that it does not keep the others waiting,
-    unless squares have left the range of float64.
-    """
+    """Program 0: the total, the decision and the header of a slot. Program 1 + t: row t. The order of every sum is
+    fixed. Program 0 reads one column only, so that it does not keep the others waiting, unless squares have left the
+    range of float64."""
     columns = pointer(partials, tl.float64)
     header = pointer(slot, tl.float64)
     # What rows are multiplied by: 1/scale rounded as GradScaler.unscale_ rounds it, or a number that was given.
