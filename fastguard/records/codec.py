@@ -29,6 +29,7 @@ Spread = Annotated[float, values.spread]
 Length = Annotated[int, values.length]
 
 Reader = Callable[[Any], Any]  # of plain data; raises MisfitError if it does not fit
+_SCALARS = {str: values.text, bool: values.truth, int: values.whole, float: values.number}
 
 
 def plain_fields(owner: Any) -> dict[str, Any]:
@@ -128,9 +129,6 @@ def _needed(owner: Any) -> frozenset[str]:
     nothing = dataclasses.MISSING
     fields = dataclasses.fields(owner)
     return frozenset(f.name for f in fields if f.default is nothing and f.default_factory is nothing)
-
-
-_SCALARS = {str: values.text, bool: values.truth, int: values.whole, float: values.number}
 
 
 @functools.cache

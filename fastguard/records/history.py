@@ -1,7 +1,5 @@
-"""The history of a run in bounded memory: a window of steps, running aggregates, and the bad steps.
-
-Skipped and non-finite steps are counted, but enter no aggregate and no baseline.
-"""
+"""The history of a run in bounded memory: a window of steps, running aggregates, and the bad steps. Skipped and
+non-finite steps are counted, but enter no aggregate and no baseline."""
 
 from __future__ import annotations
 
@@ -89,11 +87,7 @@ class TrainingHistory(Series):
         self._noted: int | None = None  # a step whose event is noted, but whose numbers are not counted yet
 
     def extend(self, entries: list[Entry], records: Sequence[StepStats] = ()) -> None:
-        """Takes some steps, oldest first.
-
-        Args:
-            entries: the numbers of each step.
-            records: whole records of those steps for which there is one.
+        """Takes the numbers of some steps, oldest first, and whole records of those steps for which there is one.
 
         Equivalent to: one call for each step, to the bit.
 
@@ -115,12 +109,7 @@ class TrainingHistory(Series):
         self.revision += 1
 
     def add(self, record: StepStats, overhead_s: float | None = None) -> None:
-        """Takes the record of one step, as `extend` does.
-
-        Args:
-            record: the step, with its loss if there is one.
-            overhead_s: seconds that guarding added to the step, if measured.
-        """
+        """Takes the record of one step, as `extend` does, and the seconds that guarding added to it, if measured."""
         self.extend([entry_of(record, overhead_s)], [record])
 
     has_ended = property(
@@ -227,11 +216,7 @@ class TrainingHistory(Series):
             self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel), holders))
 
     def take_samples(self, step: int, lr: float | None, samples: Mapping[str, Any]) -> None:
-        """Takes what was sampled beside the gradients of a step.
-
-        Args:
-            samples: fields of its record, `SAMPLES` among them; those without a value may be missing.
-        """
+        """Takes what was sampled beside the gradients of a step: fields of its record, `SAMPLES` among them."""
         if activations := samples.get("activations"):
             self.activations.add(step, activations)
         if weights := samples.get("weights"):

@@ -32,15 +32,9 @@ Unknown = dict[str, None]  # keys that this version does not know, in the order 
 def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike[str] = "the log") -> list[str]:
     """Gives `history`, a `TrainingHistory`, the steps of `log` and its facts about the model. Returns the unknown keys.
 
-    Unknown keys, and lines that have no others, are ignored: a newer version wrote them. If the file has several runs,
-    the last one is read, with a warning.
-
-    Args:
-        log: a `LogReader`, a `JsonlLog`, or any records with the keys of a log; errors call it `path`.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not such a log; names the line and the problem.
+    `log` is a `LogReader`, a `JsonlLog`, or any records with the keys of a log. Unknown keys, and lines that have no
+    others, are ignored: a newer version wrote them. Of several runs in a file the last one is read, with a warning.
+    Raises OSError for a file that cannot be read, and ValueError for what is not such a log: it names `path` and line.
 
     Cost: 3 us a line on top of reading it, 1 us more for each tensor in a table, 10 us for a sampled module or weight.
     """
@@ -211,18 +205,9 @@ def _total(known: Mapping[str, Any]) -> TensorStats:
     high, low, mean, std = (known.get(f"grad/{what}", 0.0) for what in ("max", "min", "mean", "std"))
     count = float(numel - nans - infs)
     sum_sq = norm * norm if math.isfinite(norm) else max(count, 0.0) * (mean * mean + std * std)
-    total = TensorRow(
-        numel=numel,
-        sum_sq=sum_sq,
-        sum=mean * count,
-        abs_max=high,
-        abs_min_nonzero=low,
-        num_zeros=known.get("grad/num_zeros", 0),
-        num_nans=nans,
-        num_infs=infs,
-        sum_sq_dev=max(count, 0.0) * std * std,
-        finite_norm=norm if math.isfinite(norm) else math.sqrt(sum_sq),
-    )
+    zeros, deviations = known.get("grad/num_zeros", 0), max(count, 0.0) * std * std
+    finite_norm = norm if math.isfinite(norm) else math.sqrt(sum_sq)
+    total = TensorRow(numel, sum_sq, mean * count, high, low, zeros, nans, infs, deviations, finite_norm)
     bad = known.get("nonfinite", ())[::-1]  # the log has them in backward order
     row = TensorRow(num_nans=int(nans > 0), num_infs=int(nans == 0))
     return TensorStats(array("d", chain.from_iterable([row] * len(bad))).tobytes(), bad, total)

@@ -1,7 +1,5 @@
 """Summaries of a stream of numbers in bounded memory: moments, quantiles, level and spikes, the whole run in buckets.
-
-The C++ extension folds usual steps into the same attributes (csrc/fold.cpp).
-"""
+The C++ extension folds usual steps into the same attributes (csrc/fold.cpp)."""
 
 from __future__ import annotations
 
@@ -74,7 +72,6 @@ class Running(Part):
             self.max = value
 
     def summary(self) -> Summary:
-        """The values so far."""
         if not self.count:
             return Summary(0, math.nan, math.nan, math.nan, math.nan)
         return Summary(self.count, self.min, self.max, self.total / self.count, self.last)

@@ -42,12 +42,9 @@ class ActivationRow(NamedTuple):
         a, b = self.num_finite, other.num_finite
         weight = b / (a + b) if b else 0.0
         delta = other.mean - self.mean
-        return ActivationRow._make(map(operator.add, self, other))._replace(
-            mean=self.mean + delta * weight,
-            m2=self.m2 + other.m2 + delta * delta * a * weight,
-            min=min(self.min, other.min),
-            max=max(self.max, other.max),
-        )
+        mean, m2 = self.mean + delta * weight, self.m2 + other.m2 + delta * delta * a * weight
+        least, most = min(self.min, other.min), max(self.max, other.max)
+        return ActivationRow._make(map(operator.add, self, other))._replace(mean=mean, m2=m2, min=least, max=most)
 
 
 ACTIVATION_COLUMNS = ActivationRow._fields

@@ -31,13 +31,13 @@ NUM_PLATEAU = 50
 MIN_PLATEAU_STEPS = 100
 PLATEAU_SPREAD = 0.001
 MIN_VALIDATIONS = 20
-# A counter and what it counts: both are empty, or neither is.
-_TOGETHER = (
-    ("num_steps", "recent"),
-    ("num_clean", "clean"),
-    ("num_nonfinite", "first_events"),
-    ("num_nonfinite", "last_events"),
-)
+# What is counted, and its counter: both are empty, or neither is.
+_COUNTED = {
+    "recent": "num_steps",
+    "clean": "num_clean",
+    "first_events": "num_nonfinite",
+    "last_events": "num_nonfinite",
+}
 
 
 def _in_window(field: str, doc: str) -> Any:
@@ -128,14 +128,11 @@ class Series:
         """Another history with this one's window and the past of `state_dict`; raises as `load_state_dict` does."""
         version = values.mapping(state_dict).get("version")
         if version != VERSION or isinstance(version, bool):
-            raise values.MisfitError(
-                f"must be of version {VERSION}, got {version!r}",
-                ("version",),
-                remedy="It was not made by this version's `TrainingHistory.state_dict`; start a new history.",
-            )
+            remedy = "It was not made by this version's `TrainingHistory.state_dict`; start a new history."
+            raise values.MisfitError(f"must be of version {VERSION}, got {version!r}", ("version",), remedy=remedy)
         twin: _SeriesT = self._another()
         codec.load_fields(twin, _READERS, state_dict)
-        for counter, items in _TOGETHER:
+        for items, counter in _COUNTED.items():
             number, held = getattr(twin, counter), len(getattr(twin, items))
             if number < held or bool(number) is not bool(held):
                 raise values.MisfitError(f"must be at least the {held} of `{items}`, got {number}", (counter,))
@@ -182,8 +179,8 @@ class Series:
         """Whether any step had a gradient other than zero: without one nothing is known of a run."""
         return self.norm_max > 0.0 or self.num_nonfinite > 0
 
-    clip_rate = share_of("num_clipped", "num_clean", "Share of the clean steps that were clipped; 0.0 without any.")
-    skip_rate = share_of("num_skipped", "num_steps", "Share of all steps that were skipped; 0.0 without any.")
+    clip_rate = share_of("num_clipped", "num_clean", "Share of the run's clean steps that were clipped; 0.0 if none.")
+    skip_rate = share_of("num_skipped", "num_steps", "Share of the run's steps that were skipped; 0.0 without any.")
 
     def norm_quantiles(self, q: Sequence[float] = (0.05, 0.5, 0.95)) -> tuple[float, ...]:
         """Quantiles of the norms in the window of clean steps; NaNs if it is empty.

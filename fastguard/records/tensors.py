@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, repeat
@@ -87,7 +87,7 @@ class TensorTrack(NamedTuple):
 
 
 @dataclass(repr=False)
-class TensorTracks(Part):
+class TensorTracks(Part, Mapping[str, TensorTrack]):
     """The tracks of all tensors by name, in the order of first appearance. Only a few steps are sampled: the first,
     second, third, sixth and eleventh, then some that end a batch of steps (`batch_end`). With n tensors, at least n / 5
     steps are between two samples, so that the mean cost is about 3 us a step for any n. If a step is skipped, the next
@@ -103,7 +103,6 @@ class TensorTracks(Part):
         self._placed: dict[str, int] = {}  # by name; made on demand
 
     def load(self, state: Any) -> None:
-        """Restores what `state` returned; raises MisfitError for anything else."""
         super().load(state)
         self._data = array("d", self._data)
         if len(self._data) != _WIDTH * len(self._names):
@@ -139,7 +138,7 @@ class TensorTracks(Part):
             self._append(names[num_known:MAX_TENSORS])
             order = range(0, len(data), _WIDTH)
         else:
-            unknown = (name for name in names if name not in self)
+            unknown = (name for name in names if name not in self._places)
             self._append(list(islice(unknown, MAX_TENSORS - num_known)))
             order = map(self._places.get, names)
         for at, row in zip(order, columns.ROW.iter_unpack(tensors.table.cast("B"))):
@@ -181,10 +180,3 @@ class TensorTracks(Part):
 
     def __len__(self) -> int:
         return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
-    def items(self) -> Iterator[tuple[str, TensorTrack]]:
-        """Names and tracks, in the order of first appearance."""
-        return ((name, self[name]) for name in self._names)
