@@ -77,15 +77,10 @@ def _or_1(x):
 @triton.jit
 def _row(columns, num_chunks, begin, count, numel, unscale, out, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
-    sum_sq = tl.zeros([BLOCK], tl.float64)
-    total = tl.zeros([BLOCK], tl.float64)
-    high = tl.zeros([BLOCK], tl.float64)
+    nothing = tl.zeros([BLOCK], tl.float64)
+    sum_sq, total, high = nothing, nothing, nothing
     low = tl.full([BLOCK], float("inf"), tl.float64)
-    zeros = tl.zeros([BLOCK], tl.float64)
-    nans = tl.zeros([BLOCK], tl.float64)
-    infs = tl.zeros([BLOCK], tl.float64)
-    deviations = tl.zeros([BLOCK], tl.float64)
-    norms = tl.zeros([BLOCK], tl.float64)
+    zeros, nans, infs, deviations, norms = nothing, nothing, nothing, nothing, nothing
     for j in range(0, count, BLOCK):
         inside = j + lanes < count
         p = columns + SUM_SQ * num_chunks + begin + j + lanes
