@@ -1,8 +1,6 @@
-"""Plain PyTorch: the definition of every column, and the fallback on any device. No compiled code of ours.
-
-Every element is widened (see `wide_dtype`), non-finite ones are counted and replaced by zero, and the columns are what
-torch's own reductions say of the rest. Elements are widened to be compared with thresholds; no threshold is rounded.
-"""
+"""Plain PyTorch: the definition of every column, and the fallback on any device. No compiled code of ours. Every
+element is widened (see `wide_dtype`), non-finite ones are counted and replaced by zero, and the columns are what
+torch's own reductions say of the rest. Elements are widened to be compared with thresholds; no threshold is rounded."""
 
 from __future__ import annotations
 
@@ -88,7 +86,6 @@ def tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack([row[column.name] for column in TABLE])
 
 
-@torch.no_grad()
 def scale_by_(tensors: Sequence[Any], factor: torch.Tensor) -> None:
     """x *= factor, a 0-dim tensor, with one rounding; reads and writes the tensors also where the factor is 1."""
     views = [plain(t, i, writable=True) for i, t in enumerate(tensors)]
@@ -153,24 +150,16 @@ class ReferenceBackend:
 
     def tensor_stats(self, tensors: Sequence[Any], unscale: float = 1.0) -> tuple[bytearray, Row | None]:
         """Rows of `tensors` times `unscale`, as float64 in bytes in the order of `fastguard.records.COLUMNS`, and their
-        fold; None for the fold leaves it to others.
-
-        Args:
-            tensors: whatever users pass, all on one device that it accepts. `tensors.plain` makes strided tensors of
-                sparse, lazy and distributed ones, or raises the error for the user.
-
-        Raises:
-            UnsupportedTensorError: with the index of a tensor that cannot be read.
+        fold; None for the fold leaves it to others. The tensors, at least one, are whatever users pass, all on one
+        device that it accepts. `tensors.plain` makes strided tensors of sparse, lazy and distributed ones, or raises
+        the error for the user.
 
         Cost: about twenty passes over each tensor, a float64 copy of at most 2^20 elements at a time; a sync.
         """
         table = bytearray(ROW_BYTES * len(tensors))
-        if not tensors:
-            return table, None
-        with torch.no_grad():
-            rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(tensors)]).cpu().double()
-            powers = torch.tensor(POWERS, dtype=torch.float64, device="cpu")
-            torch.frombuffer(table, dtype=torch.float64).view(rows.shape).copy_(rows * unscale**powers)
+        rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(tensors)]).cpu().double()
+        powers = torch.tensor(POWERS, dtype=torch.float64, device="cpu")
+        torch.frombuffer(table, dtype=torch.float64).view(rows.shape).copy_(rows * unscale**powers)
         return table, None
 
     def scale_(self, tensors: Sequence[Any], factor: float) -> None:

@@ -79,9 +79,8 @@ class Backup:
         self.tensors: list[_KeptTensor] = []
         self._seen: dict[int, Any] = {}
         self._package = _package(optimizer)
-        self._keep([p for group in optimizer.param_groups for p in group["params"]], _PARAMETERS)
-        for root in (optimizer.param_groups, optimizer.state, optimizer, *more):
-            self._keep(root, "")
+        roots = [(root, "") for root in (*more, optimizer, optimizer.state, optimizer.param_groups)]
+        self._keep([*roots, *((p, _PARAMETERS) for group in optimizer.param_groups for p in group["params"])])
         for kept in self.tensors:
             if labels is None or kept.label in labels:
                 kept.copy()
@@ -108,14 +107,12 @@ class Backup:
             else:
                 now.clear()
                 (now.update if isinstance(now, set) else now.extend)(then)
-        with torch.no_grad():
-            for kept in self.tensors:
-                kept.restore()
+        for kept in self.tensors:
+            kept.restore()
         for set_state, state in self._setters:
             set_state(state)
 
-    def _keep(self, root: Any, label: str) -> None:
-        waiting = [(root, label)]
+    def _keep(self, waiting: list[tuple[Any, str]]) -> None:  # from the last one on
         while waiting:
             thing, label = waiting.pop()
             if type(thing) in _PLAIN or id(thing) in self._seen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.optim import Optimizer
@@ -18,6 +18,8 @@ from ..records.slot import CLIP_COEF
 from .device import DeviceDecision, brought
 from .ring import JudgedStep
 from .scaler import Handed
+
+Groups: TypeAlias = list[list[torch.Tensor]]
 
 
 @dataclass
@@ -39,7 +41,7 @@ def ruling_of(limits: Limits | None, judged: JudgedStep) -> Ruling:
     return limits.apply(judged.norm, () if limits.norms is None else row_norms(judged.table), judged.positions)
 
 
-def shrink(clip: Any, groups: list[list[torch.Tensor]], judged: JudgedStep, inverse: float) -> Ruling | None:
+def shrink(clip: ClipPolicy | None, groups: Groups, judged: JudgedStep, inverse: float) -> Ruling | None:
     """Has a policy of elements or units clip the gradients of a step that is taken; None for other policies."""
     norm = judged.norm
     if not isinstance(clip, CheckedPolicy) or clip.scope not in SHRINKS:
@@ -69,17 +71,13 @@ def shrink_each(
     return over, norms
 
 
-def _with_gradients(
-    groups: list[list[torch.Tensor]], positions: Sequence[int] | None
-) -> tuple[list[torch.Tensor], Sequence[int]]:
+def _with_gradients(groups: Groups, positions: Sequence[int] | None) -> tuple[list[torch.Tensor], Sequence[int]]:
     params = [p for group in groups for p in group]
     places = range(len(params)) if positions is None else positions
     return [params[i] for i in places], places
 
 
-def clip_on_device(
-    clip: ClipPolicy | None, decision: DeviceDecision, groups: list[list[torch.Tensor]], handed: Handed
-) -> None:
+def clip_on_device(clip: ClipPolicy | None, decision: DeviceDecision, groups: Groups, handed: Handed) -> None:
     """Enqueues what follows measuring; nothing comes back before the record. Cost: limits of all gradients are
     arguments of a launch. Those of groups or tensors are an upload and some twenty small launches, and a launch a
     tensor to scale, which writes all of them. No sync."""
@@ -90,7 +88,6 @@ def clip_on_device(
         _apply_on_device(limits, decision)
 
 
-@torch.no_grad()
 def _apply_on_device(limits: Limits, decision: DeviceDecision) -> None:
     """`Limits.apply` on the device."""
     slot, triggers, targets = decision.slot, limits.triggers, limits.targets
@@ -123,10 +120,7 @@ def _apply_on_device(limits: Limits, decision: DeviceDecision) -> None:
     decision.may_skip = decision.may_skip or 0.0 in targets
 
 
-@torch.no_grad()
-def _shrink_on_device(
-    clip: CheckedPolicy, decision: DeviceDecision, groups: list[list[torch.Tensor]], handed: Handed
-) -> None:
+def _shrink_on_device(clip: CheckedPolicy, decision: DeviceDecision, groups: Groups, handed: Handed) -> None:
     """`shrink` on the device."""
     slot = decision.slot
     params, places = _with_gradients(groups, decision.positions)

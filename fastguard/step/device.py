@@ -1,7 +1,5 @@
-"""What measures on a device, the steps that are on their way from there to the host, and the decisions on them.
-
-The engine is Triton's kernels, or plain torch operations. The CPU's own way is `kernels`.
-"""
+"""What measures on a device, the steps that are on their way from there to the host, and the decisions on them. The
+engine is Triton's kernels, or plain torch operations. The CPU's own way is `kernels`."""
 
 from __future__ import annotations
 
@@ -68,8 +66,7 @@ class PendingStep:
     def note(self, name: str, value: Any) -> None:
         """Adds a number. Copies a tensor on a device there, without a sync."""
         if isinstance(value, torch.Tensor) and (self.slot.words.is_cpu or not value.is_cpu):
-            with torch.no_grad():
-                self.slot.notes[name].copy_(value.detach().reshape(()), non_blocking=True)
+            self.slot.notes[name].copy_(value.detach().reshape(()), non_blocking=True)
             self.noted.add(name)
         else:
             self.known[name] = None if value is None else float(value)
@@ -192,7 +189,6 @@ class TorchEngine:
         """x *= factor, with one rounding; reads and writes the tensors also where the factor is 1."""
         scale_by_(plan.tensors, slot.factor)
 
-    @torch.no_grad()
     def measure(self, plan: TorchPlan, slot: Slot, options: StepOptions) -> None:
         """Statistics, and a decision, into `slot`. Cost: about a dozen launches and passes a tensor, and a float64 copy
         of at most 2^20 elements at a time."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from ..kernels.triton import Plan
 from ..observers.observer import held_weakly
 from ..records.slot import HEADER_WORDS, NORM
 from . import device as devices
-from .clipping import clip_on_device, gradients_with_factors
+from .clipping import Groups, clip_on_device, gradients_with_factors
 from .device import NUM_PENDING, DeviceDecision, Engine, NoEngineError, PendingStep, PendingSteps, brought
 from .ledger import Ledger
 from .ring import OVER, TABLE
@@ -104,9 +103,7 @@ class DeviceJudge:
         run.step, self.newest = pending.step + 1, pending.step
         return decision
 
-    def _enqueue(
-        self, engine: Engine, optimizers: Sequence[Optimizer], groups: list[list[torch.Tensor]], handed: Handed
-    ) -> DeviceDecision:
+    def _enqueue(self, engine: Engine, optimizers: list[Optimizer], groups: Groups, handed: Handed) -> DeviceDecision:
         """A pending step, and a plan for the gradients of `groups`."""
         run = self._run
         gradients, positions, fingerprint = kernels.collect_gradients(groups)
@@ -130,10 +127,8 @@ class DeviceJudge:
         num_rows = sum(map(len, groups))
         if num_rows > self._num_rows:
             self._num_rows = num_rows
-            slots, courier = (
-                make_slots(engine.device, num_rows, NUM_PENDING, engine.dtype),
-                self._courier_for(engine.device),
-            )
+            slots = make_slots(engine.device, num_rows, NUM_PENDING, engine.dtype)
+            courier = self._courier_for(engine.device)
             self.pending.complete_all()
             self.pending.free = [PendingStep(slot, courier) for slot in slots]
         pending = self.pending.take()
@@ -182,8 +177,7 @@ class DeviceJudge:
             found = gradients_with_factors(self._run.start_of(member), optimizer, decision)
             pairs = [(gradient, factor) for gradient, factor in found if factor is not None]
             if pairs:
-                with torch.no_grad():
-                    torch._foreach_mul_([gradient.detach() for gradient, _ in pairs], [factor for _, factor in pairs])
+                torch._foreach_mul_([gradient.detach() for gradient, _ in pairs], [factor for _, factor in pairs])
                 kernels.tell_autograd([gradient for gradient, _ in pairs])
         return FusedFlags(optimizer, attributes, repairs) if attributes else repairs
 

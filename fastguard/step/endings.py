@@ -1,8 +1,6 @@
-"""Delivers the newest record, which `observe` may still add to, when the process ends; and only once if it forks.
-
-The record is written when the guard is freed; when Python exits, also by `sys.exit` or an uncaught exception; and on
-SIGTERM, unless there is another handler. SIGKILL and `os._exit` lose it.
-"""
+"""Delivers the newest record, which `observe` may still add to, when the process ends; and only once if it forks. The
+record is written when the guard is freed; when Python exits, also by `sys.exit` or an uncaught exception; and on
+SIGTERM, unless there is another handler. SIGKILL and `os._exit` lose it."""
 
 from __future__ import annotations
 

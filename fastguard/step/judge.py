@@ -1,8 +1,6 @@
-"""The judge: measures the gradients of a step, decides on it, and does for each optimizer what follows.
-
-Where the host may wait for the gradients, on the CPU above all, it knows the decision at once. Elsewhere `DeviceJudge`
-enqueues everything, and the record arrives with one of the next steps.
-"""
+"""The judge: measures the gradients of a step, decides on it, and does for each optimizer what follows. Where the host
+may wait for the gradients, on the CPU above all, it knows the decision at once. Elsewhere `DeviceJudge` enqueues
+everything, and the record arrives with one of the next steps."""
 
 from __future__ import annotations
 
@@ -49,21 +47,15 @@ class Judge:
         self._is_forced = False
         self._has_warned = False
 
+    # Whether the record of the step just taken may still be added to; whether all have followed the last decision.
+    is_held = property(lambda self: self.on_device.pending.current is not None or self._run.ring.is_held)
+    is_between_steps = property(lambda self: self._decision is None)
+
     @property
     def has_step(self) -> bool:
         """Whether a step was taken, by this process."""
         pending = self.on_device.pending
         return self._run.ring.newest >= 0 or pending.current is not None or bool(pending.submitted)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the record of the step just taken may still be added to."""
-        return self.on_device.pending.current is not None or self._run.ring.is_held
-
-    @property
-    def is_between_steps(self) -> bool:
-        """Whether all optimizers have followed the last decision."""
-        return self._decision is None
 
     def record_loss(self, loss: Any = None, val_loss: Any = None) -> None:
         """Puts losses, numbers or tensors of one element, into the slot of the step just taken: in the ring, or on the
@@ -102,12 +94,7 @@ class Judge:
 
     def judge(self, member: Member, optimizer: Optimizer, handed: Handed, first: bool, loss: Any) -> Undo | Skip | None:
         """Judges the step that `member` is about to take and clips it. Returns what has to be done for the step and
-        undone after it.
-
-        Args:
-            first: whether this is the first evaluation of the step; a closure may ask for more.
-            loss: what the closure returned.
-        """
+        undone after it. `first` is for the first evaluation of the step; `loss` is what its closure returned."""
         run, groups = self._run, optimizer.param_groups
         params = groups[0]["params"] if groups else None
         if params and params[0].is_cpu is not self._was_on_cpu:

@@ -212,13 +212,9 @@ class Ledger(LedgerState):
         self._whole_step = self.ring.sampled = self.ring.step
 
     def enter(self, *, is_bad: bool, from_scaler: bool, is_lone: bool = False) -> None:
-        """Takes note of a slot that took the long way, or is not a clean step's.
-
-        Args:
-            is_bad: its norm is not finite, and that is news.
-            from_scaler: a scaler is at work, for which bad gradients are nothing unusual.
-            is_lone: one element holds nearly all of its gradients: the history is to see its table.
-        """
+        """Takes note of a slot that took the long way, or is not a clean step's. `is_bad`: its norm is not finite, and
+        that is news; `from_scaler`: a scaler is at work, for which bad gradients are nothing unusual; `is_lone`: one
+        element holds nearly all of its gradients, so that the history is to see its table."""
         ring = self.ring
         if is_bad or is_lone or ring.is_skipped:
             ring.limit, ring.end = min(ring.limit, ring.num_open), 0
@@ -283,7 +279,6 @@ class Ledger(LedgerState):
             sink.close()
 
     def lost(self) -> dict[str, int]:
-        """Records that each failing sink could not take."""
         return {sink.name: sink.num_lost for sink in (*self._left, *self.sinks) if sink.num_lost}
 
     def costs(self) -> list[dict[str, Any]]:
@@ -327,8 +322,6 @@ class Ledger(LedgerState):
 
 
 class ConsecutiveSkips:
-    """The steps skipped in a row so far."""
-
     def __init__(self, limit: int) -> None:
         self.limit = limit  # number of steps from which an error is due
         self.steps: list[int] = []
@@ -338,7 +331,6 @@ class ConsecutiveSkips:
         self.instead: Callable[[NonFiniteGradientsError], None] | None = None  # called instead of raising `due`
 
     def clear(self) -> None:
-        """Starts again at none."""
         self.steps.clear()
         self.by_policy.clear()
         self.tensors.clear()

@@ -33,6 +33,7 @@ _LOCK_TIMEOUT_S = 0.01
 _FUSED = (optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad)
 _MISSING: Any = object()
 _HAS_TORCHS_STEP: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+_interceptors: weakref.WeakKeyDictionary[types.FunctionType, StepInterceptor] = weakref.WeakKeyDictionary()
 
 
 class Skip:
@@ -40,8 +41,6 @@ class Skip:
 
 
 class SkipStrategy:
-    """Skips the steps of one optimizer."""
-
     def __init__(self, optimizer: Optimizer, can_skip: bool) -> None:
         # Without gradients a step of torch's optimizers changes nothing but entries of the groups. Others may require
         # gradients, or take missing ones for zeros.
@@ -130,9 +129,6 @@ class StepInterceptor:
                 self._cell.cell_contents = self._step
         finally:
             self._lock.release()
-
-
-_interceptors: weakref.WeakKeyDictionary[types.FunctionType, StepInterceptor] = weakref.WeakKeyDictionary()
 
 
 def interceptor_of(optimizer: Optimizer) -> StepInterceptor | None:
@@ -259,8 +255,7 @@ class FusedFlags(Undo):
         self._before = [(name, _MISSING) for name in self._attributes]  # what was there was for the step that raised
         self.give_back()
 
-    def forget(self) -> None:
-        self.give_back()
+    forget = give_back
 
 
 def with_other_strides(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

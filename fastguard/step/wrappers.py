@@ -42,12 +42,9 @@ def _is_proxy(optimizer: Any) -> bool:
 
 
 def innermost(optimizer: Any, *, in_backward: bool = False) -> Optimizer:
-    """The optimizer that takes the steps, inside the proxies that stand around it.
-
-    Raises:
-        TypeError: it is not a torch.optim.Optimizer, or one of DeepSpeed's; its step cannot be hooked; it steps within
-            the backward pass, and not `in_backward`.
-    """
+    """The optimizer that takes the steps, inside the proxies that stand around it. Raises TypeError if it is none of
+    torch's, or is DeepSpeed's; if its step cannot be hooked; if it steps within the backward pass, and not
+    `in_backward`."""
     for module in {c.__module__ for c in type(optimizer).__mro__}:
         if module.split(".")[0] == "deepspeed":
             raise TypeError(

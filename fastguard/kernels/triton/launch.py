@@ -1,8 +1,6 @@
 """Kernels, compiled once a device and launched with as little Python as can be: steps, and looks at activations.
-
 `kernel[grid](...)` binds and inspects every argument at every call, and then calls the compiled kernel. Here all
-arguments are integers and need no inspection, so the compiled kernel is called directly.
-"""
+arguments are integers and need no inspection, so the compiled kernel is called directly."""
 
 from __future__ import annotations
 
@@ -18,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._device import Device
-from ...errors import UnsupportedTensorError
 from ...records import COLUMNS
 from ..reference import Limits
 from ..slots import DEFAULT_OPTIONS, Slot, StepOptions
@@ -43,25 +40,22 @@ lock = threading.Lock()  # held around the use of a workspace that is shared
 class Launcher:
     """One kernel with its constants on one device: `launcher(grid, *arguments)`, all integers. The current device must
     be the one it is for. `fp_fusion` lets the compiler turn a product and a sum into one instruction with one rounding.
-    It is always passed: Triton's default changes in 3.10. `launch` is what launches: the compiled kernel or `ordinary`,
-    None before the first."""
+    It is always passed: Triton's default changes in 3.10. `launch` is what launches: at last the compiled kernel, or
+    `ordinary`."""
 
     def __init__(self, function: Any, constants: Mapping[str, Any], *, num_warps: int, fp_fusion: bool) -> None:
         self.function = function
         self.constants = dict(constants)
         self.options = {"num_warps": num_warps, "enable_fp_fusion": fp_fusion}
-        self.launch: Callable[..., Any] | None = None
+        self.launch: Callable[..., Any] = self._first
 
     def __call__(self, grid: int, *arguments: int) -> None:
-        if self.launch is None:
-            self._first(grid, arguments)
-        else:
-            self.launch(grid, *arguments)
+        self.launch(grid, *arguments)
 
     def ordinary(self, grid: int, *arguments: int) -> None:
         self.function[(grid,)](*arguments, **self.constants, **self.options)
 
-    def _first(self, grid: int, arguments: tuple[int, ...]) -> None:
+    def _first(self, grid: int, *arguments: int) -> None:
         try:
             compiled = self.function.warmup(*arguments, grid=(1,), **self.constants, **self.options)
             run, handle, packed = compiled.run, compiled.function, compiled.packed_metadata
@@ -211,8 +205,6 @@ class Workspace:
         """As `ReferenceBackend.activation_into` of an `x` that is not empty; `row` and `table` are contiguous. Cost:
         two reads of every element, the second one from a cache; two launches; no sync. Memory is allocated for a larger
         tensor than before, and for a copy of a tensor whose elements do not fill a stretch of memory."""
-        if x.device != self.device:
-            raise UnsupportedTensorError(0, f"must be on {self.device}, got {x.device}")
         with self._side.entered():
             self._follow_stream()
             x = x if is_dense(x) else x.contiguous()
