@@ -10,7 +10,7 @@ import torch
 
 from ..records import values
 from .policy import ClipPolicy
-from .value import dense
+from .value import Rows, Shrunk, Tensors, dense
 
 
 class AGC(ClipPolicy):
@@ -42,16 +42,7 @@ class AGC(ClipPolicy):
         self.eps = values.positive("eps", eps, "")
         self.exclude = (exclude,) if isinstance(exclude, str) else tuple(exclude)
 
-    def shrink(
-        self,
-        names: Sequence[str],
-        params: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor],
-        rows: Sequence[tuple[float, float]] | None,
-        scale: Any,
-        is_off: torch.Tensor | None,
-    ) -> tuple[list[int], list[Any]]:
-        """As `Value.shrink`."""
+    def shrink(self, names: Any, params: Tensors, gradients: Tensors, rows: Rows, scale: Any, is_off: Any) -> Shrunk:
         over, norms = [], []
         for i, (name, param, gradient) in enumerate(zip(names, params, gradients, strict=True)):
             is_excluded = any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)

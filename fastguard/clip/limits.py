@@ -1,7 +1,5 @@
-"""The limits of one step, what they do to its gradients, and a policy whose answers are checked.
-
-csrc/clip.cpp applies limits in the same way, to the bit.
-"""
+"""The limits of one step, what they do to its gradients, and a policy whose answers are checked. csrc/clip.cpp applies
+limits in the same way, to the bit."""
 
 from __future__ import annotations
 
@@ -237,8 +235,7 @@ class CheckedPolicy(ClipPolicy):
         self.failures.note(f"clip policy {type(self.given).__name__}", error, "The step was taken without clipping.")
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.given.state_dict()
-        return state
+        return self.given.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.given.load_state_dict(state)

@@ -53,9 +53,7 @@ class PerGroup(ClipPolicy):
         self._seen: list[str] = []  # names of the parameters that are being grouped
         if isinstance(policies, Mapping):
             if not policies:
-                raise ValueError(
-                    '`policies` must have a pattern, got an empty dict. {"*": 1.0} is all tensors together.'
-                )
+                raise ValueError('`policies` must have a pattern, got an empty dict. {"*": 1.0} is all tensors.')
             self.policies = {str(pattern): _policy_of(policy) for pattern, policy in policies.items()}
 
     def group_of(self, place: Place) -> str | None:

@@ -110,7 +110,6 @@ class SortedWindow:
         return len(self.values)
 
     def add(self, value: float) -> None:
-        """Takes a finite number, and drops the oldest for it."""
         self.values.append(value)
         insort(self.ordered, value)
         if len(self.values) > self.size:
@@ -138,7 +137,6 @@ class SortedWindow:
         return min(below, above)
 
     def restart(self, kept: Iterable[float]) -> None:
-        """Goes on with `kept` alone."""
         self.values = deque(kept)
         self.ordered = sorted(self.values)
 

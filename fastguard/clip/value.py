@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -13,6 +13,10 @@ from ..kernels.reference import wide_dtype
 from ..kernels.tensors import plain
 from ..records import values
 from .policy import ClipPolicy
+
+Tensors: TypeAlias = Sequence[torch.Tensor]
+Rows: TypeAlias = Sequence[tuple[float, float]] | None  # norm and largest |g| of each gradient, unscaled
+Shrunk: TypeAlias = tuple[list[int], list[Any]]
 
 
 class Value(ClipPolicy):
@@ -45,22 +49,11 @@ class Value(ClipPolicy):
     def __init__(self, max_value: float) -> None:
         self.max_value = values.positive("max_value", max_value, "Leave it out for no clipping.")
 
-    def shrink(
-        self,
-        names: Sequence[str],
-        params: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor],
-        rows: Sequence[tuple[float, float]] | None,
-        scale: Any,
-        is_off: torch.Tensor | None,
-    ) -> tuple[list[int], list[Any]]:
+    def shrink(self, names: Any, params: Tensors, gradients: Tensors, rows: Rows, scale: Any, is_off: Any) -> Shrunk:
         """Clips `gradients` in place; says which were, as far as the host knows, and the norm that each has then.
 
-        Args:
-            rows: norm and largest |g| of each, unscaled; None where the host must not wait.
-            scale: what the gradients are multiplied by: a float, or a tensor on their device.
-            is_off: a flag on the device; where it is true nothing is done.
-        """
+        There are no `rows` where the host must not wait. `scale` is what the gradients are multiplied by, a float or a
+        tensor on their device; where `is_off`, a flag on the device, is true, nothing is done."""
         over, norms = [], []
         for i, gradient in enumerate(gradients):
             if rows is not None and not rows[i][1] > self.max_value:

@@ -1,13 +1,11 @@
-"""Tensors in, figures out: what users and guards call, and the shortest ways for plain tensors on the CPU.
-
-`registry` has the backends. Names of backends have been through `resolve_backend`, but for `tensor_stats` and `scale_`.
-"""
+"""Tensors in, figures out: what users and guards call, and the shortest ways for plain tensors on the CPU. `registry`
+has the backends. Names of backends have been through `resolve_backend`, but for `tensor_stats` and `scale_`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -26,6 +24,7 @@ from .tensors import lacks_memory as lacks_memory
 
 NEAR_ZERO = 1e-6
 _SMALLEST = 5e-324
+Range: TypeAlias = float | tuple[float, float]
 
 
 def tensor_stats(
@@ -62,9 +61,8 @@ def tensor_stats(
     try:
         table, total = run_stats(tensors, resolve_backend(backend))
     except UnsupportedTensorError as error:
-        raise UnsupportedTensorError(
-            error.index, error.problem, None if names is None else names[error.index]
-        ) from None
+        name = None if names is None else names[error.index]
+        raise UnsupportedTensorError(error.index, error.problem, name) from None
     return TensorStats(table, names, total)
 
 
@@ -129,11 +127,8 @@ def plain_stats(
 
 def stats_and_checksums(tensors: Sequence[Any]) -> tuple[bytearray, tuple[float, ...], bytearray] | None:
     """Rows, their fold, and of each tensor the sum of its bits as int64; None where the CPU kernels do not serve every
-    tensor as it is.
-
-    Bits are taken as whole numbers of their elements' width, and added modulo 2^64: of any order the same. Complex
-    tensors count as real and imaginary parts.
-    """
+    tensor as it is. Bits are taken as whole numbers of their elements' width, and added modulo 2^64: of any order the
+    same. Complex tensors count as real and imaginary parts."""
     if not tensors or not _may_be_plain(tensors[0], "cpu"):
         return None
     return cpu.extension.stats_and_checksums(tensors, torch.get_num_threads())
@@ -143,10 +138,8 @@ def clip_gradients(
     parameters: list[torch.Tensor], max_norm: float, backend: str, *, finite_only: bool = False
 ) -> tuple[float, frozenset[torch.dtype]] | None:
     """Norm and dtypes of the gradients, which are multiplied by max_norm / (norm + 1e-6) where that is below 1; with
-    `finite_only` not for a norm that is not finite.
-
-    None, and nothing was done, if there is no gradient or one that is not plain CPU memory or overlaps itself.
-    """
+    `finite_only` not for a norm that is not finite. None, and nothing was done, if there is no gradient or one that is
+    not plain CPU memory or overlaps itself."""
     if not parameters or not _may_be_plain(parameters[0], backend):
         return None
     found = cpu.extension.clip_gradients(parameters, torch.get_num_threads(), max_norm, finite_only)
@@ -229,7 +222,7 @@ def fold_rows(table: bytearray) -> tuple[float, ...]:
     return cpu.extension.fold_rows(table) if "cpu" in CPU_NAMES else columns.fold_rows(columns.ROW.iter_unpack(table))
 
 
-def thresholds(saturation: float | tuple[float, float], near_zero: float) -> Limits:
+def thresholds(saturation: Range, near_zero: float) -> Limits:
     """(low, high, near_zero) as the kernels take them; raises ValueError for what makes no range."""
     if isinstance(saturation, (tuple, list)):
         low, high = map(float, saturation)
@@ -279,7 +272,7 @@ def _run(x: torch.Tensor, limits: Limits, dim: int | None, backend: str, where: 
 
 
 def activation_stats(
-    x: Any, *, saturation: float | tuple[float, float] = 0.99, near_zero: float = NEAR_ZERO, backend: str = "auto"
+    x: Any, *, saturation: Range = 0.99, near_zero: float = NEAR_ZERO, backend: str = "auto"
 ) -> ActivationStats:
     """Mean, std, extremes, zeros, near-zero, saturated, NaN and Inf elements of one tensor, in one pass.
 
@@ -313,12 +306,7 @@ def activation_stats(
 
 
 def channel_stats(
-    x: Any,
-    dim: int = -1,
-    *,
-    saturation: float | tuple[float, float] = 0.99,
-    near_zero: float = NEAR_ZERO,
-    backend: str = "auto",
+    x: Any, dim: int = -1, *, saturation: Range = 0.99, near_zero: float = NEAR_ZERO, backend: str = "auto"
 ) -> ChannelStats:
     """`activation_stats`, and near-zero, saturated, non-finite elements and mean |x| of each channel, in the same pass.
 

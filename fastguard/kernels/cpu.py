@@ -14,6 +14,7 @@ from ..errors import BackendUnavailableError, UnsupportedTensorError
 from .reference import Limits, ReferenceBackend, Row
 from .tensors import DTYPES, MOST_ELEMENTS, OVERLAP, lacks_memory, plain
 
+_EXCHANGE_API = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if _env.exchange_api() else None
 _problem: str | None = None
 try:
     from .. import _C
@@ -21,10 +22,6 @@ except ImportError as error:
     _problem = (
         f"the extension fastguard._C cannot be imported ({error}); install a C++17 compiler and reinstall fastguard"
     )
-
-
-def _exchange_api() -> object | None:
-    return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if _env.exchange_api() else None
 
 
 def _prepare(tensor: object, index: int, writable: bool = False) -> torch.Tensor:
@@ -46,19 +43,13 @@ def _describe(tensor: torch.Tensor) -> tuple[int, str, tuple[int, ...], tuple[in
 
 
 def _initialise() -> None:
+    kinds, gradient = (torch.Tensor, torch.nn.Parameter), inspect.getattr_static(torch.Tensor, "grad")
     # Tensors and their negatives, from which the extension learns where torch keeps what.
     examples = [torch.zeros(shape, device="cpu") for shape in ((), (5,), (2, 3), (1, 7, 11))]
     examples.append(torch.nn.Parameter(torch.zeros(13, device="cpu")))
-    _C.set_tensor_access(
-        torch.Tensor,
-        torch.nn.Parameter,
-        inspect.getattr_static(torch.Tensor, "grad"),
-        _prepare,
-        functools.partial(_prepare, writable=True),
-        _describe,
-        _exchange_api(),
-        [(x, torch._neg_view(x)) for x in examples if type(x) in (torch.Tensor, torch.nn.Parameter)],
-    )
+    pairs = [(x, torch._neg_view(x)) for x in examples if type(x) in kinds]
+    prepare = _prepare, functools.partial(_prepare, writable=True)
+    _C.set_tensor_access(*kinds, gradient, *prepare, _describe, _EXCHANGE_API, pairs)
     isa = _env.isa()
     if isa is not None:
         try:
@@ -101,7 +92,7 @@ class CpuBackend(ReferenceBackend):
     def detail(self) -> str:
         sets = ", ".join(_C.isa_names())
         threads = f"threads: {torch.get_num_threads()} (OpenMP)" if _C.openmp else "threads: 1 (built without OpenMP)"
-        access = "DLPack exchange API" if _exchange_api() is not None else "Python calls"
+        access = "DLPack exchange API" if _EXCHANGE_API is not None else "Python calls"
         return f"{_C.isa()} of [{sets}], {threads}, tensors through {access}, {_C.compiler}"
 
     def accepts(self, device: torch.device) -> bool:

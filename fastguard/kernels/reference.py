@@ -1,8 +1,6 @@
-"""Plain PyTorch: the definition of every column, and the fallback on any device. No compiled code of ours.
-
-Every element is widened (see `wide_dtype`), non-finite ones are counted and replaced by zero, and the columns are what
-torch's own reductions say of the rest. Elements are widened to be compared with thresholds; no threshold is rounded.
-"""
+"""Plain PyTorch: the definition of every column, and the fallback on any device. No compiled code of ours. Every
+element is widened (see `wide_dtype`), non-finite ones are counted and replaced by zero, and the columns are what
+torch's own reductions say of the rest. Elements are widened to be compared with thresholds; no threshold is rounded."""
 
 from __future__ import annotations
 
@@ -24,10 +22,8 @@ CHUNK = 1 << 20
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of sums: float64, but float32 on Apple's GPUs, which have no other.
-
-    There a norm is within about 1e-5, squares overflow above 1e19, and counts above 2^24 lose their last bits.
-    """
+    """The dtype of sums: float64, but float32 on Apple's GPUs, which have no other. There a norm is within about 1e-5,
+    squares overflow above 1e19, and counts above 2^24 lose their last bits."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -90,7 +86,6 @@ def tensor_columns(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack([row[column.name] for column in TABLE])
 
 
-@torch.no_grad()
 def scale_by_(tensors: Sequence[Any], factor: torch.Tensor) -> None:
     """x *= factor, a 0-dim tensor, with one rounding; reads and writes the tensors also where the factor is 1."""
     views = [plain(t, i, writable=True) for i, t in enumerate(tensors)]
@@ -130,12 +125,10 @@ def _chunk_figures(x: torch.Tensor, limits: Limits, by_channel: bool) -> tuple[t
 
 
 class ReferenceBackend:
-    """Plain torch on any device, with about twenty passes where the others have one.
-
-    It defines what every figure means, and is the base of the others, which give the same, faster: what they do not
-    override is done by plain torch. A subclass with a `name`, entered in `registry.BACKENDS`, is all that a backend
-    takes. A constructor must not fail where the backend cannot run: `unavailable` says why.
-    """
+    """Plain torch on any device, with about twenty passes where the others have one. It defines what every figure
+    means, and is the base of the others, which give the same, faster: what they do not override is done by plain torch.
+    A subclass with a `name`, entered in `registry.BACKENDS`, is all that a backend takes. A constructor must not fail
+    where the backend cannot run: `unavailable` says why."""
 
     name = "reference"
 
@@ -157,38 +150,28 @@ class ReferenceBackend:
 
     def tensor_stats(self, tensors: Sequence[Any], unscale: float = 1.0) -> tuple[bytearray, Row | None]:
         """Rows of `tensors` times `unscale`, as float64 in bytes in the order of `fastguard.records.COLUMNS`, and their
-        fold; None for the fold leaves it to others.
-
-        Args:
-            tensors: whatever users pass, all on one device that it accepts. `tensors.plain` makes strided tensors of
-                sparse, lazy and distributed ones, or raises the error for the user.
-
-        Raises:
-            UnsupportedTensorError: with the index of a tensor that cannot be read.
+        fold; None for the fold leaves it to others. The tensors, at least one, are whatever users pass, all on one
+        device that it accepts. `tensors.plain` makes strided tensors of sparse, lazy and distributed ones, or raises
+        the error for the user.
 
         Cost: about twenty passes over each tensor, a float64 copy of at most 2^20 elements at a time; a sync.
         """
         table = bytearray(ROW_BYTES * len(tensors))
-        if not tensors:
-            return table, None
-        with torch.no_grad():
-            rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(tensors)]).cpu().double()
-            powers = torch.tensor(POWERS, dtype=torch.float64, device="cpu")
-            torch.frombuffer(table, dtype=torch.float64).view(rows.shape).copy_(rows * unscale**powers)
+        rows = torch.stack([tensor_columns(plain(t, i)) for i, t in enumerate(tensors)]).cpu().double()
+        powers = torch.tensor(POWERS, dtype=torch.float64, device="cpu")
+        torch.frombuffer(table, dtype=torch.float64).view(rows.shape).copy_(rows * unscale**powers)
         return table, None
 
     def scale_(self, tensors: Sequence[Any], factor: float) -> None:
         """x *= factor in place, with one rounding, or UnsupportedTensorError: none is written to unless all can be.
-
         Cost: one read and one write of each; no sync."""
         scale_by_(tensors, torch.tensor(factor, dtype=torch.float64, device="cpu"))
 
     def activation(self, x: torch.Tensor, dim: int | None, limits: Limits) -> tuple[Row, bytes | None]:
         """One row of ACTIVATION_COLUMNS of a real tensor and, with a `dim` counted from the front, CHANNEL_COLUMNS of
         each of its indices as float64 [C, 4] in bytes. `limits`: low, high, near-zero threshold, which is above 0.
-
-        Cost: that of `activation_into`, and one sync. A copy of `x` where its elements do not fill a stretch of memory.
-        """
+        Cost: that of `activation_into`, and one sync. A copy of `x` where its elements do not fill a stretch of
+        memory."""
         x = plain(x, 0)
         num_channels = 0 if dim is None else x.shape[dim] if x.dim() else 1
         size, width = len(EMPTY_ACTIVATION_ROW), len(CHANNEL_COLUMNS)
@@ -202,9 +185,8 @@ class ReferenceBackend:
         self, x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None
     ) -> None:
         """The same into `row`, float64 [10], and `table`, float64 [C, 4], on the device of `x`, in the order of its
-        current stream, for an `x` that has been through `tensors.plain`. Does not synchronise.
-
-        Cost: about two dozen passes, a dozen more for channels, float64 copies of at most 2^20 elements at a time."""
+        current stream, for an `x` that has been through `tensors.plain`. Does not synchronise. Cost: about two dozen
+        passes, a dozen more for channels, float64 copies of at most 2^20 elements at a time."""
         channels = x.reshape(1, -1) if dim is None or x.dim() == 0 else x.movedim(dim, 0)
         count, by_channel = channels.shape[0], dim is not None
         if table is not None:

@@ -19,6 +19,7 @@ from .triton import TritonBackend
 # In the order in which "auto" tries them.
 BACKENDS: dict[str, ReferenceBackend] = {b.name: b for b in (CpuBackend(), TritonBackend(), ReferenceBackend())}
 _log = logging.getLogger("fastguard")
+say_once = functools.cache(_log.warning)
 
 
 class BackendStatus(NamedTuple):
@@ -44,12 +45,8 @@ def backends() -> dict[str, BackendStatus]:
 
 
 def resolve_backend(name: str) -> str:
-    """A backend that can run here, or "auto"; `name` "auto" is what the environment says, "auto" if nothing.
-
-    Raises:
-        ValueError: unknown name; lists the known ones.
-        BackendUnavailableError: known, but it cannot run here; says why, for this and for every other backend.
-    """
+    """A backend that can run here, or "auto"; `name` "auto" is what the environment says, "auto" if nothing. Raises
+    ValueError for an unknown name, and BackendUnavailableError for a backend that cannot run here; says why."""
     source = "`backend`"
     if name == "auto":
         source, name = "`FASTGUARD_BACKEND`", _env.backend()
@@ -77,17 +74,9 @@ def require_devices(backend: str, groups: Iterable[Iterable[torch.Tensor]]) -> N
             )
 
 
-@functools.cache
-def say_once(message: str) -> None:
-    _log.warning(message)
-
-
 def choose(device: torch.device, name: str, operation: str = "tensor_stats") -> ReferenceBackend:
     """The backend `name`, or for "auto" the first one that does `operation` on `device`; says once why it passes over
-    one that would be faster.
-
-    `name` has been through `resolve_backend`, here and below.
-    """
+    one that would be faster. `name` has been through `resolve_backend`, here and below."""
     if name != "auto":
         return BACKENDS[name]
     for backend in BACKENDS.values():

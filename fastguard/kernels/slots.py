@@ -61,12 +61,10 @@ def copy_slot(words: torch.Tensor, num_rows: int, headers: bytearray, offset: in
 
 
 class StepOptions(NamedTuple):
-    """How an engine decides on a step.
-
-    norm = sqrt(sum of squares); coefficient = min(1, max_norm / (norm + 1e-6)), 1 if the norm is not finite or the step
-    is skipped; skip = (skip_nonfinite and the norm is not finite) or found_inf. With a `trigger` >= 0 the coefficient
-    is min(1, max_norm / norm) for a norm above it, else 1; with a `max_norm` of 0 a norm above it is a skip.
-    """
+    """How an engine decides on a step. norm = sqrt(sum of squares); coefficient = min(1, max_norm / (norm + 1e-6)), 1
+    if the norm is not finite or the step is skipped; skip = (skip_nonfinite and the norm is not finite) or found_inf.
+    With a `trigger` >= 0 the coefficient is min(1, max_norm / norm) for a norm above it, else 1; with a `max_norm` of 0
+    a norm above it is a skip."""
 
     step: int = 0
     scale: torch.Tensor | None = None  # 0-dim float32 on the device: what the gradients have to be divided by

@@ -45,13 +45,9 @@ def plain(tensor: object, index: int, *, writable: bool = False) -> torch.Tensor
     """A strided tensor of a native dtype that has the values of `tensor`; with `writable`, over the same memory.
 
     Sparse tensors give their stored values (COO: coalesced, unless `writable`), DTensors their local shard, lazy
-    conjugates and negatives their resolved values, float8 its float32 equal.
-
-    Raises:
-        UnsupportedTensorError: when there is no such tensor; says what is wrong and what would help.
-
-    Cost: nothing for plain tensors; a copy where values have to be resolved.
-    """
+    conjugates and negatives their resolved values, float8 its float32 equal. Raises UnsupportedTensorError if there is
+    no such tensor: what is wrong and what would help. Cost: nothing for plain tensors; a copy where values have to be
+    resolved."""
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedTensorError(index, f"must be a torch.Tensor, got {type(tensor).__name__}")
     values = _strided(tensor.detach(), index, writable)

@@ -202,7 +202,7 @@ class WeightWatch(Observer):
         record, found = self._run.ring.latest(), list[WeightStats]()
         norms = dict(zip(record.tensors.names, record.tensors.norm, strict=True))
         for member, sample in samples:
-            names = self._run.names_of(member)
+            names = self._run.known_names[self._run.start_of(member) :]
             about = {"names": names, "gradient_norms": norms, "skipped": record.skipped}
             found += self._sampler.after(member.optimizer, sample, **about)
         self._run.ring.attach(record.step, weights=record.weights + tuple(found))

@@ -23,14 +23,13 @@ from typing import Annotated, Any, TypeVar
 from . import strict_json, values
 
 _PlainT = TypeVar("_PlainT", bound="Plain")
-_PartT = TypeVar("_PartT", bound="Part")
 
 Count = Annotated[int, values.count]
 Spread = Annotated[float, values.spread]
 Length = Annotated[int, values.length]
 
-
 Reader = Callable[[Any], Any]  # of plain data; raises MisfitError if it does not fit
+_SCALARS = {str: values.text, bool: values.truth, int: values.whole, float: values.number}
 
 
 def plain_fields(owner: Any) -> dict[str, Any]:
@@ -55,26 +54,30 @@ class Plain:
         return cls(**read_fields(cls, plain))
 
 
+@functools.cache
+def readers_of(owner: Any) -> dict[str, Reader]:
+    """The readers of the annotated attributes of a class, in order, those of its bases first."""
+    hints = typing.get_type_hints(owner, include_extras=True)
+    return {name: reader_of(hint) for name, hint in hints.items() if typing.get_origin(hint) is not typing.ClassVar}
+
+
 class Part:
     """A base for the parts of a history. The annotated attributes are saved, as a list."""
 
     __slots__ = ()
-
-    def _readers(self) -> dict[str, Reader]:
-        owner: Any = type(self)
-        return readers_of(owner)
+    _readers: typing.ClassVar[Any] = property(lambda self: readers_of(self.__class__))
 
     def state(self) -> list[Any]:
         """Every saved attribute as plain types."""
-        return list(dump_fields(self, self._readers()).values())
+        return list(dump_fields(self, self._readers).values())
 
     def load(self, state: Any) -> None:
         """Restores what `state` returned; raises MisfitError for anything else, and is then unusable."""
-        readers = self._readers()
+        readers = self._readers
         load_fields(self, readers, dict(zip(readers, values.row(state, len(readers)))))
 
     @classmethod
-    def loaded(cls: type[_PartT], state: Any) -> _PartT:
+    def loaded(cls, state: Any) -> Any:
         part = cls()
         part.load(state)
         return part
@@ -103,19 +106,12 @@ def copied(value: Any) -> Any:
     """A copy of the value of a field that shares nothing mutable with it."""
     if isinstance(value, Part):
         twin = copy.copy(value)
-        for name in value._readers():
+        for name in value._readers:
             setattr(twin, name, copied(getattr(value, name)))
         return twin
     if type(value) is tuple:
         return tuple(map(copied, value))
     return {name: copied(item) for name, item in value.items()} if type(value) is dict else copy.copy(value)
-
-
-@functools.cache
-def readers_of(owner: Any) -> dict[str, Reader]:
-    """The readers of the annotated attributes of a class, in order, those of its bases first."""
-    hints = typing.get_type_hints(owner, include_extras=True)
-    return {name: reader_of(hint) for name, hint in hints.items() if typing.get_origin(hint) is not typing.ClassVar}
 
 
 def read_fields(owner: Any, plain: Any, **known: Any) -> dict[str, Any]:
@@ -133,9 +129,6 @@ def _needed(owner: Any) -> frozenset[str]:
     nothing = dataclasses.MISSING
     fields = dataclasses.fields(owner)
     return frozenset(f.name for f in fields if f.default is nothing and f.default_factory is nothing)
-
-
-_SCALARS = {str: values.text, bool: values.truth, int: values.whole, float: values.number}
 
 
 @functools.cache

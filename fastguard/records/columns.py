@@ -1,8 +1,6 @@
-"""The one table of columns of a row, and everything that depends on it.
-
-C++ has the same table in csrc/stats.h, and Triton the numbers of columns in kernels/triton/lang/stats.py, since neither
-can read this one; tests/kernels/test_tensor_stats.py compares them.
-"""
+"""The one table of columns of a row, and everything that depends on it. C++ has the same table in csrc/stats.h, and
+Triton the numbers of columns in kernels/triton/lang/stats.py, since neither can read this one;
+tests/kernels/test_tensor_stats.py compares them."""
 
 from __future__ import annotations
 
@@ -122,6 +120,7 @@ def picker(*names: str) -> Callable[[Sequence[float]], tuple[float, ...]]:
 
 
 norm_parts = picker("finite_norm", "num_nans", "num_infs")  # the arguments of `norm_of`
+_moments = picker("numel", "num_nans", "num_infs", "sum", "sum_sq", "sum_sq_dev", "finite_norm")
 
 
 def as_row(values: Sequence[float]) -> TensorRow:
@@ -161,9 +160,6 @@ def _merged_norm(sum_sq: float, a: float, b: float) -> float:
         return large
     ratio = (b if a > b else a) / large
     return large * math.sqrt(1.0 + ratio * ratio)
-
-
-_moments = picker("numel", "num_nans", "num_infs", "sum", "sum_sq", "sum_sq_dev", "finite_norm")
 
 
 def _fold_moments(rows: Iterable[Sequence[float]]) -> dict[Fold, float]:

@@ -25,21 +25,14 @@ class Entry(NamedTuple):
     overhead_s: float | None
 
     @property
-    def clipped_norm(self) -> float:
-        """The norm after clipping."""
-        return self.norm * self.clip_coef
-
-    @property
     def is_clean(self) -> bool:
         """Whether the step may enter a baseline: it was not skipped, and its norm is finite."""
         return not self.skipped and _isfinite(self.norm)
 
 
 class NonFiniteEvent(NamedTuple):
-    """A step whose gradients contained NaN or Inf, or whose norm overflowed.
-
-    `names` are the first eight of `num_tensors` bad tensors, in backward order: the first is the likeliest origin.
-    """
+    """A step whose gradients contained NaN or Inf, or whose norm overflowed. `names` are the first eight of
+    `num_tensors` bad tensors, in backward order: the first is the likeliest origin."""
 
     step: int
     names: tuple[str, ...]
@@ -52,9 +45,7 @@ class NonFiniteEvent(NamedTuple):
 
 class LoneElement(NamedTuple):
     """A clean step at which one element was nearly all of the gradient: its tensor, |g|, and the tensor's usual norm.
-
-    `usual` is 0.0 if there was no earlier sample of the tensor.
-    """
+    `usual` is 0.0 if there was no earlier sample of the tensor."""
 
     step: int
     name: str
@@ -63,10 +54,8 @@ class LoneElement(NamedTuple):
 
 
 class Total(NamedTuple):
-    """All gradient elements of a clean step together: their sum, the largest |g|, and an upper bound of |sum|.
-
-    `names` are the first four tensors with an element as large as the largest.
-    """
+    """All gradient elements of a clean step together: their sum, the largest |g|, and an upper bound of |sum|. `names`
+    are the first four tensors with an element as large as the largest."""
 
     step: int
     sum: float
@@ -91,10 +80,8 @@ class _RecoveryDetails(TypedDict, total=False):
 
 
 class RecoveryEvent(_RecoveryDetails):
-    """One event of a recovery: "rollback", "failed" or "new-level", with its reason.
-
-    The step is required; the step to which the run went back (`to`) and the other details depend on the kind.
-    """
+    """One event of a recovery: "rollback", "failed" or "new-level", with its reason. The step is required; the step to
+    which the run went back (`to`) and the other details depend on the kind."""
 
     kind: str
     reason: str
@@ -125,10 +112,8 @@ class OddRank(TypedDict):
 
 
 class ReplicaDifference(TypedDict):
-    """Gradients or weights (`what`) that differed between replicas.
-
-    `name` is the first of `num_tensors` tensors. `ranks` are the minority; empty if there is none.
-    """
+    """Gradients or weights (`what`) that differed between replicas. `name` is the first of `num_tensors` tensors.
+    `ranks` are the minority; empty if there is none."""
 
     step: Count
     num_tensors: Count
@@ -140,9 +125,7 @@ class ReplicaDifference(TypedDict):
 
 class Experiment(TypedDict):
     """What an experiment at `step` said of `causes`: `ratio` multiplies their odds, `text` is a sentence for a report.
-
-    `arm` is what was changed, `verdict` whether that "helps", "harms", made "no difference" or is "not known".
-    """
+    `arm` is what was changed, `verdict` whether that "helps", "harms", made "no difference" or is "not known"."""
 
     step: Count
     arm: str

@@ -28,8 +28,8 @@ class Failures:
     >>> failures = Failures()
     >>> with failures.kept("rule 'odd'", "It was not checked."):
     ...     1 / 0
-    >>> failures.known("rule 'odd'").times, failures.known("rule 'odd'").error[:17]
-    (1, 'ZeroDivisionError')
+    >>> [(failure.times, failure.error[:17]) for failure in failures]
+    [(1, 'ZeroDivisionError')]
     """
 
     def __init__(self) -> None:
@@ -50,9 +50,6 @@ class Failures:
             yield
         except Exception as error:
             self.note(what, error, so)
-
-    def known(self, what: str) -> Failure | None:
-        return self._known.get(what)
 
     def counts(self) -> dict[str, int]:
         return {failure.what: failure.times for failure in self}

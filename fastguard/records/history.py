@@ -1,7 +1,5 @@
-"""The history of a run in bounded memory: a window of steps, running aggregates, and the bad steps.
-
-Skipped and non-finite steps are counted, but enter no aggregate and no baseline.
-"""
+"""The history of a run in bounded memory: a window of steps, running aggregates, and the bad steps. Skipped and
+non-finite steps are counted, but enter no aggregate and no baseline."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from .loading import fill
 from .log import LogReader
 from .running import Bucket, Summary
 from .sampled import NUM_BATCHES, NUM_FIRST, GradientCosine, SampledBatch
-from .series import NUM_FIRST_EVENTS, Series, diagnose_losses
+from .series import NUM_FIRST_EVENTS, Series
 from .slot import extension
 from .table import StepStats
 from .tensors import MAX_TENSORS
@@ -89,11 +87,7 @@ class TrainingHistory(Series):
         self._noted: int | None = None  # a step whose event is noted, but whose numbers are not counted yet
 
     def extend(self, entries: list[Entry], records: Sequence[StepStats] = ()) -> None:
-        """Takes some steps, oldest first.
-
-        Args:
-            entries: the numbers of each step.
-            records: whole records of those steps for which there is one.
+        """Takes the numbers of some steps, oldest first, and whole records of those steps for which there is one.
 
         Equivalent to: one call for each step, to the bit.
 
@@ -115,22 +109,14 @@ class TrainingHistory(Series):
         self.revision += 1
 
     def add(self, record: StepStats, overhead_s: float | None = None) -> None:
-        """Takes the record of one step, as `extend` does.
-
-        Args:
-            record: the step, with its loss if there is one.
-            overhead_s: seconds that guarding added to the step, if measured.
-        """
+        """Takes the record of one step, as `extend` does, and the seconds that guarding added to it, if measured."""
         self.extend([entry_of(record, overhead_s)], [record])
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the guard was closed, or its framework finished training: `model.has_ended`, which logs hold."""
-        return self.model.has_ended
-
-    @has_ended.setter
-    def has_ended(self, has_ended: bool) -> None:
-        self.note_model(has_ended=has_ended)
+    has_ended = property(
+        lambda self: self.model.has_ended,
+        lambda self, has_ended: self.note_model(has_ended=has_ended),
+        doc="Whether the guard was closed, or its framework finished training: `model.has_ended`, which logs hold.",
+    )
 
     def record(self, step: int, loss: float, grad_norm: float, lr: float, val_loss: float | None = None) -> None:
         """Takes a step by its numbers alone, without a guard: the toolkit's interface.
@@ -165,22 +151,6 @@ class TrainingHistory(Series):
         """Totals of all gradients at clean steps from `step` on whose table was read; at most 64, not saved."""
         return [total for total in self._totals if total.step >= step]
 
-    def diagnose(self) -> dict[str, Any]:
-        """The toolkit's three checks: a dict of "status", "issues", "recommendations".
-
-        The status is "healthy", "warning", "critical", or, before the first step, "no-evidence".
-
-        `LOSS_EXPLOSION`: NaN or Inf among the last 5 losses. `LOSS_PLATEAU`: from 100 losses on, (max - min) / mean of
-        the last 50 is below 0.001. `OVERFITTING`: from 20 validation losses on, the training loss of the last quarter
-        is below that of the first quarter, and the validation loss above. The rules of `fastguard.diagnosis` say more.
-
-        >>> history = TrainingHistory()
-        >>> history.record(0, loss=float("nan"), grad_norm=1.0, lr=1e-3)
-        >>> history.diagnose()["status"]
-        'critical'
-        """
-        return diagnose_losses(self)
-
     @classmethod
     def from_jsonl(cls, path: str | os.PathLike[str], window: int = 512) -> TrainingHistory:
         """The history of the run whose log a `JsonlSink` wrote to `path`, even if a crash cut it off.
@@ -205,18 +175,6 @@ class TrainingHistory(Series):
         fill(history, log, path)
         return history
 
-    def _note_nonfinite(self, event: NonFiniteEvent) -> None:
-        self.num_nonfinite += 1
-        if not event.skipped:
-            self.num_nonfinite_applied += 1
-        self._noted = event.step
-        self.last_events.append(event)
-        if len(self.first_events) < NUM_FIRST_EVENTS:
-            self.first_events.append(event)
-        known = self.first_nonfinite
-        if event.names and (event.names[0] in known or len(known) < MAX_TENSORS):
-            known[event.names[0]] = known.get(event.names[0], 0) + 1
-
     def _look(self, entry: Entry, record: StepStats | None) -> None:
         """Takes everything about a step but its numbers."""
         if record is not None:
@@ -226,8 +184,16 @@ class TrainingHistory(Series):
                 return  # an interrupt came in between
             names = () if record is None else record.nonfinite
             nans, infs = (0, 0) if record is None else map(int, norm_parts(record.tensors.total_row())[1:])
-            known = tuple(names[:NUM_EVENT_NAMES]), len(names), nans, infs
-            self._note_nonfinite(NonFiniteEvent(entry.step, *known, entry.skipped, entry.loss_scale))
+            found = tuple(names[:NUM_EVENT_NAMES]), len(names), nans, infs
+            event, known = NonFiniteEvent(entry.step, *found, entry.skipped, entry.loss_scale), self.first_nonfinite
+            self.num_nonfinite += 1
+            self.num_nonfinite_applied += not entry.skipped
+            self._noted = entry.step
+            self.last_events.append(event)
+            if len(self.first_events) < NUM_FIRST_EVENTS:
+                self.first_events.append(event)
+            if names and (names[0] in known or len(known) < MAX_TENSORS):
+                known[names[0]] = known.get(names[0], 0) + 1
         elif record is not None and not record.skipped:
             self._see_tensors(record, entry.norm)
         if record is not None:
@@ -250,11 +216,7 @@ class TrainingHistory(Series):
             self._totals.append(Total(record.step, total, largest, norm * math.sqrt(numel), holders))
 
     def take_samples(self, step: int, lr: float | None, samples: Mapping[str, Any]) -> None:
-        """Takes what was sampled beside the gradients of a step.
-
-        Args:
-            samples: fields of its record, `SAMPLES` among them; those without a value may be missing.
-        """
+        """Takes what was sampled beside the gradients of a step: fields of its record, `SAMPLES` among them."""
         if activations := samples.get("activations"):
             self.activations.add(step, activations)
         if weights := samples.get("weights"):
@@ -327,10 +289,6 @@ class TrainingHistory(Series):
             train = self.loss_trend.mean if self.loss_trend.count else math.nan
             self.validations.append(Validation(step, val_loss, train))
         self.lrs.add(lr)
-        self._compare(norm)
-
-    def _compare(self, norm: float) -> None:
-        """Counts clean steps in a row whose norms are nearly equal."""
         low, high = min(self._equal_low, norm), max(self._equal_high, norm)
         if self.equal_run and high - low <= EQUAL_NORMS_TOLERANCE * low:
             self.equal_run += 1

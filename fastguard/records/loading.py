@@ -32,15 +32,9 @@ Unknown = dict[str, None]  # keys that this version does not know, in the order 
 def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike[str] = "the log") -> list[str]:
     """Gives `history`, a `TrainingHistory`, the steps of `log` and its facts about the model. Returns the unknown keys.
 
-    Unknown keys, and lines that have no others, are ignored: a newer version wrote them. If the file has several runs,
-    the last one is read, with a warning.
-
-    Args:
-        log: a `LogReader`, a `JsonlLog`, or any records with the keys of a log; errors call it `path`.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not such a log; names the line and the problem.
+    `log` is a `LogReader`, a `JsonlLog`, or any records with the keys of a log. Unknown keys, and lines that have no
+    others, are ignored: a newer version wrote them. Of several runs in a file the last one is read, with a warning.
+    Raises OSError for a file that cannot be read, and ValueError for what is not such a log: it names `path` and line.
 
     Cost: 3 us a line on top of reading it, 1 us more for each tensor in a table, 10 us for a sampled module or weight.
     """
@@ -142,11 +136,7 @@ def _named(kind: Any, plain: Any) -> tuple[Any, ...]:
     return tuple(values.at(name, kind.from_dict, {**one, "name": name}) for name, one in known.items())
 
 
-def _groups(plain: Any) -> tuple[ClippedGroup, ...]:
-    return tuple(ClippedGroup(name, *numbers) for name, numbers in values.by_name(_three_norms, plain).items())
-
-
-_three_norms = reader_of(tuple[Spread, Spread, Spread])
+_norms = reader_of(tuple[Spread, Spread, Spread])  # of a clipped group
 # What a record calls the keys of a line, but for those of its gradients.
 _RECORD_FIELDS = {
     **{name: name for name in ("step", "skipped", "loss", "val_loss", "lr", "loss_scale")},
@@ -158,7 +148,8 @@ _READ: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("grad/max", "grad/min", "grad/mean", "grad/std"), values.number),
     **dict.fromkeys(("step", *(f"grad/num_{what}" for what in ("zeros", "nans", "infs", "elements"))), values.count),
     **dict.fromkeys(("clip/over", "nonfinite"), reader_of(tuple[str, ...])),
-    **{"grad/norm": values.spread, "skipped": values.truth, "tensors": _table, "clip/groups": _groups},
+    **{"grad/norm": values.spread, "skipped": values.truth, "tensors": _table},
+    "clip/groups": lambda plain: tuple(ClippedGroup(name, *of) for name, of in values.by_name(_norms, plain).items()),
     **{"activations": partial(_named, ModuleActivity), "weights": partial(_named, WeightStats)},
     "batches": lambda plain: tuple(values.each(BatchSample.from_dict, plain)),
 }
@@ -195,11 +186,9 @@ def _step_of(line: Mapping[str, Any], unknown: Unknown) -> Entry | StepStats | N
 
 
 def record_of(line: Mapping[str, Any]) -> StepStats:
-    """The step that a line of a log describes; raises MisfitError for a value that does not fit its key.
-
-    Without a table of tensors the record has the statistics of all gradients together, and no rows; tensors with NaN or
-    Inf are then known by name only.
-    """
+    """The step that a line of a log describes; raises MisfitError for a value that does not fit its key. Without a
+    table of tensors the record has the statistics of all gradients together, and no rows; tensors with NaN or Inf are
+    then known by name only."""
     known = _read(line)
     tensors = known["tensors"] if "tensors" in known else _total(known)
     return StepStats(tensors=tensors, **{field: known[key] for key, field in _RECORD_FIELDS.items() if key in known})
@@ -216,18 +205,9 @@ def _total(known: Mapping[str, Any]) -> TensorStats:
     high, low, mean, std = (known.get(f"grad/{what}", 0.0) for what in ("max", "min", "mean", "std"))
     count = float(numel - nans - infs)
     sum_sq = norm * norm if math.isfinite(norm) else max(count, 0.0) * (mean * mean + std * std)
-    total = TensorRow(
-        numel=numel,
-        sum_sq=sum_sq,
-        sum=mean * count,
-        abs_max=high,
-        abs_min_nonzero=low,
-        num_zeros=known.get("grad/num_zeros", 0),
-        num_nans=nans,
-        num_infs=infs,
-        sum_sq_dev=max(count, 0.0) * std * std,
-        finite_norm=norm if math.isfinite(norm) else math.sqrt(sum_sq),
-    )
+    zeros, deviations = known.get("grad/num_zeros", 0), max(count, 0.0) * std * std
+    finite_norm = norm if math.isfinite(norm) else math.sqrt(sum_sq)
+    total = TensorRow(numel, sum_sq, mean * count, high, low, zeros, nans, infs, deviations, finite_norm)
     bad = known.get("nonfinite", ())[::-1]  # the log has them in backward order
     row = TensorRow(num_nans=int(nans > 0), num_infs=int(nans == 0))
     return TensorStats(array("d", chain.from_iterable([row] * len(bad))).tobytes(), bad, total)

@@ -186,10 +186,8 @@ def run_id_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def _decoded(record: dict[str, Any], text: bytes) -> dict[str, Any]:
-    """`record` with NaN and Inf as floats in place of their names; a tensor named "NaN" keeps its name.
-
-    Its `text` nearly always shows that there is none, neither by name nor hidden behind an escape.
-    """
+    """`record` with NaN and Inf as floats in place of their names; a tensor named "NaN" keeps its name. Its `text`
+    nearly always shows that there is none, neither by name nor hidden behind an escape."""
     is_plain = b'NaN"' not in text and b'Infinity"' not in text and b"\\" not in text
     if is_plain and text.count(b"[") + text.count(b"{") <= _NESTED:  # else it may be nested too deeply to decode
         return record

@@ -1,7 +1,5 @@
 """Summaries of a stream of numbers in bounded memory: moments, quantiles, level and spikes, the whole run in buckets.
-
-The C++ extension folds usual steps into the same attributes (csrc/fold.cpp).
-"""
+The C++ extension folds usual steps into the same attributes (csrc/fold.cpp)."""
 
 from __future__ import annotations
 
@@ -74,7 +72,6 @@ class Running(Part):
             self.max = value
 
     def summary(self) -> Summary:
-        """The values so far."""
         if not self.count:
             return Summary(0, math.nan, math.nan, math.nan, math.nan)
         return Summary(self.count, self.min, self.max, self.total / self.count, self.last)
@@ -190,10 +187,7 @@ class Trend(Part):
         self.spikes.append(Spike(step, step, value, self.mean, math.sqrt(self._var)))
         return 1
 
-    @property
-    def std(self) -> float:
-        """Spread of the values around their trend; 0.0 before the twentieth."""
-        return math.sqrt(self._var)
+    std = property(lambda self: math.sqrt(self._var), doc="Spread of the values around the trend; 0.0 before twenty.")
 
 
 class Bucket(NamedTuple):
@@ -205,10 +199,6 @@ class Bucket(NamedTuple):
     loss: Summary
     norm: Summary
     lr: Summary
-
-
-def _three() -> tuple[Running, Running, Running]:
-    return Running(), Running(), Running()
 
 
 def _halved(closed: list[Bucket]) -> list[Bucket]:
@@ -243,7 +233,7 @@ class Overview(Part):
     _first: int = 0
     _last: int = 0
     _num: Count = 0
-    _open: tuple[Running, Running, Running] = field(default_factory=_three)
+    _open: tuple[Running, Running, Running] = field(default_factory=lambda: (Running(), Running(), Running()))
     _closed: list[Bucket] = field(default_factory=list)
 
     def add(self, step: int, loss: float | None, norm: float | None, lr: float | None) -> None:
@@ -258,7 +248,7 @@ class Overview(Part):
             closed, steps_per_bucket = [*self._closed, self._open_bucket()], self.steps_per_bucket
             if len(closed) >= NUM_BUCKETS:
                 closed, steps_per_bucket = _halved(closed), 2 * steps_per_bucket
-            fresh = _three()
+            fresh = Running(), Running(), Running()
             # No calls from here on, so no interrupt comes in between.
             self._closed, self.steps_per_bucket, self._open, self._num = closed, steps_per_bucket, fresh, 0
 

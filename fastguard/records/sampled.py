@@ -40,10 +40,7 @@ class Window(Part, Generic[_Item]):
     first: Annotated[Point, values.row]
     recent: Annotated[deque[Point], values.row]
 
-    @property
-    def last(self) -> Point:
-        """The newest sample."""
-        return self.recent[-1]
+    last = property(lambda self: self.recent[-1])  # the newest sample
 
 
 class Sampled(Part, Mapping[str, Window[_Item]]):
@@ -89,7 +86,6 @@ class Sampled(Part, Mapping[str, Window[_Item]]):
         return len(self._windows)
 
     def load(self, state: Any) -> None:
-        """Restores what `state` returned; raises MisfitError for anything else."""
         super().load(state)
         point = row_reader((0, 1), (values.whole, self._decode), Point._make)
         readers = values.count, point, lambda plain: deque(values.each(point, plain), WINDOW)
@@ -144,17 +140,12 @@ class UpdateRatios(Part):
     recent: deque[UpdateRatio] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
 
     def add(self, step: int, weights: Sequence[WeightStats], lr: float | None, chosen: Container[str] | None) -> None:
-        """Takes one sampled step: the weights in `chosen`, or, if that is None, all but biases and small ones.
-
-        Cost: 0.5 us a weight.
-        """
-        ratios = [
-            ratio
-            for w in weights
-            if (ratio := w.update_ratio) is not None
-            and math.isfinite(ratio)
-            and (w.name in chosen if chosen is not None else w.numel >= MIN_NUMEL and not is_bias(w.name))
-        ]
+        """Takes one sampled step: the weights in `chosen`, or, if that is None, all but biases and small ones. Cost:
+        0.5 us a weight."""
+        if chosen is None:
+            chosen = {w.name for w in weights if w.numel >= MIN_NUMEL and not is_bias(w.name)}
+        found = [w.update_ratio for w in weights if w.name in chosen]
+        ratios = [ratio for ratio in found if ratio is not None and math.isfinite(ratio)]
         if not ratios:
             return
         sample = UpdateRatio(step, quantiles(ratios, (0.5,))[0], lr)

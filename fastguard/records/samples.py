@@ -13,11 +13,9 @@ from .codec import Plain, plain_fields, read_fields
 
 
 class ActivationRow(NamedTuple):
-    """A row of raw statistics of one tensor of activations, all float64.
-
-    `m2` is the sum of squared deviations from the mean. `mean`, `m2`, `min` and `max` are those of the finite elements.
-    If there are none, they are 0, 0, Inf and -Inf, so that merging needs no special case.
-    """
+    """A row of raw statistics of one tensor of activations, all float64. `m2` is the sum of squared deviations from the
+    mean. `mean`, `m2`, `min` and `max` are those of the finite elements. If there are none, they are 0, 0, Inf and
+    -Inf, so that merging needs no special case."""
 
     numel: float = 0.0
     mean: float = 0.0
@@ -44,12 +42,9 @@ class ActivationRow(NamedTuple):
         a, b = self.num_finite, other.num_finite
         weight = b / (a + b) if b else 0.0
         delta = other.mean - self.mean
-        return ActivationRow._make(map(operator.add, self, other))._replace(
-            mean=self.mean + delta * weight,
-            m2=self.m2 + other.m2 + delta * delta * a * weight,
-            min=min(self.min, other.min),
-            max=max(self.max, other.max),
-        )
+        mean, m2 = self.mean + delta * weight, self.m2 + other.m2 + delta * delta * a * weight
+        least, most = min(self.min, other.min), max(self.max, other.max)
+        return ActivationRow._make(map(operator.add, self, other))._replace(mean=mean, m2=m2, min=least, max=most)
 
 
 ACTIVATION_COLUMNS = ActivationRow._fields
@@ -63,7 +58,7 @@ def merge_activation_rows(rows: Iterable[Sequence[float]]) -> ActivationRow:
     return functools.reduce(ActivationRow.merged, map(ActivationRow._make, rows), EMPTY_ACTIVATION_ROW)
 
 
-def _share(part: str, whole: str, doc: str) -> Any:
+def share_of(part: str, whole: str, doc: str) -> Any:
     return property(lambda self: getattr(self, part) / (getattr(self, whole) or 1), doc=doc)
 
 
@@ -108,9 +103,9 @@ class ActivationStats:
         zeros, saturated, nans, infs, numel = map(int, (r.num_zeros, r.num_saturated, r.num_nans, r.num_infs, r.numel))
         return cls(mean, std, low, high, zeros, saturated, nans, infs, numel, most, int(r.num_near_zero))
 
-    zero_ratio = _share("num_zeros", "total_elements", "Share of exact zeros; 0.0 without elements.")
-    near_zero_ratio = _share("num_near_zero", "total_elements", "Share of near-zero elements; 0.0 without elements.")
-    saturation_ratio = _share("num_saturated", "total_elements", "Share of saturated elements; 0.0 without elements.")
+    zero_ratio = share_of("num_zeros", "total_elements", "Share of exact zeros; 0.0 without elements.")
+    near_zero_ratio = share_of("num_near_zero", "total_elements", "Share of near-zero elements; 0.0 without elements.")
+    saturation_ratio = share_of("num_saturated", "total_elements", "Share of saturated elements; 0.0 without elements.")
 
     @property
     def is_finite(self) -> bool:
@@ -201,8 +196,8 @@ class ModuleActivity(Plain):
     max_logit: float | None = None
     load: tuple[float, ...] | None = None
 
-    dead_unit_ratio = _share("num_dead_units", "num_units", "Share of units that are dead; 0.0 if not told apart.")
-    saturated_unit_ratio = _share("num_saturated_units", "num_units", "The same for saturated units.")
+    dead_unit_ratio = share_of("num_dead_units", "num_units", "Share of units that are dead; 0.0 if not told apart.")
+    saturated_unit_ratio = share_of("num_saturated_units", "num_units", "The same for saturated units.")
 
     @property
     def is_choice(self) -> bool:

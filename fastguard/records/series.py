@@ -6,15 +6,15 @@ import math
 import operator
 from collections import deque
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 from . import codec, values
-from .codec import Count, Spread, reader_of, readers_of
+from .codec import Count, Spread, readers_of
 from .events import Entry, LoneElement, NonFiniteEvent, Total, Validation
 from .model import ModelNotes
 from .running import Overview, Running, Trend, quantiles
 from .sampled import NUM_COSINES, GradientCosine, Sampled, SampledBatch, UpdateRatios
-from .samples import ModuleActivity, WeightStats
+from .samples import ModuleActivity, WeightStats, share_of
 from .table import StepStats
 from .tensors import TensorTracks
 
@@ -31,13 +31,13 @@ NUM_PLATEAU = 50
 MIN_PLATEAU_STEPS = 100
 PLATEAU_SPREAD = 0.001
 MIN_VALIDATIONS = 20
-# A counter and what it counts: both are empty, or neither is.
-_TOGETHER = (
-    ("num_steps", "recent"),
-    ("num_clean", "clean"),
-    ("num_nonfinite", "first_events"),
-    ("num_nonfinite", "last_events"),
-)
+# What is counted, and its counter: both are empty, or neither is.
+_COUNTED = {
+    "recent": "num_steps",
+    "clean": "num_clean",
+    "first_events": "num_nonfinite",
+    "last_events": "num_nonfinite",
+}
 
 
 def _in_window(field: str, doc: str) -> Any:
@@ -89,27 +89,16 @@ class Series:
     lone_elements: deque[LoneElement]
 
     def __init__(self, window: int) -> None:
-        for name, read in _READERS.items():
-            if read is reader_of(Count):
-                setattr(self, name, 0)
-        self.longest_skip_run_end = 0
+        for name, make in _KINDS.items():
+            setattr(self, name, make())
         self.first_bad_loss_step = self.last_bad_loss_step = -1
         self.norm_min, self.norm_max = math.inf, -math.inf
-        self.overhead_total_s = self._equal_low = self._equal_high = 0.0
-        self.losses, self.lrs = Running(), Running()
-        self.recent = deque(maxlen=window)
-        self.clean = deque(maxlen=window)
-        self.first_events = []
+        self.recent, self.clean = deque(maxlen=window), deque(maxlen=window)
         self.last_events = deque(maxlen=NUM_LAST_EVENTS)
-        self.first_nonfinite = {}
         self.validations = deque(maxlen=NUM_VALIDATIONS)
-        self.model = ModelNotes()
-        self.loss_trend, self.norm_trend, self.overview = Trend(), Trend(), Overview()
-        self.tensors, self.updates, self.batches = TensorTracks(), UpdateRatios(), []
+        self.grad_cosines, self.lone_elements = deque(maxlen=NUM_COSINES), deque(maxlen=NUM_LONE)
         self.activations = Sampled(ModuleActivity.from_dict, lambda module: not module.stats.is_finite)
         self.weights = Sampled(WeightStats.from_dict, lambda weight: weight.num_nonfinite > 0)
-        self.grad_cosines = deque(maxlen=NUM_COSINES)
-        self.lone_elements = deque(maxlen=NUM_LONE)
         self.window = window
         self.last: StepStats | None = None
         self.revision = 0
@@ -139,14 +128,11 @@ class Series:
         """Another history with this one's window and the past of `state_dict`; raises as `load_state_dict` does."""
         version = values.mapping(state_dict).get("version")
         if version != VERSION or isinstance(version, bool):
-            raise values.MisfitError(
-                f"must be of version {VERSION}, got {version!r}",
-                ("version",),
-                remedy="It was not made by this version's `TrainingHistory.state_dict`; start a new history.",
-            )
+            remedy = "It was not made by this version's `TrainingHistory.state_dict`; start a new history."
+            raise values.MisfitError(f"must be of version {VERSION}, got {version!r}", ("version",), remedy=remedy)
         twin: _SeriesT = self._another()
         codec.load_fields(twin, _READERS, state_dict)
-        for counter, items in _TOGETHER:
+        for items, counter in _COUNTED.items():
             number, held = getattr(twin, counter), len(getattr(twin, items))
             if number < held or bool(number) is not bool(held):
                 raise values.MisfitError(f"must be at least the {held} of `{items}`, got {number}", (counter,))
@@ -193,15 +179,8 @@ class Series:
         """Whether any step had a gradient other than zero: without one nothing is known of a run."""
         return self.norm_max > 0.0 or self.num_nonfinite > 0
 
-    @property
-    def clip_rate(self) -> float:
-        """Share of the clean steps that were clipped, over the whole run; 0.0 if there was none."""
-        return self.num_clipped / self.num_clean if self.num_clean else 0.0
-
-    @property
-    def skip_rate(self) -> float:
-        """Share of all steps that were skipped, over the whole run; 0.0 if there was none."""
-        return self.num_skipped / self.num_steps if self.num_steps else 0.0
+    clip_rate = share_of("num_clipped", "num_clean", "Share of the run's clean steps that were clipped; 0.0 if none.")
+    skip_rate = share_of("num_skipped", "num_steps", "Share of the run's steps that were skipped; 0.0 without any.")
 
     def norm_quantiles(self, q: Sequence[float] = (0.05, 0.5, 0.95)) -> tuple[float, ...]:
         """Quantiles of the norms in the window of clean steps; NaNs if it is empty.
@@ -222,36 +201,50 @@ class Series:
     val_loss = _in_window("val_loss", "Validation losses in the window, of the steps that have one.")
     learning_rate = _in_window("lr", "Learning rates in the window, of the steps that have one.")
 
+    def diagnose(self) -> dict[str, Any]:
+        """The toolkit's three checks: a dict of "status", "issues", "recommendations".
+
+        The status is "healthy", "warning", "critical", or, before the first step, "no-evidence".
+
+        `LOSS_EXPLOSION`: NaN or Inf among the last 5 losses. `LOSS_PLATEAU`: from 100 losses on, (max - min) / mean of
+        the last 50 is below 0.001. `OVERFITTING`: from 20 validation losses on, the training loss of the last quarter
+        is below that of the first quarter, and the validation loss above. The rules of `fastguard.diagnosis` say more.
+
+        >>> import fastguard
+        >>> history = fastguard.TrainingHistory()
+        >>> history.record(0, loss=float("nan"), grad_norm=1.0, lr=1e-3)
+        >>> history.diagnose()["status"]
+        'critical'
+        """
+        losses = self.loss
+        found: list[tuple[str, str, str]] = []  # severity, issue, recommendation
+        bad = sum(not math.isfinite(loss) for loss in losses[-NUM_NEWEST:])
+        if bad:
+            issue = f"LOSS_EXPLOSION: {bad} of the last {len(losses[-NUM_NEWEST:])} losses are NaN or Inf"
+            found.append(("critical", issue, "Divide the learning rate by 10, and clip the gradients (max_norm=1.0)"))
+        newest = [loss for loss in losses[-NUM_PLATEAU:] if math.isfinite(loss)]
+        if len(losses) >= min(MIN_PLATEAU_STEPS, self.window) and len(newest) == NUM_PLATEAU:
+            mean = sum(newest) / len(newest)
+            spread = (max(newest) - min(newest)) / abs(mean) if mean else math.inf
+            if spread < PLATEAU_SPREAD:
+                within = f"within {100 * spread:.2g} % of their mean {mean:.4g}"
+                issue = f"LOSS_PLATEAU: the last {NUM_PLATEAU} losses are {within}"
+                found.append(("warning", issue, "Raise the learning rate, or change its schedule"))
+        pairs = [v for v in self.validations if math.isfinite(v.train_loss)]
+        if len(pairs) >= MIN_VALIDATIONS:
+            quarter = len(pairs) // 4
+            parts = pairs[:quarter], pairs[-quarter:]
+            train = [sum(v.train_loss for v in part) / quarter for part in parts]
+            validation = [sum(v.val_loss for v in part) / quarter for part in parts]
+            if train[1] < train[0] and validation[1] > validation[0]:
+                fell = f"training loss fell from {train[0]:.4g} to {train[1]:.4g}"
+                issue = f"OVERFITTING: {fell}, validation loss rose from {validation[0]:.4g} to {validation[1]:.4g}"
+                found.append(("warning", issue, "Add dropout or weight decay, get more data, or stop earlier"))
+        calm = "healthy" if self.num_steps else "no-evidence"
+        status = min((severity for severity, *_ in found), default=calm)  # "critical" comes before "warning"
+        return {"status": status, "issues": [one[1] for one in found], "recommendations": [one[2] for one in found]}
+
 
 _READERS = readers_of(Series)
-
-
-def diagnose_losses(history: Series) -> dict[str, Any]:
-    """`{"status", "issues", "recommendations"}` as in `TrainingHistory.diagnose`; each issue begins with its name."""
-    losses = history.loss
-    found: list[tuple[str, str, str]] = []  # severity, issue, recommendation
-    bad = sum(not math.isfinite(loss) for loss in losses[-NUM_NEWEST:])
-    if bad:
-        issue = f"LOSS_EXPLOSION: {bad} of the last {len(losses[-NUM_NEWEST:])} losses are NaN or Inf"
-        found.append(("critical", issue, "Divide the learning rate by 10, and clip the gradients (max_norm=1.0)"))
-    newest = [loss for loss in losses[-NUM_PLATEAU:] if math.isfinite(loss)]
-    if len(losses) >= min(MIN_PLATEAU_STEPS, history.window) and len(newest) == NUM_PLATEAU:
-        mean = sum(newest) / len(newest)
-        spread = (max(newest) - min(newest)) / abs(mean) if mean else math.inf
-        if spread < PLATEAU_SPREAD:
-            within = f"within {100 * spread:.2g} % of their mean {mean:.4g}"
-            issue = f"LOSS_PLATEAU: the last {NUM_PLATEAU} losses are {within}"
-            found.append(("warning", issue, "Raise the learning rate, or change its schedule"))
-    pairs = [v for v in history.validations if math.isfinite(v.train_loss)]
-    if len(pairs) >= MIN_VALIDATIONS:
-        quarter = len(pairs) // 4
-        parts = pairs[:quarter], pairs[-quarter:]
-        train = [sum(v.train_loss for v in part) / quarter for part in parts]
-        validation = [sum(v.val_loss for v in part) / quarter for part in parts]
-        if train[1] < train[0] and validation[1] > validation[0]:
-            fell = f"training loss fell from {train[0]:.4g} to {train[1]:.4g}"
-            issue = f"OVERFITTING: {fell}, validation loss rose from {validation[0]:.4g} to {validation[1]:.4g}"
-            found.append(("warning", issue, "Add dropout or weight decay, get more data, or stop earlier"))
-    calm = "healthy" if history.num_steps else "no-evidence"
-    status = min((severity for severity, *_ in found), default=calm)  # "critical" comes before "warning"
-    return {"status": status, "issues": [one[1] for one in found], "recommendations": [one[2] for one in found]}
+_HINTS: dict[str, Any] = get_type_hints(Series)
+_KINDS = {name: get_origin(hint) or hint for name, hint in _HINTS.items() if get_origin(hint) is not Sampled}

@@ -1,7 +1,5 @@
-"""JSON that every parser accepts. NaN and Inf are the strings "NaN", "Infinity" and "-Infinity".
-
-Python's own `json` writes a bare `NaN`, which is not JSON.
-"""
+"""JSON that every parser accepts. NaN and Inf are the strings "NaN", "Infinity" and "-Infinity". Python's own `json`
+writes a bare `NaN`, which is not JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +11,8 @@ from typing import Any
 
 _LARGEST = 2**1023
 _FROM_TEXT = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+loads = json.loads
+_encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=lambda value: encode_float(float(value)))
 
 
 def encode_float(value: float) -> float | str:
@@ -60,10 +60,6 @@ def decode(value: Any) -> Any:
     if isinstance(value, list):
         return [decode(item) for item in value]
     return decode_float(value)
-
-
-loads = json.loads
-_encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=lambda value: encode_float(float(value)))
 
 
 def dumps(value: Any) -> str:

@@ -1,19 +1,19 @@
-"""The record of a step, and the statistics of a list of tensors.
-
-Plain data: this module imports neither torch nor numpy, so that logs can be read on a machine without them.
-"""
+"""The record of a step, and the statistics of a list of tensors. Plain data: this module imports neither torch nor
+numpy, so that logs can be read on a machine without them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from .._text import listed, shown
 from . import columns
 from .columns import COLUMNS, INDEX, ROW_BYTES, TensorRow
 from .samples import BatchSample, ModuleActivity, WeightStats
+
+_Names: TypeAlias = Sequence[str] | Callable[[], Sequence[str]] | None  # of tensors, perhaps asked for later
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,7 @@ class TensorStats:
 
     __slots__ = ("_all_zero", "_data", "_names", "_total")
 
-    def __init__(
-        self,
-        data: bytes | bytearray,
-        names: Sequence[str] | Callable[[], Sequence[str]] | None = None,
-        total: Sequence[float] | None = None,
-    ) -> None:
+    def __init__(self, data: bytes | bytearray, names: _Names = None, total: Sequence[float] | None = None) -> None:
         if len(data) % ROW_BYTES:
             raise ValueError(f"`data` must be whole rows of {ROW_BYTES} bytes, got {len(data)} bytes")
         self._data = data

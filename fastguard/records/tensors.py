@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice, repeat
 from typing import Annotated, Any, NamedTuple
 
 from . import columns, values
-from .codec import Count, Part
+from .codec import Count, Part, reader_of
 from .slot import batch_end
 from .table import TensorStats
 
@@ -85,37 +86,25 @@ class TensorTrack(NamedTuple):
         return math.exp(self.log_rms) * math.sqrt(self.numel) if self.num_logs else 0.0
 
 
-def _track(data: array[float], at: int) -> TensorTrack:
-    *numbers, since = data[at : at + _WIDTH].tolist()
-    counts, rest = map(int, numbers[:_FIRST_LOG_RMS]), numbers[_FIRST_LOG_RMS:]
-    return TensorTrack._make([*counts, *rest, None if since < 0.0 else int(since)])
-
-
-def _read_data(plain: Any) -> array[float]:
-    return array("d", values.each(values.number, plain))
-
-
 @dataclass(repr=False)
-class TensorTracks(Part):
-    """The tracks of all tensors by name, in the order of first appearance.
-
-    Only a few steps are sampled: the first, second, third, sixth and eleventh, then some that end a batch of steps
-    (`batch_end`). With n tensors, at least n / 5 steps are between two samples, so that the mean cost is about 3 us a
-    step for any n. If a step is skipped, the next clean one takes its place.
-    """
+class TensorTracks(Part, Mapping[str, TensorTrack]):
+    """The tracks of all tensors by name, in the order of first appearance. Only a few steps are sampled: the first,
+    second, third, sixth and eleventh, then some that end a batch of steps (`batch_end`). With n tensors, at least n / 5
+    steps are between two samples, so that the mean cost is about 3 us a step for any n. If a step is skipped, the next
+    clean one takes its place."""
 
     _next: int = 0
     num_samples: Count = 0
     last_step: int = -1
     _names: list[str] = field(default_factory=list)
-    _data: Annotated[Any, _read_data] = field(default_factory=lambda: array("d"))
+    _data: Annotated[Any, reader_of(list[float])] = field(default_factory=partial(array, "d"))
 
     def __post_init__(self) -> None:
         self._placed: dict[str, int] = {}  # by name; made on demand
 
     def load(self, state: Any) -> None:
-        """Restores what `state` returned; raises MisfitError for anything else."""
         super().load(state)
+        self._data = array("d", self._data)
         if len(self._data) != _WIDTH * len(self._names):
             raise values.MisfitError(f"must be {_WIDTH} numbers for each of {len(self._names)} names", ("_data",))
         counts = (_NUMEL, _NUM_SAMPLES, _NUM_ZERO, _NUM_LOGS)
@@ -149,7 +138,7 @@ class TensorTracks(Part):
             self._append(names[num_known:MAX_TENSORS])
             order = range(0, len(data), _WIDTH)
         else:
-            unknown = (name for name in names if name not in self)
+            unknown = (name for name in names if name not in self._places)
             self._append(list(islice(unknown, MAX_TENSORS - num_known)))
             order = map(self._places.get, names)
         for at, row in zip(order, columns.ROW.iter_unpack(tensors.table.cast("B"))):
@@ -181,18 +170,13 @@ class TensorTracks(Part):
         return self._names == [*names] or all(map(self._places.__contains__, names))
 
     def __getitem__(self, name: str) -> TensorTrack:
-        return _track(self._data, self._places[name])
+        at = self._places[name]
+        *numbers, since = self._data[at : at + _WIDTH].tolist()
+        counts, rest = map(int, numbers[:_FIRST_LOG_RMS]), numbers[_FIRST_LOG_RMS:]
+        return TensorTrack._make([*counts, *rest, None if since < 0.0 else int(since)])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
     def __len__(self) -> int:
         return len(self._names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
-    def items(self) -> Iterator[tuple[str, TensorTrack]]:
-        """Names and tracks, in the order of first appearance."""
-        data = self._data
-        return ((name, _track(data, at)) for name, at in zip(self._names, range(0, len(data), _WIDTH)))

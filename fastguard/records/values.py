@@ -13,6 +13,7 @@ from ..errors import FastguardError
 from .strict_json import decode_float
 
 _LARGEST = 2.0**1023
+_Real: Any = numbers.Real
 _short = reprlib.Repr()  # a list of lists may be too long for memory as text
 _short.maxstring = _short.maxother = _short.maxlong = 60
 
@@ -93,17 +94,13 @@ def truth(value: Any) -> bool:
     raise refused("true or false", value)
 
 
-def _is_real(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
 def number(value: Any) -> float:
     """A float, or an int within its range; or "NaN", "Infinity" and "-Infinity" as `strict_json` writes them."""
     if type(value) is float:
         return value
     value = decode_float(value)
     is_exact = isinstance(value, numbers.Rational)  # an int or a Fraction, of any size
-    if not _is_real(value) or (is_exact and abs(value) > _LARGEST):
+    if isinstance(value, bool) or not isinstance(value, _Real) or (is_exact and abs(value) > _LARGEST):
         raise refused("a number", value)
     return float(value)
 
@@ -112,7 +109,7 @@ def whole(value: Any) -> int:
     """An int, or a float without a fraction."""
     if type(value) is int and -_LARGEST < value < _LARGEST:
         return value
-    if not _is_real(value) or not abs(value) < _LARGEST or value % 1:
+    if isinstance(value, bool) or not isinstance(value, _Real) or not abs(value) < _LARGEST or value % 1:
         raise refused("a whole number", value)
     return int(value)
 
@@ -141,10 +138,8 @@ length = _from(1, whole, "a whole number")
 
 def real(value: Any) -> float:
     """One real number as a float: Python's, NumPy's, a Fraction, a Decimal, an array or tensor without dimensions.
-
     Raises TypeError for anything else, such as a bool, text, a complex number, or an array with dimensions, and
-    OverflowError for a number too large for a float. Syncs for a tensor on an accelerator.
-    """
+    OverflowError for a number too large for a float. Syncs for a tensor on an accelerator."""
     if type(value) is float:
         return value
     dtype = str(getattr(value, "dtype", ""))

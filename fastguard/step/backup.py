@@ -69,11 +69,9 @@ def _is_same(now: Any, then: Any) -> bool:
 
 class Backup:
     """A backup of what `optimizer` may change: parameters, state, groups and attributes, also those of optimizers and
-    other objects of its own package that it holds. Modules are not searched: a closure changes their buffers.
-
-    `labels` are of the tensors to copy at once: `_PARAMETERS`, or the keys that hold them; None for all. Without the
-    copies it costs 1 us an entry.
-    """
+    other objects of its own package that it holds. Modules are not searched: a closure changes their buffers. `labels`
+    are of the tensors to copy at once: `_PARAMETERS`, or the keys that hold them; None for all. Without the copies it
+    costs 1 us an entry."""
 
     def __init__(self, optimizer: Optimizer, labels: Collection[str] | None = None, more: Iterable[Any] = ()) -> None:
         self._containers: list[tuple[Any, Any]] = []
@@ -81,9 +79,8 @@ class Backup:
         self.tensors: list[_KeptTensor] = []
         self._seen: dict[int, Any] = {}
         self._package = _package(optimizer)
-        self._keep([p for group in optimizer.param_groups for p in group["params"]], _PARAMETERS)
-        for root in (optimizer.param_groups, optimizer.state, optimizer, *more):
-            self._keep(root, "")
+        roots = [(root, "") for root in (*more, optimizer, optimizer.state, optimizer.param_groups)]
+        self._keep([*roots, *((p, _PARAMETERS) for group in optimizer.param_groups for p in group["params"])])
         for kept in self.tensors:
             if labels is None or kept.label in labels:
                 kept.copy()
@@ -110,14 +107,12 @@ class Backup:
             else:
                 now.clear()
                 (now.update if isinstance(now, set) else now.extend)(then)
-        with torch.no_grad():
-            for kept in self.tensors:
-                kept.restore()
+        for kept in self.tensors:
+            kept.restore()
         for set_state, state in self._setters:
             set_state(state)
 
-    def _keep(self, root: Any, label: str) -> None:
-        waiting = [(root, label)]
+    def _keep(self, waiting: list[tuple[Any, str]]) -> None:  # from the last one on
         while waiting:
             thing, label = waiting.pop()
             if type(thing) in _PLAIN or id(thing) in self._seen:
@@ -154,8 +149,7 @@ class Backup:
 class ClosureBackup:
     """A backup for steps with a closure, which may change parameters before the closure returns, as schedule-free and
     sharpness-aware optimizers do. The first three steps show what to copy ahead, or that nothing changes that early. Up
-    to 1 GiB is copied to learn that; later steps look at the version of one parameter.
-    """
+    to 1 GiB is copied to learn that; later steps look at the version of one parameter."""
 
     def __init__(self) -> None:
         self._num_left = _NUM_LEARNING_STEPS

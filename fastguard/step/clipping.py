@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.optim import Optimizer
@@ -16,7 +16,10 @@ from ..clip.limits import SHRINKS, Ruling, factors_of, row_norms
 from ..records.columns import COLUMNS, INDEX
 from ..records.slot import CLIP_COEF
 from .device import DeviceDecision, brought
+from .ring import JudgedStep
 from .scaler import Handed
+
+Groups: TypeAlias = list[list[torch.Tensor]]
 
 
 @dataclass
@@ -31,29 +34,22 @@ class HostDecision:
     taken: set[int] = field(default_factory=set)  # indices of the members that have taken their step
 
 
-def ruling_of(limits: Limits | None, norm: float, table: bytearray, positions: Sequence[int] | None) -> Ruling:
+def ruling_of(limits: Limits | None, judged: JudgedStep) -> Ruling:
     """What `limits` do to the gradients of a step; nothing if its norm is not finite."""
-    if limits is None or not math.isfinite(norm):
+    if limits is None or not math.isfinite(judged.norm):
         return Ruling()
-    return limits.apply(norm, () if limits.norms is None else row_norms(table), positions)
+    return limits.apply(judged.norm, () if limits.norms is None else row_norms(judged.table), judged.positions)
 
 
-def shrink(
-    clip: ClipPolicy | None,
-    groups: list[list[torch.Tensor]],
-    names: Sequence[str],
-    norm: float,
-    table: bytearray,
-    positions: Sequence[int] | None,
-    inverse: float = 1.0,
-) -> Ruling | None:
+def shrink(clip: ClipPolicy | None, groups: Groups, judged: JudgedStep, inverse: float) -> Ruling | None:
     """Has a policy of elements or units clip the gradients of a step that is taken; None for other policies."""
+    norm = judged.norm
     if not isinstance(clip, CheckedPolicy) or clip.scope not in SHRINKS:
         return None
     if clip.scope == "unit" and not math.isfinite(norm):
         return None
-    params, places = _with_gradients(groups, positions)
-    over, norms = shrink_each(clip, [names[i] for i in places], params, table, 1.0 / inverse)
+    params, places = _with_gradients(groups, judged.positions)
+    over, norms = shrink_each(clip, [judged.names[i] for i in places], params, judged.table, 1.0 / inverse)
     if not over or not math.isfinite(norm):
         return Ruling()
     left = math.sqrt(sum((size / norm) ** 2 for size in norms)) if norm else 1.0
@@ -75,22 +71,16 @@ def shrink_each(
     return over, norms
 
 
-def _with_gradients(
-    groups: list[list[torch.Tensor]], positions: Sequence[int] | None
-) -> tuple[list[torch.Tensor], Sequence[int]]:
+def _with_gradients(groups: Groups, positions: Sequence[int] | None) -> tuple[list[torch.Tensor], Sequence[int]]:
     params = [p for group in groups for p in group]
     places = range(len(params)) if positions is None else positions
     return [params[i] for i in places], places
 
 
-def clip_on_device(
-    clip: ClipPolicy | None, decision: DeviceDecision, groups: list[list[torch.Tensor]], handed: Handed
-) -> None:
-    """Enqueues what follows measuring; nothing comes back before the record.
-
-    Cost: limits of all gradients are arguments of a launch. Those of groups or tensors are an upload and some twenty
-    small launches, and a launch a tensor to scale, which writes all of them. No sync.
-    """
+def clip_on_device(clip: ClipPolicy | None, decision: DeviceDecision, groups: Groups, handed: Handed) -> None:
+    """Enqueues what follows measuring; nothing comes back before the record. Cost: limits of all gradients are
+    arguments of a launch. Those of groups or tensors are an upload and some twenty small launches, and a launch a
+    tensor to scale, which writes all of them. No sync."""
     limits = decision.pending.limits
     if isinstance(clip, CheckedPolicy) and clip.scope in SHRINKS:
         _shrink_on_device(clip, decision, groups, handed)
@@ -98,7 +88,6 @@ def clip_on_device(
         _apply_on_device(limits, decision)
 
 
-@torch.no_grad()
 def _apply_on_device(limits: Limits, decision: DeviceDecision) -> None:
     """`Limits.apply` on the device."""
     slot, triggers, targets = decision.slot, limits.triggers, limits.targets
@@ -131,10 +120,7 @@ def _apply_on_device(limits: Limits, decision: DeviceDecision) -> None:
     decision.may_skip = decision.may_skip or 0.0 in targets
 
 
-@torch.no_grad()
-def _shrink_on_device(
-    clip: CheckedPolicy, decision: DeviceDecision, groups: list[list[torch.Tensor]], handed: Handed
-) -> None:
+def _shrink_on_device(clip: CheckedPolicy, decision: DeviceDecision, groups: Groups, handed: Handed) -> None:
     """`shrink` on the device."""
     slot = decision.slot
     params, places = _with_gradients(groups, decision.positions)

@@ -1,7 +1,5 @@
-"""What measures on a device, the steps that are on their way from there to the host, and the decisions on them.
-
-The engine is Triton's kernels, or plain torch operations. The CPU's own way is `kernels`.
-"""
+"""What measures on a device, the steps that are on their way from there to the host, and the decisions on them. The
+engine is Triton's kernels, or plain torch operations. The CPU's own way is `kernels`."""
 
 from __future__ import annotations
 
@@ -68,8 +66,7 @@ class PendingStep:
     def note(self, name: str, value: Any) -> None:
         """Adds a number. Copies a tensor on a device there, without a sync."""
         if isinstance(value, torch.Tensor) and (self.slot.words.is_cpu or not value.is_cpu):
-            with torch.no_grad():
-                self.slot.notes[name].copy_(value.detach().reshape(()), non_blocking=True)
+            self.slot.notes[name].copy_(value.detach().reshape(()), non_blocking=True)
             self.noted.add(name)
         else:
             self.known[name] = None if value is None else float(value)
@@ -81,14 +78,9 @@ class PendingSteps:
 
     def __init__(self, complete: Callable[[PendingStep], None]) -> None:
         self._complete = complete
-        self._free: list[PendingStep] = []
+        self.free: list[PendingStep] = []
         self.submitted: deque[PendingStep] = deque()
         self.current: PendingStep | None = None  # the step just taken, which may still be added to
-
-    def rebuild(self, slots: Sequence[Slot], courier: Courier) -> None:
-        """Goes on with other slots once the submitted steps are complete; none may be current. Waits."""
-        self.complete_all()
-        self._free = [PendingStep(slot, courier) for slot in slots]
 
     def begin_step(self) -> bool:
         """Submits the current step as another begins, and completes those that have arrived; whether all have."""
@@ -101,13 +93,9 @@ class PendingSteps:
 
     def take(self) -> PendingStep:
         """A pending step to fill. Waits for the oldest one if all are in use."""
-        while not self._free:
+        while not self.free:
             self._wait_for_oldest()
-        return self._free.pop()
-
-    def give_back(self, pending: PendingStep) -> None:
-        """Returns a pending step that was not filled."""
-        self._free.append(pending)
+        return self.free.pop()
 
     def complete_all(self) -> None:
         """Completes every step, the current one too. Waits."""
@@ -128,7 +116,7 @@ class PendingSteps:
     def _pop(self) -> None:
         pending = self.submitted.popleft()
         self._complete(pending)
-        self._free.append(pending)
+        self.free.append(pending)
 
 
 @dataclass
@@ -181,9 +169,8 @@ class TorchPlan(NamedTuple):
 
 class TorchEngine:
     """Measures, decides and scales on one device in plain torch operations: the definition of what `triton.Workspace`
-    does. It serves devices that Triton does not: Apple's GPUs, old GPUs, and FASTGUARD_BACKEND=reference.
-    Many small launches, temporary memory, but no sync.
-    """
+    does. It serves devices that Triton does not: Apple's GPUs, old GPUs, and FASTGUARD_BACKEND=reference. Many small
+    launches, temporary memory, but no sync."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -202,7 +189,6 @@ class TorchEngine:
         """x *= factor, with one rounding; reads and writes the tensors also where the factor is 1."""
         scale_by_(plan.tensors, slot.factor)
 
-    @torch.no_grad()
     def measure(self, plan: TorchPlan, slot: Slot, options: StepOptions) -> None:
         """Statistics, and a decision, into `slot`. Cost: about a dozen launches and passes a tensor, and a float64 copy
         of at most 2^20 elements at a time."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from ..kernels.triton import Plan
 from ..observers.observer import held_weakly
 from ..records.slot import HEADER_WORDS, NORM
 from . import device as devices
-from .clipping import clip_on_device, gradients_with_factors
+from .clipping import Groups, clip_on_device, gradients_with_factors
 from .device import NUM_PENDING, DeviceDecision, Engine, NoEngineError, PendingStep, PendingSteps, brought
 from .ledger import Ledger
 from .ring import OVER, TABLE
@@ -35,11 +34,9 @@ def gradients_of(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 class DeviceJudge:
-    """Judges steps without waiting for the device, where all gradients are on one.
-
-    Cost: two launches, one more to scale; no sync and no allocation for fused optimizers. Others wait for the skip flag
-    of a step that may be skipped.
-    """
+    """Judges steps without waiting for the device, where all gradients are on one. Cost: two launches, one more to
+    scale; no sync and no allocation for fused optimizers. Others wait for the skip flag of a step that may be
+    skipped."""
 
     def __init__(self, run: Run, ledger: Ledger, clip_through: str) -> None:
         self._run, self._ledger = run, ledger
@@ -100,15 +97,13 @@ class DeviceJudge:
             if run.buffers is not None:
                 run.follow_buffers(pending.step, slot.skip_flag if decision.may_skip else False)
         except BaseException:
-            self.pending.give_back(pending)
+            self.pending.free.append(pending)
             raise
         self.pending.current = pending
         run.step, self.newest = pending.step + 1, pending.step
         return decision
 
-    def _enqueue(
-        self, engine: Engine, optimizers: Sequence[Optimizer], groups: list[list[torch.Tensor]], handed: Handed
-    ) -> DeviceDecision:
+    def _enqueue(self, engine: Engine, optimizers: list[Optimizer], groups: Groups, handed: Handed) -> DeviceDecision:
         """A pending step, and a plan for the gradients of `groups`."""
         run = self._run
         gradients, positions, fingerprint = kernels.collect_gradients(groups)
@@ -133,7 +128,9 @@ class DeviceJudge:
         if num_rows > self._num_rows:
             self._num_rows = num_rows
             slots = make_slots(engine.device, num_rows, NUM_PENDING, engine.dtype)
-            self.pending.rebuild(slots, self._courier_for(engine.device))
+            courier = self._courier_for(engine.device)
+            self.pending.complete_all()
+            self.pending.free = [PendingStep(slot, courier) for slot in slots]
         pending = self.pending.take()
         is_scaled = handed.grad_scale is not None
         pending.start(run.step, from_scaler=handed.from_scaler, is_scaled=is_scaled)
@@ -180,8 +177,7 @@ class DeviceJudge:
             found = gradients_with_factors(self._run.start_of(member), optimizer, decision)
             pairs = [(gradient, factor) for gradient, factor in found if factor is not None]
             if pairs:
-                with torch.no_grad():
-                    torch._foreach_mul_([gradient.detach() for gradient, _ in pairs], [factor for _, factor in pairs])
+                torch._foreach_mul_([gradient.detach() for gradient, _ in pairs], [factor for _, factor in pairs])
                 kernels.tell_autograd([gradient for gradient, _ in pairs])
         return FusedFlags(optimizer, attributes, repairs) if attributes else repairs
 

@@ -1,8 +1,6 @@
-"""Delivers the newest record, which `observe` may still add to, when the process ends; and only once if it forks.
-
-The record is written when the guard is freed; when Python exits, also by `sys.exit` or an uncaught exception; and on
-SIGTERM, unless there is another handler. SIGKILL and `os._exit` lose it.
-"""
+"""Delivers the newest record, which `observe` may still add to, when the process ends; and only once if it forks. The
+record is written when the guard is freed; when Python exits, also by `sys.exit` or an uncaught exception; and on
+SIGTERM, unless there is another handler. SIGKILL and `os._exit` lose it."""
 
 from __future__ import annotations
 
@@ -27,11 +25,9 @@ _blocked: list[int] = []  # the thread that forks, while it blocks SIGTERM
 
 
 def flush_at_end(guard: Any, ledger: Ledger, flush: Callable[[], None]) -> None:
-    """Calls `flush`, which must not refer to the guard, when the guard is freed or the process ends.
-
-    With sinks, in the main thread, and if SIGTERM has no handler, it gets one that calls `flush` and then ends the
-    process by SIGTERM. FASTGUARD_SIGTERM=0 disables that.
-    """
+    """Calls `flush`, which must not refer to the guard, when the guard is freed or the process ends. With sinks, in the
+    main thread, and if SIGTERM has no handler, it gets one that calls `flush` and then ends the process by SIGTERM.
+    FASTGUARD_SIGTERM=0 disables that."""
     if ledger.sinks:
         _held[id(ledger)] = ledger, flush
         is_free = _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -214,7 +214,8 @@ class Guard(GuardState):
     @property
     def lag(self) -> int:
         """Number of steps taken since that of `last`: 0 on the CPU, and after `flush`."""
-        return self._judge.lag
+        device = self._judge.on_device
+        return 0 if self._run.waits else device.newest - device.newest_complete
 
     @property
     def max_consecutive_skips(self) -> int:
@@ -309,15 +310,9 @@ class Guard(GuardState):
         history = self.history
         with failures.kept("the step just taken", "The report is without it."):
             history = self._ledger.history_with_held()
-        guard, costs, ranks = weakref.ref(self), self._ledger.costs(), self._run.ranks or self._local
-        return build_report(
-            history,
-            sinks_lost=lost,
-            sinks=costs,
-            numbers={} if ranks is None else ranks.costs(),
-            failures=failures,
-            source=lambda: guard() or history,
-        )
+        guard, sinks, ranks = weakref.ref(self), self._ledger.costs(), self._run.ranks or self._local
+        about: dict[str, Any] = {"sinks_lost": lost, "failures": failures, "numbers": ranks.costs() if ranks else {}}
+        return build_report(history, sinks=sinks, source=lambda: guard() or history, **about)
 
     def detach(self) -> None:
         """Leaves the optimizer as it was before `wrap`. You can still read the records; sinks stay open."""
@@ -326,7 +321,7 @@ class Guard(GuardState):
         for one in self._run.living_optimizers():
             one.__dict__.pop(GUARD, None)
         for proxy in (ref() for ref in self._run.proxies):
-            if proxy is not None and isinstance(proxy.__dict__.get("guard"), Guard):
+            if isinstance(getattr(proxy, "__dict__", {}).get("guard"), Guard):
                 del proxy.__dict__["guard"]
 
     @contextlib.contextmanager
@@ -341,22 +336,19 @@ class Guard(GuardState):
         >>> optimizer.guard.last is None
         True
         """
-        before = self._run.pause(True)
-        try:
-            with self._unwatched():
-                yield
-        finally:
-            self._run.pause(before)
+        with contextlib.ExitStack() as afterwards:
+            afterwards.callback(self._run.pause, self._run.pause(True))
+            afterwards.enter_context(self._unwatched())
+            yield
 
     @contextlib.contextmanager
     def _unwatched(self) -> Iterator[None]:
         """For passes through the model that are not part of the training."""
-        before = self._observers.pause(True)
-        try:
-            with contextlib.nullcontext() if self._monitor is None else self._monitor.paused():
-                yield
-        finally:
-            self._observers.pause(before)
+        with contextlib.ExitStack() as afterwards:
+            afterwards.callback(self._observers.pause, self._observers.pause(True))
+            if self._monitor is not None:
+                afterwards.enter_context(self._monitor.paused())
+            yield
 
     def close(self) -> None:
         """Delivers the newest record and closes the sinks. Call it at the end of training.

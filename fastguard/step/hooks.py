@@ -56,15 +56,18 @@ class _Attended(SkippedCall):
         self._hooks = hooks
 
     def take(self, step: Callable[..., Any], args: _Args, kwargs: _Kwargs) -> Any:
+        hooks = self._hooks
         try:
-            self._hooks._slow_down()
+            hooks._slow_down()
             return step(self.optimizer, *args, **kwargs)
         except Exception as error:  # of a skipped step, for want of gradients: undone, and told; all others are raised
-            if not self._hooks._is_of_skip(error):
+            if hooks._is_evaluating or not isinstance(hooks._undo, DryRunStep) or hooks._undo.backup is None:
                 raise
-            return self._hooks._loss
+            said = "a skipped step raised without its gradients, and was undone: %r"
+            hooks._skip_strategy.warn_once(self.optimizer, said, error)
+            return hooks._loss
         finally:
-            self._hooks._end_attended()
+            hooks._end_attended()
 
     def close(self) -> None:
         self._hooks._end_attended()  # again, if that was interrupted
@@ -89,14 +92,9 @@ class Hooks(HooksState):
         self._loss: Any = None  # what the closure of the step under way returned last
         self._depth = 0  # of steps under way that went the long way; more than 1 where a step calls its parent's
         self._silent = False
-        self._may_be_short = (
-            len(run.members) == 1
-            and not run.proxies
-            and member.can_skip
-            and cpu.take_step is not None
-            and run.backend in ("auto", "cpu")
-            and not may_nest(type(optimizer))
-        )
+        is_alone = len(run.members) == 1 and not run.proxies and not may_nest(type(optimizer))
+        is_served = cpu.take_step is not None and run.backend in ("auto", "cpu")
+        self._may_be_short = is_alone and is_served and member.can_skip
         self._met_odd = False
         self._odd: int | None = None  # fingerprint of parameters whose gradients the short way cannot read
         self._take_step: Any = cpu.take_step
@@ -111,7 +109,9 @@ class Hooks(HooksState):
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._give_back_late()
+        if self._undo is not None:
+            self._undo.give_back_late()
+            self._undo = None
         if self._member.is_alive:
             self._scaler.leave(self._member.optimizer)
 
@@ -143,18 +143,10 @@ class Hooks(HooksState):
                 loss, limits = ring.loss, clip.next_limits()
                 if limits is None:
                     return self._go_the_long_way(optimizer, args, kwargs)
-            slot = ring.num_open
+            slot, threads, skips = ring.num_open, _get_num_threads(), run.skip_nonfinite
             ring.made = None
             outcome = self._take_step(
-                optimizer.param_groups,
-                ring.headers,
-                slot,
-                ring.found,
-                step,
-                _get_num_threads(),
-                limits,
-                run.skip_nonfinite,
-                self._scales,
+                optimizer.param_groups, ring.headers, slot, ring.found, step, threads, limits, skips, self._scales
             )
             if limits.__class__ is Limits and not outcome & (_ODD | _UNSUITED):
                 clip.observe_step(ring.words[HEADER_WORDS * slot + NORM], loss)
@@ -170,10 +162,8 @@ class Hooks(HooksState):
             raise
 
     def _finish(self, optimizer: Optimizer, args: Any, kwargs: Any, outcome: int, elapsed: float) -> Any:
-        """Counts a step that was measured in `elapsed` seconds as taken, and does what `outcome` asks for.
-
-        C++ calls this too, unless the step was clean.
-        """
+        """Counts a step that was measured in `elapsed` seconds as taken, and does what `outcome` asks for. C++ calls
+        this too, unless the step was clean."""
         started = _perf_counter() - elapsed
         run, ring = self._run, self._run.ring
         if outcome & (_ODD | _UNSUITED):
@@ -266,8 +256,9 @@ class Hooks(HooksState):
             return None  # the outer step has been judged, or its closure will be
         if self._slowed is not None:
             self._speed_up()
-        if self._undo is not None:
-            self._give_back_late()  # what a step has left that raised before its post-hook ran
+        if self._undo is not None:  # of a step that raised before its post-hook ran
+            self._undo.give_back_late()
+            self._undo = None
         self._depth, self._evaluations = int(not self._member.is_paused), 0
         if self._member.is_paused:
             self._observed.observers.forget()
@@ -373,14 +364,6 @@ class Hooks(HooksState):
         on_error = self._run.on_error
         return on_error is not None and isinstance(error, Exception) and not self._scaler.holds and on_error(error)
 
-    def _is_of_skip(self, error: Exception) -> bool:
-        """Whether an error comes from what a step got in place of its gradients. The step is undone anyway."""
-        if self._is_evaluating or not isinstance(self._undo, DryRunStep) or self._undo.backup is None:
-            return False
-        said = "a skipped step raised without its gradients, and was undone: %r"
-        self._skip_strategy.warn_once(self._member.optimizer, said, error)
-        return True
-
     def _end_attended(self) -> None:
         """A step that was attended to is over, or has raised."""
         self._speed_up()
@@ -390,8 +373,3 @@ class Hooks(HooksState):
         if self._closure_backup is not None:
             self._closure_backup.end()
         self._loss = None
-
-    def _give_back_late(self) -> None:
-        if self._undo is not None:
-            self._undo.give_back_late()
-            self._undo = None

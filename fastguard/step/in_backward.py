@@ -54,21 +54,11 @@ class _Pass:
         self.loss, self.seconds = run.ring.loss, 0.0  # the newest when the pass began; spent on judging
         self.limits = limits_of(run.clip)
 
-    def coefficient(self, places: Sequence[int], table: bytearray, norm: float) -> float:
-        """How much smaller clipping made the norm of what was stepped."""
-        if not self.factors or not math.isfinite(norm) or not norm:
-            return 1.0
-        pairs = zip(places, row_norms(table), strict=True)
-        shares = [(self.factors.get(place, 1.0) * (size / norm)) ** 2 for place, size in pairs]
-        return min(1.0, math.sqrt(math.fsum(shares)))
-
 
 class InBackward:
-    """The steps of all optimizers in one backward pass, as one step.
-
-    It begins with the first gradient and ends with the backward pass. If the optimizers step outside of one, or the
-    last of them in a reentrant checkpoint's own, it ends when the guard is used or a gradient comes again.
-    """
+    """The steps of all optimizers in one backward pass, as one step. It begins with the first gradient and ends with
+    the backward pass. If the optimizers step outside of one, or the last of them in a reentrant checkpoint's own, it
+    ends when the guard is used or a gradient comes again."""
 
     def __init__(self, guard: Guard) -> None:
         self._run, self._judge, self._ledger, self._observed = guard._run, guard._judge, guard._ledger, guard._observed
@@ -178,17 +168,20 @@ class InBackward:
             positions = None if len(places) == len(current.places) else places
             judged = JudgedStep(run.step, table, positions, run.known_names, _norm(table))
             judged.lr = learning_rate(run.optimizers()[0])
-            judged.clip_coef = current.coefficient(places, table, judged.norm)
             judged.skipped, judged.over = bool(current.skipped), tuple(sorted(current.over))
             judged.trigger = trigger_of(run.clip, current.limits)
-            limits, clip = current.limits, run.clip
+            limits, clip, factors = current.limits, run.clip, current.factors
+            if factors and judged.norm and math.isfinite(judged.norm):
+                pairs = zip(places, row_norms(table), strict=True)
+                left = [(factors.get(place, 1.0) * (size / judged.norm)) ** 2 for place, size in pairs]
+                judged.clip_coef = min(1.0, math.sqrt(math.fsum(left)))
             if math.isfinite(judged.norm):
                 self.newest[None] = judged.norm
                 if limits is not None:
                     limits.apply(judged.norm, row_norms(table), positions)  # writes the norms of groups
                     if limits.groups is not None and limits.norms is not None:
-                        pairs = zip(cast(ClipPolicy, clip).names, limits.norms, strict=True)
-                        self.newest.update((name, size) for name, size in pairs if size >= 0.0)
+                        named = zip(cast(ClipPolicy, clip).names, limits.norms, strict=True)
+                        self.newest.update((name, size) for name, size in named if size >= 0.0)
             if isinstance(clip, CheckedPolicy):
                 clip.observe_step(judged.norm, current.loss)
             self._judge.enter(judged)

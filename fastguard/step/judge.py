@@ -1,8 +1,6 @@
-"""The judge: measures the gradients of a step, decides on it, and does for each optimizer what follows.
-
-Where the host may wait for the gradients, on the CPU above all, it knows the decision at once. Elsewhere `DeviceJudge`
-enqueues everything, and the record arrives with one of the next steps.
-"""
+"""The judge: measures the gradients of a step, decides on it, and does for each optimizer what follows. Where the host
+may wait for the gradients, on the CPU above all, it knows the decision at once. Elsewhere `DeviceJudge` enqueues
+everything, and the record arrives with one of the next steps."""
 
 from __future__ import annotations
 
@@ -36,10 +34,8 @@ _log = logging.getLogger("fastguard")
 
 
 class Judge:
-    """Judges the steps of all optimizers under one guard when the first of them steps; the others follow.
-
-    Cost on the CPU: one read of the gradients, and one more read and write if they are clipped.
-    """
+    """Judges the steps of all optimizers under one guard when the first of them steps; the others follow. Cost on the
+    CPU: one read of the gradients, and one more read and write if they are clipped."""
 
     def __init__(self, run: Run, ledger: Ledger, clip_through: str) -> None:
         self._run = run
@@ -51,26 +47,15 @@ class Judge:
         self._is_forced = False
         self._has_warned = False
 
-    @property
-    def lag(self) -> int:
-        """Steps taken since the newest that has arrived."""
-        return 0 if self._run.waits else self.on_device.newest - self.on_device.newest_complete
+    # Whether the record of the step just taken may still be added to; whether all have followed the last decision.
+    is_held = property(lambda self: self.on_device.pending.current is not None or self._run.ring.is_held)
+    is_between_steps = property(lambda self: self._decision is None)
 
     @property
     def has_step(self) -> bool:
         """Whether a step was taken, by this process."""
         pending = self.on_device.pending
         return self._run.ring.newest >= 0 or pending.current is not None or bool(pending.submitted)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the record of the step just taken may still be added to."""
-        return self.on_device.pending.current is not None or self._run.ring.is_held
-
-    @property
-    def is_between_steps(self) -> bool:
-        """Whether all optimizers have followed the last decision."""
-        return self._decision is None
 
     def record_loss(self, loss: Any = None, val_loss: Any = None) -> None:
         """Puts losses, numbers or tensors of one element, into the slot of the step just taken: in the ring, or on the
@@ -109,12 +94,7 @@ class Judge:
 
     def judge(self, member: Member, optimizer: Optimizer, handed: Handed, first: bool, loss: Any) -> Undo | Skip | None:
         """Judges the step that `member` is about to take and clips it. Returns what has to be done for the step and
-        undone after it.
-
-        Args:
-            first: whether this is the first evaluation of the step; a closure may ask for more.
-            loss: what the closure returned.
-        """
+        undone after it. `first` is for the first evaluation of the step; `loss` is what its closure returned."""
         run, groups = self._run, optimizer.param_groups
         params = groups[0]["params"] if groups else None
         if params and params[0].is_cpu is not self._was_on_cpu:
@@ -204,10 +184,10 @@ class Judge:
         groups = [group["params"] for one in optimizers for group in one.param_groups]
         judged, scaling = self._measure(groups, handed.read(), first)
         judged.lr, judged.loss = learning_rate(optimizers[0]), scalar("loss", loss) if is_loss(loss) else None
-        clip, limits, measured = run.clip, limits_of(run.clip), (judged.norm, judged.table, judged.positions)
+        clip, limits = run.clip, limits_of(run.clip)
         if not run.is_vetoed:  # the policy has no part in a vetoed step
             judged.trigger = trigger_of(clip, limits)
-        ruling, shrunk = ruling_of(limits, *measured), None
+        ruling, shrunk = ruling_of(limits, judged), None
         if first and not run.is_vetoed and isinstance(clip, CheckedPolicy):
             clip.observe_step(judged.norm, judged.loss if judged.loss is not None else ring.loss)
         is_bad = run.skip_nonfinite and not math.isfinite(judged.norm)
@@ -216,7 +196,7 @@ class Judge:
         elif member.can_skip and ruling.is_dropped:
             judged.skipped, ruling = True, Ruling(over=ruling.over)
         else:
-            shrunk = shrink(clip, groups, judged.names, *measured, scaling.inverse)
+            shrunk = shrink(clip, groups, judged, scaling.inverse)
             ruling = shrunk or ruling
         judged.clip_coef, judged.over = ruling.coefficient, ruling.over
         self.enter(judged, again=not first and ring.is_held)
@@ -291,7 +271,7 @@ class Judge:
         if not (run.skip_nonfinite and member.can_skip) or math.isfinite(norm_of(*norm_parts(kernels.fold_rows(rows)))):
             return False
         self.arrive_all()
-        first = run.names_of(member)[late[0]]
+        first = run.known_names[start + late[0]]
         _log.warning("step %d: late gradients are not finite (first %r); skipped", ring.step, first)
         ring.mark_skipped(True)
         run.follow_buffers(ring.step, True)
@@ -304,12 +284,10 @@ class Judge:
         if self._run.ranks is None and not from_scaler and self.divides(optimizer):
             divisor = torch.tensor(1.0 / factor if factor else math.inf, dtype=torch.float32, device="cpu")
             return FusedFlags(optimizer, {"grad_scale": divisor})
-        gradients = gradients_of(optimizer)
-        if gradients:
-            try:
-                kernels.run_scale(self._local(gradients), factor, self._run.backend)
-            except UnsupportedTensorError as error:
-                raise self._named(error, [m for m in self._run.members if m.optimizer is optimizer]) from None
+        try:
+            kernels.run_scale(self._local(gradients_of(optimizer)), factor, self._run.backend)
+        except UnsupportedTensorError as error:
+            raise self._named(error, [m for m in self._run.members if m.optimizer is optimizer]) from None
         return None
 
     def _named(self, error: UnsupportedTensorError, members: Sequence[Member]) -> UnsupportedTensorError:

@@ -92,17 +92,13 @@ class Ledger(LedgerState):
     @property
     def _is_bad(self) -> bool:
         """Whether the newest step was skipped or is not finite: its table tells which tensors."""
-        ring = self.ring
-        at = HEADER_WORDS * ring.newest
-        return ring.num_open > 0 and bool(
-            int(ring.words[at + FLAGS]) & SKIPPED or not math.isfinite(ring.words[at + NORM])
-        )
+        ring, at = self.ring, HEADER_WORDS * self.ring.newest
+        flags, norm = int(ring.words[at + FLAGS]), ring.words[at + NORM]
+        return ring.num_open > 0 and (bool(flags & SKIPPED) or not math.isfinite(norm))
 
     def deliver(self, *, but_held: bool = False) -> None:
-        """Hands open slots to history and sinks; all, or all but the newest, to which more may be added.
-
-        Where an exception breaks it off (Ctrl-C, a sink that exits), the next call goes on from there.
-        """
+        """Hands open slots to history and sinks; all, or all but the newest, to which more may be added. Where an
+        exception breaks it off (Ctrl-C, a sink that exits), the next call goes on from there."""
         ring = self.ring
         but_held = but_held or self.is_writing
         if ring.num_open <= but_held:
@@ -159,12 +155,9 @@ class Ledger(LedgerState):
 
     def write(self) -> None:
         """Hands the newest slot to the sinks that have not had it: as a line of JSON if the sink takes lines and the
-        line says all of it. `deliver` calls this, and C++ where it does not write the line itself.
-
-        An exception that a sink lets pass is raised when all have had their turn. Whom it broke off is due again.
-
-        Cost: 3 us for a log as a line; no record is made.
-        """
+        line says all of it. `deliver` calls this, and C++ where it does not write the line itself. An exception that a
+        sink lets pass is raised when all have had their turn. Whom it broke off is due again. Cost: 3 us for a log as a
+        line; no record is made."""
         ring, line, error = self.ring, None, None
         step = int(ring.words[HEADER_WORDS * ring.newest + STEP])
         if ring.told[0] == step or self.is_writing or not ring.num_open:
@@ -219,28 +212,36 @@ class Ledger(LedgerState):
         self._whole_step = self.ring.sampled = self.ring.step
 
     def enter(self, *, is_bad: bool, from_scaler: bool, is_lone: bool = False) -> None:
-        """Takes note of a slot that took the long way, or is not a clean step's.
-
-        Args:
-            is_bad: its norm is not finite, and that is news.
-            from_scaler: a scaler is at work, for which bad gradients are nothing unusual.
-            is_lone: one element holds nearly all of its gradients: the history is to see its table.
-        """
+        """Takes note of a slot that took the long way, or is not a clean step's. `is_bad`: its norm is not finite, and
+        that is news; `from_scaler`: a scaler is at work, for which bad gradients are nothing unusual; `is_lone`: one
+        element holds nearly all of its gradients, so that the history is to see its table."""
         ring = self.ring
         if is_bad or is_lone or ring.is_skipped:
             ring.limit, ring.end = min(ring.limit, ring.num_open), 0
         num_taken = self._history.num_nonfinite_applied  # of LBFGS, say, of which no step can be skipped
         if is_bad and (ring.is_skipped or num_taken < 8 or num_taken & (num_taken - 1) == 0):
             level = min(self.level, logging.INFO) if from_scaler else self.level  # which overflows to find its scale
-            log_nonfinite(ring.latest(), level, self.where_among_ranks())
+            record, among_ranks = ring.latest(), self.where_among_ranks()
+            names = record.nonfinite
+            first = f"first in {names[0]!r}, {count(len(names), 'tensor')} in all" if names else ""
+            where = "; ".join(filter(None, (first or "only their norm overflowed", among_ranks)))
+            what = "skipped" if record.skipped else "taken all the same"
+            _log.log(level, "step %d: gradients are not finite (%s); the step was %s", record.step, where, what)
         elif ring.is_skipped and ring.latest().is_skipped_by_policy:
-            log_skipped_by_policy(ring.latest(), self.level, self._history.model.clip_policy)
+            record, policy = ring.latest(), self._history.model.clip_policy
+            where = f"{record.norm:.4g}, above {record.trigger:.4g}" if record.trigger else ""
+            where = f"for a norm of {where}" if where else "whatever its norm is"  # as after a loss
+            where = f"for a norm in {listed(record.over, 4)}" if record.over else where
+            _log.log(self.level, "step %d: skipped by the clip policy %s, %s", record.step, policy, where)
         if self.skips.steps or ring.is_skipped:
             self.skips.count(ring.latest(), self._history.model.clip_policy)
 
     def raise_due(self) -> None:
-        due = self.skips.take_due()
-        if due is not None:
+        """Raises the error of too many skips in a row, once; or hands it to `skips.instead`."""
+        due, self.skips.due = self.skips.due, None
+        if due is not None and self.skips.instead is not None:
+            self.skips.instead(due)
+        elif due is not None:
             self.deliver()
             raise due
 
@@ -278,7 +279,6 @@ class Ledger(LedgerState):
             sink.close()
 
     def lost(self) -> dict[str, int]:
-        """Records that each failing sink could not take."""
         return {sink.name: sink.num_lost for sink in (*self._left, *self.sinks) if sink.num_lost}
 
     def costs(self) -> list[dict[str, Any]]:
@@ -287,7 +287,9 @@ class Ledger(LedgerState):
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """What a run that is resumed at `step` needs of this."""
-        return {"step": step, **self.skips.state(), "history": self.history_with_held().state_dict()}
+        skips, history = self.skips, self.history_with_held().state_dict()
+        run = {"step": step, "skipped_run": [*skips.steps], "skipped_by_policy": [*skips.by_policy]}
+        return {**run, "skipped_tensors": [*skips.tensors], "history": history}
 
     def go_on(self, history: TrainingHistory, *skips: Any) -> None:
         """Goes on from what was saved; `skips` as for `ConsecutiveSkips.go_on`. Cannot fail."""
@@ -320,8 +322,6 @@ class Ledger(LedgerState):
 
 
 class ConsecutiveSkips:
-    """The steps skipped in a row so far."""
-
     def __init__(self, limit: int) -> None:
         self.limit = limit  # number of steps from which an error is due
         self.steps: list[int] = []
@@ -331,7 +331,6 @@ class ConsecutiveSkips:
         self.instead: Callable[[NonFiniteGradientsError], None] | None = None  # called instead of raising `due`
 
     def clear(self) -> None:
-        """Starts again at none."""
         self.steps.clear()
         self.by_policy.clear()
         self.tensors.clear()
@@ -351,42 +350,12 @@ class ConsecutiveSkips:
                 self.by_policy.append(step)
         self.tensors.update(dict.fromkeys(record.nonfinite))
         if len(run) >= self.limit:
-            tensors = list(self.tensors)
-            self.due = NonFiniteGradientsError(run, tensors)
+            self.due = NonFiniteGradientsError(run, [*self.tensors])
             if self.by_policy:
-                self.due = PolicySkipsError(run, tensors, self.by_policy, policy)
-
-    def take_due(self) -> NonFiniteGradientsError | None:
-        """The error to raise now, once; None if there is none, or `instead` has been called with it."""
-        due, self.due = self.due, None
-        if due is not None and self.instead is not None:
-            self.instead(due)
-            return None
-        return due
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "skipped_run": list(self.steps),
-            "skipped_by_policy": list(self.by_policy),
-            "skipped_tensors": list(self.tensors),
-        }
+                self.due = PolicySkipsError(run, [*self.tensors], self.by_policy, policy)
 
     def go_on(self, steps: list[int], tensors: Sequence[str], by_policy: Sequence[int]) -> None:
         """Resumes from what was saved. Never raises."""
         self.steps, self.tensors = steps, dict.fromkeys(tensors)
         self.by_policy = [step for step in by_policy if step in steps]
         self.due = None
-
-
-def log_nonfinite(record: StepStats, level: int, where_among_ranks: str) -> None:
-    names = record.nonfinite
-    where = f"first in {names[0]!r}, {count(len(names), 'tensor')} in all" if names else "only their norm overflowed"
-    where = f"{where}; {where_among_ranks}" if where_among_ranks else where
-    what = "skipped" if record.skipped else "taken all the same"
-    _log.log(level, "step %d: gradients are not finite (%s); the step was %s", record.step, where, what)
-
-
-def log_skipped_by_policy(record: StepStats, level: int, policy: str) -> None:
-    where = f" in {listed(record.over, 4)}" if record.over else f" of {record.norm:.4g}, above {record.trigger:.4g}"
-    where = f"for a norm{where}" if record.over or record.trigger else "whatever its norm is"  # as after a loss
-    _log.log(level, "step %d: skipped by the clip policy %s, %s", record.step, policy, where)

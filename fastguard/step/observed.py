@@ -17,16 +17,13 @@ _LAST_OPERATIONS = 8  # of a loss, which may have come after the step that it le
 
 
 class Observed:
-    """Knows which step a loss is of, and keeps the mean of those that are of one.
-
-    A loss whose operations autograd recorded before the newest step ended is that step's; one whose came later is of
-    the step to come. Of a plain number it is not known when it came about: it is the newest step's, unless something
-    was recorded since that ended and losses have been seen to come ahead of their steps, or that step has one already.
-
-    When a step ends is noted at the first ones, and from then on where a loss has come ahead of its step, or a second
-    one of a step: `run.marked` and `run.mark`. A loop that observes each loss straight after its step pays nothing for
-    the others, and C++ puts its losses into their slots without coming here.
-    """
+    """Knows which step a loss is of, and keeps the mean of those that are of one. A loss whose operations autograd
+    recorded before the newest step ended is that step's; one whose came later is of the step to come. Of a plain number
+    it is not known when it came about: it is the newest step's, unless something was recorded since that ended and
+    losses have been seen to come ahead of their steps, or that step has one already. When a step ends is noted at the
+    first ones, and from then on where a loss has come ahead of its step, or a second one of a step: `run.marked` and
+    `run.mark`. A loop that observes each loss straight after its step pays nothing for the others, and C++ puts its
+    losses into their slots without coming here."""
 
     def __init__(self, run: Run, judge: Judge, observers: Observers) -> None:
         self._run, self._judge, self.observers = run, judge, observers
@@ -112,6 +109,5 @@ class Observed:
         return False
 
     def forget(self) -> None:
-        """The run goes on from another place."""
         self._step = self._run.marked = -1
         self._val_loss = None

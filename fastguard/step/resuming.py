@@ -41,7 +41,6 @@ class ResumedState:
 
 
 def dump(guard: Any) -> dict[str, Any]:
-    """What `Guard.state_dict` returns."""
     guard._settle()
     guard._attach_samples()
     guard._judge.arrive_all()
@@ -103,9 +102,7 @@ class StatefulGuard:
         self._guard = guard
 
     def state_dict(self) -> dict[str, str]:
-        """The guard's state as JSON."""
         return {"state": json.dumps(self._guard.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resumes from `state_dict`; raises as `Guard.load_state_dict`."""
         self._guard.load_state_dict(json.loads(values.entry(state, "state", values.text)))

@@ -40,12 +40,10 @@ class JudgedStep:
 
 
 class Ring(RingState):
-    """The headers of the newest steps, and the table of the newest one.
-
-    A step is *taken* when it is measured, *arrives* here, and is *delivered* to history and sinks; on the CPU it
-    arrives when it is taken. Slots 0 … `num_open` - 1 have arrived and are not delivered; the newest stays readable
-    afterwards. When `num_open` is `limit`, deliver before you fill another.
-    """
+    """The headers of the newest steps, and the table of the newest one. A step is *taken* when it is measured,
+    *arrives* here, and is *delivered* to history and sinks; on the CPU it arrives when it is taken. Slots 0 …
+    `num_open` - 1 have arrived and are not delivered; the newest stays readable afterwards. When `num_open` is `limit`,
+    deliver before you fill another."""
 
     def __init__(self) -> None:
         self.headers = bytearray(NUM_SLOTS * HEADER_BYTES)
@@ -78,13 +76,8 @@ class Ring(RingState):
         """Whether the newest slot is open and may still be added to."""
         return self.num_open > 0 and not self.is_over
 
-    @property
-    def is_finite(self) -> bool:
-        return math.isfinite(self.words[HEADER_WORDS * self.newest + slot.NORM])
-
-    @property
-    def is_skipped(self) -> bool:
-        return bool(int(self.words[HEADER_WORDS * self.newest + slot.FLAGS]) & slot.SKIPPED)
+    is_finite = property(lambda self: math.isfinite(self.words[HEADER_WORDS * self.newest + slot.NORM]))
+    is_skipped = property(lambda self: bool(int(self.words[HEADER_WORDS * self.newest + slot.FLAGS]) & slot.SKIPPED))
 
     @property
     def step(self) -> int:
@@ -97,8 +90,7 @@ class Ring(RingState):
         at = HEADER_WORDS * newest
         words = self.words
         if not again:
-            for i in range(at, at + HEADER_WORDS):
-                words[i] = 0.0
+            self.headers[8 * at : 8 * at + HEADER_BYTES] = bytes(HEADER_BYTES)
         loss_scale, trigger = judged.loss_scale, judged.trigger
         words[at + slot.STEP] = judged.step
         words[at + slot.NORM] = judged.norm
@@ -106,12 +98,9 @@ class Ring(RingState):
         words[at + slot.NUM_ROWS] = len(judged.table)
         words[at + slot.LOSS_SCALE] = 1.0 if loss_scale is None else loss_scale
         words[at + slot.TRIGGER] = 0.0 if trigger is None else trigger
-        words[at + slot.FLAGS] = (
-            (int(words[at + slot.FLAGS]) & ~(slot.SKIPPED | slot.HAS_LOSS_SCALE | slot.HAS_TRIGGER))
-            | (slot.SKIPPED if judged.skipped else 0)
-            | (0 if loss_scale is None else slot.HAS_LOSS_SCALE)
-            | (0 if trigger is None else slot.HAS_TRIGGER)
-        )
+        flags = int(words[at + slot.FLAGS]) & ~(slot.SKIPPED | slot.HAS_LOSS_SCALE | slot.HAS_TRIGGER)
+        flags |= (slot.SKIPPED if judged.skipped else 0) | (0 if trigger is None else slot.HAS_TRIGGER)
+        words[at + slot.FLAGS] = flags | (0 if loss_scale is None else slot.HAS_LOSS_SCALE)
         self.found[TABLE], self.found[POSITIONS], self.found[OVER] = judged.table, judged.positions, judged.over or None
         self.names, self._total = judged.names, judged.total
         self.seen.take(judged.positions if judged.total is None else judged.present, judged.names)
@@ -226,7 +215,6 @@ class Ring(RingState):
         self.newest, self.num_open, self.made = -1, 0, None
 
     def close(self) -> None:
-        """The open slots have been delivered."""
         if self.newest >= 0:
             self.latest()  # with its samples, before they go
             self.samples = {step: fields for step, fields in self.samples.items() if step > self.step}

@@ -39,6 +39,8 @@ class Member:
         self.ignores_scale = any(cls.__name__ in _IGNORES_SCALE for cls in type(optimizer).__mro__)
         self.is_paused = False  # its steps are not part of the run
 
+    is_alive = property(lambda self: self._ref() is not None)
+
     @property
     def optimizer(self) -> Optimizer:
         optimizer = self._ref()
@@ -46,14 +48,8 @@ class Member:
             raise ReferenceError("the guarded optimizer no longer exists")
         return optimizer
 
-    @property
-    def is_alive(self) -> bool:
-        return self._ref() is not None
-
 
 class Run(RunState):
-    """The state of one guard."""
-
     def __init__(
         self, optimizers: Sequence[Optimizer], proxies: Sequence[Any], namer: Namer, settings: GuardSettings
     ) -> None:
@@ -93,7 +89,6 @@ class Run(RunState):
             self.buffers_at = self.buffers.follow(step, skipped)
 
     def optimizers(self) -> list[Optimizer]:
-        """All of them, which must exist."""
         return [member.optimizer for member in self.members]
 
     def living_optimizers(self) -> list[Optimizer]:
@@ -168,8 +163,3 @@ class Run(RunState):
         """Index of the first parameter of one optimizer among all parameters."""
         before = [one.optimizer.param_groups for one in self.members[: member.index]]
         return sum(len(group["params"]) for groups in before for group in groups)
-
-    def names_of(self, member: Member) -> tuple[str, ...]:
-        """Names of the parameters of one optimizer, as they were at the step just judged."""
-        start = self.start_of(member)
-        return self.known_names[start : start + sum(len(group["params"]) for group in member.optimizer.param_groups)]

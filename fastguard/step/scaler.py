@@ -46,8 +46,6 @@ _NOTHING, _READ_NOTHING = Handed(), Handed(found_inf=False)
 
 
 class ScalerContract:
-    """Takes part in the contract for one optimizer."""
-
     def __init__(self, optimizer: Optimizer, proxies: Sequence[weakref.ref[Any]] = ()) -> None:
         self._proxies = proxies
         self._had_flag = optimizer.__dict__.get(_FLAG)

@@ -39,9 +39,7 @@ def texts(settings: Mapping[str, Any]) -> dict[str, str]:
 
 class AsGiven:
     """An argument that changes while it works, such as a clip policy, with the settings it showed when it was given.
-
-    Two are equal if they hold the same object, or objects of one class with the same `repr` and public attributes.
-    """
+    Two are equal if they hold the same object, or objects of one class with the same `repr` and public attributes."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -72,13 +70,10 @@ def _shown(value: Any, depth: int = 4) -> Any:
 
 @dataclass
 class GuardSettings:
-    """What one call of `wrap` or `wrap_backward` asks for; see there for each argument.
-
-    Settings are equal if they ask for the same guard, except for `on_guarded`, which says what to do if they are not.
-    `names` are keyed by the ids of parameters, to keep no parameter alive.
-
-    Raises ValueError or TypeError for an argument that is not one of the known choices, or out of its range.
-    """
+    """What one call of `wrap` or `wrap_backward` asks for; see there for each argument. Settings are equal if they ask
+    for the same guard, except for `on_guarded`, which says what to do if they are not. `names` are keyed by the ids of
+    parameters, to keep no parameter alive. Raises ValueError or TypeError for an argument that is not one of the known
+    choices, or out of its range."""
 
     clip: Any = None
     skip_nonfinite: bool = True

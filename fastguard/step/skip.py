@@ -33,6 +33,7 @@ _LOCK_TIMEOUT_S = 0.01
 _FUSED = (optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad)
 _MISSING: Any = object()
 _HAS_TORCHS_STEP: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+_interceptors: weakref.WeakKeyDictionary[types.FunctionType, StepInterceptor] = weakref.WeakKeyDictionary()
 
 
 class Skip:
@@ -40,8 +41,6 @@ class Skip:
 
 
 class SkipStrategy:
-    """Skips the steps of one optimizer."""
-
     def __init__(self, optimizer: Optimizer, can_skip: bool) -> None:
         # Without gradients a step of torch's optimizers changes nothing but entries of the groups. Others may require
         # gradients, or take missing ones for zeros.
@@ -87,12 +86,10 @@ class SkippedCall:
 
 
 class StepInterceptor:
-    """Intercepts calls of the `step` of one class.
-
-    torch calls a step between its hooks as `func(*args, **kwargs)`. `func` is a closure cell of the function around
-    every `step`, and `args` is what the pre-hooks return, with the optimizer first. For one call the cell holds
-    `_dispatch`, which recognises a `SkippedCall` in the optimizer's place and passes every other call on.
-    """
+    """Intercepts calls of the `step` of one class. torch calls a step between its hooks as `func(*args, **kwargs)`.
+    `func` is a closure cell of the function around every `step`, and `args` is what the pre-hooks return, with the
+    optimizer first. For one call the cell holds `_dispatch`, which recognises a `SkippedCall` in the optimizer's place
+    and passes every other call on."""
 
     def __init__(self, cell: types.CellType) -> None:
         self._cell = cell
@@ -134,9 +131,6 @@ class StepInterceptor:
             self._lock.release()
 
 
-_interceptors: weakref.WeakKeyDictionary[types.FunctionType, StepInterceptor] = weakref.WeakKeyDictionary()
-
-
 def interceptor_of(optimizer: Optimizer) -> StepInterceptor | None:
     """The interceptor of the step that runs this hook; None in compiled steps, where torch's wrapper is gone."""
     frame: types.FrameType | None = sys._getframe(1)
@@ -158,11 +152,9 @@ def interceptor_of(optimizer: Optimizer) -> StepInterceptor | None:
 
 
 class Undo:
-    """Something done to an optimizer for one step, and undone after it.
-
-    The constructor changes nothing, so that the caller already holds the object when `apply` does: an exception may
-    come at any line. For the same reason each method may be called again after it was interrupted.
-    """
+    """Something done to an optimizer for one step, and undone after it. The constructor changes nothing, so that the
+    caller already holds the object when `apply` does: an exception may come at any line. For the same reason each
+    method may be called again after it was interrupted."""
 
     def apply(self) -> None:
         """Does it."""
@@ -234,9 +226,7 @@ def takes_flags(optimizer: Optimizer) -> bool:
 
 class FusedFlags(Undo):
     """Sets `found_inf` and `grad_scale` on an optimizer for one step, and then restores those of a GradScaler.
-
-    `repairs` have been applied before, and are undone last.
-    """
+    `repairs` have been applied before, and are undone last."""
 
     def __init__(self, optimizer: Optimizer, attributes: Mapping[str, Any], repairs: Undo | None = None) -> None:
         self._repairs = repairs
@@ -265,8 +255,7 @@ class FusedFlags(Undo):
         self._before = [(name, _MISSING) for name in self._attributes]  # what was there was for the step that raised
         self.give_back()
 
-    def forget(self) -> None:
-        self.give_back()
+    forget = give_back
 
 
 def with_other_strides(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -281,10 +270,8 @@ def with_other_strides(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, tor
 
 
 class ContiguousGrads(Undo):
-    """Copies gradients to the memory order of their parameters for one step, already when it is made.
-
-    Fused kernels walk through both in one order; where the orders differ, they read the wrong elements, or refuse.
-    """
+    """Copies gradients to the memory order of their parameters for one step, already when it is made. Fused kernels
+    walk through both in one order; where the orders differ, they read the wrong elements, or refuse."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._gradients: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -303,18 +290,15 @@ class ContiguousGrads(Undo):
 
 class Momentum:
     """Gives a fused SGD its momentum buffers before a step that may be skipped, which would leave them uninitialised.
-
-    Zeros give the same first step, unless it is dampened: momentum * 0 + gradient is the gradient.
-    """
+    Zeros give the same first step, unless it is dampened: momentum * 0 + gradient is the gradient."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Any, Any]] = {}
 
     def is_safe(self, optimizer: Optimizer, which: Sequence[Any]) -> bool:
         """Makes the buffers. False if the first step is dampened, so that the host has to decide whether to skip it.
-
-        `which` tells which parameters have a gradient. Cost: 0.2 us, and 0.1 us a parameter when something has changed.
-        """
+        `which` tells which parameters have a gradient. Cost: 0.2 us, and 0.1 us a parameter when something has
+        changed."""
         if not any(group["momentum"] for group in optimizer.param_groups):
             return True
         state = optimizer.state

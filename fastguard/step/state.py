@@ -1,7 +1,5 @@
-"""What Python shares with the step hooks in C++: base classes whose attributes lie in C structs, and these hooks.
-
-See `csrc/state.h`. Without the extension each base class is `object`, the hooks are None, and Python does everything.
-"""
+"""What Python shares with the step hooks in C++: base classes whose attributes lie in C structs, and these hooks. See
+`csrc/state.h`. Without the extension each base class is `object`, the hooks are None, and Python does everything."""
 
 from __future__ import annotations
 

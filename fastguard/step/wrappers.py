@@ -31,12 +31,10 @@ def inwards(optimizer: Any) -> Iterator[Any]:
 
 
 def _is_proxy(optimizer: Any) -> bool:
-    """Whether `optimizer` only hands on to what it holds, which is what takes the steps.
-
-    Optimizers that do something of their own around another (Lookahead, SAM, schedule-free wrappers) are no proxies.
-    Most call Optimizer.__init__, or have their `step` wrapped as that does. One that has neither is an accelerate-like
-    wrapper if it has no groups and no state of its own.
-    """
+    """Whether `optimizer` only hands on to what it holds, which is what takes the steps. Optimizers that do something
+    of their own around another (Lookahead, SAM, schedule-free wrappers) are no proxies. Most call Optimizer.__init__,
+    or have their `step` wrapped as that does. One that has neither is an accelerate-like wrapper if it has no groups
+    and no state of its own."""
     if any(c.__module__.partition(".")[0] in _PROXIES for c in type(optimizer).__mro__):
         return True
     own = getattr(optimizer, "__dict__", {})
@@ -44,12 +42,9 @@ def _is_proxy(optimizer: Any) -> bool:
 
 
 def innermost(optimizer: Any, *, in_backward: bool = False) -> Optimizer:
-    """The optimizer that takes the steps, inside the proxies that stand around it.
-
-    Raises:
-        TypeError: it is not a torch.optim.Optimizer, or one of DeepSpeed's; its step cannot be hooked; it steps within
-            the backward pass, and not `in_backward`.
-    """
+    """The optimizer that takes the steps, inside the proxies that stand around it. Raises TypeError if it is none of
+    torch's, or is DeepSpeed's; if its step cannot be hooked; if it steps within the backward pass, and not
+    `in_backward`."""
     for module in {c.__module__ for c in type(optimizer).__mro__}:
         if module.split(".")[0] == "deepspeed":
             raise TypeError(
@@ -76,10 +71,8 @@ def innermost(optimizer: Any, *, in_backward: bool = False) -> Optimizer:
 
 
 def is_state_initialisation(optimizer: Optimizer, kwargs: dict[str, Any]) -> bool:
-    """Whether this is the step by which torch.distributed.checkpoint makes an optimizer create its state.
-
-    It calls `step(closure=None)` on an optimizer without state, with every learning rate and every gradient zero.
-    """
+    """Whether this is the step by which torch.distributed.checkpoint makes an optimizer create its state. It calls
+    `step(closure=None)` on an optimizer without state, with every learning rate and every gradient zero."""
     if kwargs.get("closure", True) is not None or optimizer.state:
         return False
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
@@ -97,11 +90,9 @@ def may_nest(cls: type) -> bool:
 
 
 def is_nested(optimizer: Optimizer) -> bool:
-    """Whether the step that runs this hook is part of another step of the same optimizer.
-
-    A subclass's `step` that calls `super().step()` runs all hooks again once torch has wrapped the parent's `step`. A
-    counter would miss the end of a step that raised.
-    """
+    """Whether the step that runs this hook is part of another step of the same optimizer. A subclass's `step` that
+    calls `super().step()` runs all hooks again once torch has wrapped the parent's `step`. A counter would miss the end
+    of a step that raised."""
     steps = (frame for frame in callers() if frame.f_code is HOOKED_STEP and frame.f_locals.get("self") is optimizer)
     return next(steps, None) is not None and next(steps, None) is not None
 
@@ -116,9 +107,7 @@ def callers() -> Iterator[types.FrameType]:
 
 def left_to_python(hook: Callable[..., Any]) -> Callable[..., Any]:
     """A method that dynamo does not trace. It would otherwise be compiled into the step, and recompiled at every step.
-
-    Older versions of torch need a decorator for that.
-    """
+    Older versions of torch need a decorator for that."""
     frames: Any = torch._C._dynamo.eval_frame
     if not hasattr(frames, "set_code_exec_strategy"):
         return torch.compiler.disable(hook)

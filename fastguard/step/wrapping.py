@@ -30,10 +30,8 @@ _log = logging.getLogger("fastguard")
 
 
 class _GuardAttribute:
-    """`optimizer.guard`: the guard of the optimizer, or of the one it wraps. Raises NotGuardedError without one.
-
-    An attribute of the optimizer's own of that name takes precedence.
-    """
+    """`optimizer.guard`: the guard of the optimizer, or of the one it wraps. Raises NotGuardedError without one. An
+    attribute of the optimizer's own of that name takes precedence."""
 
     def __get__(self, optimizer: Any, owner: type) -> Any:
         return self if optimizer is None else Guard.of(optimizer)
@@ -51,13 +49,7 @@ def sinks_of_rank(sinks: Any, ranks: str) -> tuple[list[Any], bool]:
     return [], True
 
 
-def has_equal_guard(
-    given: Sequence[Any],
-    inner: Sequence[Optimizer],
-    model: torch.nn.Module | None,
-    settings: GuardSettings,
-    sinks: Sequence[Any],
-) -> bool:
+def has_equal_guard(given: list[Any], inner: list[Optimizer], model: Any, settings: GuardSettings, sinks: Any) -> bool:
     """Whether the optimizers already have the guard that is asked for, which then writes to `sinks`. Detaches other
     guards with `on_guarded="replace"`, and raises AlreadyGuardedError without."""
     guarded = [o for o in given if any(GUARD in getattr(layer, "__dict__", {}) for layer in inwards(o))]
@@ -174,7 +166,6 @@ def wrap(
         watch_ranks: with DistributedDataParallel or `fully_shard`, read each rank's own gradients before they are
             averaged: a skip names the rank and the tensor, and `odd-rank` finds ranks whose norms differ. True:
             exchange every 10 steps; or a number of steps (docs/scale.md).
-
         experiments: try causes that are neither sure nor unlikely: True, or `fastguard.experiments.Experiments`. Forked
             copies of the process take the same steps with one thing changed (docs/guide/try.md).
 
@@ -221,23 +212,12 @@ def wrap(
         )
     over = ranks_over(groups, model, settings)
     kernels.require_devices(backend, groups)
-    compares = compares_ranks("parity", parity)
+    beside = Parity(model, None if parity is True else parity) if compares_ranks("parity", parity) else None
     proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]
     local = local_gradients(model, groups, watch_ranks)
+    told: dict[str, Any] = {"sinks": sinks, "is_quiet": is_quiet, "proxies": proxies, "names": names}
     with contextlib.ExitStack() as made:
-        guard = Guard(
-            inner,
-            model,
-            settings,
-            made=made,
-            sinks=sinks,
-            is_quiet=is_quiet,
-            proxies=proxies,
-            names=names,
-            over=over,
-            parity=Parity(model, None if parity is True else parity) if compares else None,
-            local=local,
-        )
+        guard = Guard(inner, model, settings, made=made, over=over, parity=beside, local=local, **told)
         guard._made = made.pop_all()
     params, run = [p for group in groups for p in group], guard._run
     world = dist.get_world_size() if over is None and has_other_ranks() else None  # a framework may hide its wrapper

@@ -23,6 +23,7 @@ from ..step import Guard
 from ..step.backup import Backup
 from ..step.clipping import ruling_of, shrink
 from ..step.guard import GUARD
+from ..step.ring import JudgedStep
 from ..step.wrappers import innermost
 
 _WHOLE_NAMES = ("model", "net", "network", "module", "self_model")
@@ -155,8 +156,9 @@ def without_guard(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], Non
             return
         table, _, positions, _ = kernels.gradient_stats(groups, guard.backend, 1.0)
         norm = norm_of(*norm_parts(kernels.fold_rows(table)))
-        ruling = ruling_of(limits_of(policy), norm, table, positions)
-        if shrink(policy, groups, guard._run.names_now(), norm, table, positions) is None:
+        judged = JudgedStep(0, table, positions, guard._run.names_now(), norm)
+        ruling = ruling_of(limits_of(policy), judged)
+        if shrink(policy, groups, judged, 1.0) is None:
             factors = ruling.factors or [ruling.coefficient] * len(gradients)
             for gradient, factor in zip(gradients, factors, strict=True):
                 kernels.scale_([gradient], factor, backend=guard.backend)

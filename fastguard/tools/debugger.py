@@ -10,7 +10,7 @@ from .. import kernels
 from ..diagnosis import RULES, diagnose, find_causes, unexplained
 from ..records import GradientStats, StepStats, TrainingHistory
 from ..records.failures import Failures
-from ..records.series import NUM_NEWEST, diagnose_losses
+from ..records.series import NUM_NEWEST
 from ..report import Report, build_report
 from ..report.report import not_checked
 
@@ -102,7 +102,7 @@ class TrainingDebugger:
 
         Cost: about 1 ms.
         """
-        checked = diagnose_losses(self.history)
+        checked = self.history.diagnose()
         healthy, messages = (True, []) if self.last_gradients is None else self.last_gradients.is_healthy()
         before = self._failures.counts()
         all_found = diagnose(self.history, failures=self._failures)

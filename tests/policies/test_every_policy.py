@@ -115,7 +115,7 @@ def test_what_is_written(make, tmp_path):
     lines = fastguard.sinks.read_jsonl(path)
     lines = [line for line in lines if "step" in line]
     history = fastguard.TrainingHistory.from_jsonl(path)
-    assert [e.clipped_norm for e in history.recent] == [r.clipped_norm for r in memory.records]
+    assert [e.norm * e.clip_coef for e in history.recent] == [r.clipped_norm for r in memory.records]
     assert history.model.clip_policy == repr(make())
     for record, line in zip(memory.records, lines, strict=True):
         assert line.get("clip/trigger") == record.trigger

@@ -1,8 +1,6 @@
-"""Triton kernels for GPUs: two launches for all statistics and the decision, a third that scales only when it must.
-
-As a backend they give tables to the host, which synchronises; a guard works with `Workspace` and slots and never
-does. Nothing here imports Triton before it is used.
-"""
+"""Triton kernels for GPUs: two launches for all statistics and the decision, a third that scales only when it must. As
+a backend they give tables to the host, which synchronises; a guard works with `Workspace` and slots and never does.
+Nothing here imports Triton before it is used."""
 
 from __future__ import annotations
 
@@ -79,13 +77,10 @@ class TritonBackend(ReferenceBackend):
 
     def problem_on(self, device: torch.device, operation: str) -> str | None:
         """What went wrong in a trial of `operation` on `device`; None if nothing did. There are two trials a device and
-        process: one of statistics and scaling, and one of all that reads activations.
-
-        An untested compiler, driver or device can give wrong results without an error. "auto" therefore takes these
-        kernels on a device only after a trial there; `backend="triton"` runs without one.
-
-        Cost: once, the kernels' compilation and a few syncs. None while a CUDA graph is captured: nothing may sync.
-        """
+        process: one of statistics and scaling, and one of all that reads activations. An untested compiler, driver or
+        device can give wrong results without an error. "auto" therefore takes these kernels on a device only after a
+        trial there; `backend="triton"` runs without one. Cost: once, the kernels' compilation and a few syncs. None
+        while a CUDA graph is captured: nothing may sync."""
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return None
         is_of_gradients = operation in ("tensor_stats", "scale_")
@@ -106,8 +101,6 @@ class TritonBackend(ReferenceBackend):
     def tensor_stats(self, tensors: Sequence[torch.Tensor], unscale: float = 1.0) -> tuple[bytearray, None]:
         """Cost: one read of every element; one launch a dtype and one more; a copy of a row a tensor to the host, which
         is the one sync."""
-        if not tensors:
-            return bytearray(), None
         with lock:
             workspace = workspace_of(device_for(tensors))
             plan = workspace.plan(tensors)
@@ -117,8 +110,6 @@ class TritonBackend(ReferenceBackend):
 
     def scale_(self, tensors: Sequence[torch.Tensor], factor: float) -> None:
         """Cost: one read and one write of each; no sync."""
-        if not tensors:
-            return
         with lock:
             workspace = workspace_of(device_for(tensors))
             if is_capturing(workspace.device):

@@ -1,8 +1,6 @@
 """Kernels, compiled once a device and launched with as little Python as can be: steps, and looks at activations.
-
 `kernel[grid](...)` binds and inspects every argument at every call, and then calls the compiled kernel. Here all
-arguments are integers and need no inspection, so the compiled kernel is called directly.
-"""
+arguments are integers and need no inspection, so the compiled kernel is called directly."""
 
 from __future__ import annotations
 
@@ -18,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._device import Device
-from ...errors import UnsupportedTensorError
 from ...records import COLUMNS
 from ..reference import Limits
 from ..slots import DEFAULT_OPTIONS, Slot, StepOptions
@@ -41,29 +38,24 @@ lock = threading.Lock()  # held around the use of a workspace that is shared
 
 
 class Launcher:
-    """One kernel with its constants on one device: `launcher(grid, *arguments)`, all integers.
-
-    The current device must be the one it is for. `fp_fusion` lets the compiler turn a product and a sum into one
-    instruction with one rounding. It is always passed: Triton's default changes in 3.10. `launch` is what launches:
-    the compiled kernel or `ordinary`, None before the first.
-    """
+    """One kernel with its constants on one device: `launcher(grid, *arguments)`, all integers. The current device must
+    be the one it is for. `fp_fusion` lets the compiler turn a product and a sum into one instruction with one rounding.
+    It is always passed: Triton's default changes in 3.10. `launch` is what launches: at last the compiled kernel, or
+    `ordinary`."""
 
     def __init__(self, function: Any, constants: Mapping[str, Any], *, num_warps: int, fp_fusion: bool) -> None:
         self.function = function
         self.constants = dict(constants)
         self.options = {"num_warps": num_warps, "enable_fp_fusion": fp_fusion}
-        self.launch: Callable[..., Any] | None = None
+        self.launch: Callable[..., Any] = self._first
 
     def __call__(self, grid: int, *arguments: int) -> None:
-        if self.launch is None:
-            self._first(grid, arguments)
-        else:
-            self.launch(grid, *arguments)
+        self.launch(grid, *arguments)
 
     def ordinary(self, grid: int, *arguments: int) -> None:
         self.function[(grid,)](*arguments, **self.constants, **self.options)
 
-    def _first(self, grid: int, arguments: tuple[int, ...]) -> None:
+    def _first(self, grid: int, *arguments: int) -> None:
         try:
             compiled = self.function.warmup(*arguments, grid=(1,), **self.constants, **self.options)
             run, handle, packed = compiled.run, compiled.function, compiled.packed_metadata
@@ -88,11 +80,9 @@ class Launcher:
 def _launcher(
     kernel: str, constants: dict[str, Any], device: torch.device, *, threads: int = THREADS, fp_fusion: bool = False
 ) -> Launcher:
-    """The launcher of `kernel`, "module.function" in `lang`; Triton is imported here for the first time.
-
-    Fusion is off where products must round as torch's do, and the decision must have the same bits everywhere. It is on
-    where products only go into sums: a square and its addition are then one instruction, and round once.
-    """
+    """The launcher of `kernel`, "module.function" in `lang`; Triton is imported here for the first time. Fusion is off
+    where products must round as torch's do, and the decision must have the same bits everywhere. It is on where
+    products only go into sums: a square and its addition are then one instruction, and round once."""
     module, _, function = kernel.partition(".")
     found = getattr(importlib.import_module(f"{__package__}.lang.{module}"), function)
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
@@ -153,12 +143,10 @@ def bits_of(value: float) -> int:
 
 
 class Workspace:
-    """What the launches on one device need: tables, partial results, compiled kernels.
-
-    A step is `plan`, `measure`, and `scale`. All of them queue work on the current stream and return; a step on another
-    stream than the last one waits, on the device, for that one. Not for two threads at once, and not in a CUDA graph,
-    which would go on reading tables that are gone.
-    """
+    """What the launches on one device need: tables, partial results, compiled kernels. A step is `plan`, `measure`, and
+    `scale`. All of them queue work on the current stream and return; a step on another stream than the last one waits,
+    on the device, for that one. Not for two threads at once, and not in a CUDA graph, which would go on reading tables
+    that are gone."""
 
     dtype = torch.float64
 
@@ -172,11 +160,9 @@ class Workspace:
 
     def plan(self, tensors: Sequence[torch.Tensor], *, writable: bool = False) -> Plan:
         """Tables for `tensors`, which must be on this device, and live until the launches are queued. For `scale` they
-        have to be `writable`, unless the plan `is_plain`. Raises UnsupportedTensorError as `locate` does.
-
-        Cost: 50 ns a tensor and no launch if the addresses are those of one of the last steps; else an upload, as
-        `Tables` says. A tensor with gaps is copied, and written back by `scale`: one more read and write of it each.
-        """
+        have to be `writable`, unless the plan `is_plain`. Raises UnsupportedTensorError as `locate` does. Cost: 50 ns a
+        tensor and no launch if the addresses are those of one of the last steps; else an upload, as `Tables` says. A
+        tensor with gaps is copied, and written back by `scale`: one more read and write of it each."""
         with self._side.entered():
             self._follow_stream()
             addresses, sizes, keep, write_back = locate(tensors, self.device, writable=writable)
@@ -185,9 +171,7 @@ class Workspace:
 
     def measure(self, plan: Plan, slot: Slot, options: StepOptions = DEFAULT_OPTIONS, *, unscale: float = 1.0) -> None:
         """Statistics of the tensors of `plan`, times `unscale` or as `options` have it, and a decision, into `slot`.
-
-        Cost: one read of every element; one launch a dtype and one more; no sync, no allocation but the first time.
-        """
+        Cost: one read of every element; one launch a dtype and one more; no sync, no allocation but the first time."""
         step, scale, found_inf, max_norm, skip_nonfinite, unscales_itself, trigger = options
         layout = plan.layout
         with self._side.entered():
@@ -203,10 +187,8 @@ class Workspace:
             finalise_launcher(self.device)(1 + layout.num_rows, *tables, scale_at, found_inf_at, *bits)
 
     def scale(self, plan: Plan, slot: Slot) -> None:
-        """x *= factor for the tensors of `plan`, with one rounding; `slot` has the factor.
-
-        Cost: one launch a dtype; one read and one write of every element unless the factor is 1, then nothing. No sync.
-        """
+        """x *= factor for the tensors of `plan`, with one rounding; `slot` has the factor. Cost: one launch a dtype;
+        one read and one write of every element unless the factor is 1, then nothing. No sync."""
         layout = plan.layout
         most = _PROGRAMS_PER_PROCESSOR * self._side.num_processors
         with self._side.entered():
@@ -220,13 +202,9 @@ class Workspace:
     def measure_activation(
         self, x: torch.Tensor, dim: int | None, limits: Limits, row: torch.Tensor, table: torch.Tensor | None = None
     ) -> None:
-        """As `ReferenceBackend.activation_into` of an `x` that is not empty; `row` and `table` are contiguous.
-
-        Cost: two reads of every element, the second one from a cache; two launches; no sync. Memory is allocated for a
-        larger tensor than before, and for a copy of a tensor whose elements do not fill a stretch of memory.
-        """
-        if x.device != self.device:
-            raise UnsupportedTensorError(0, f"must be on {self.device}, got {x.device}")
+        """As `ReferenceBackend.activation_into` of an `x` that is not empty; `row` and `table` are contiguous. Cost:
+        two reads of every element, the second one from a cache; two launches; no sync. Memory is allocated for a larger
+        tensor than before, and for a copy of a tensor whose elements do not fill a stretch of memory."""
         with self._side.entered():
             self._follow_stream()
             x = x if is_dense(x) else x.contiguous()
@@ -288,11 +266,9 @@ def layout_of(shape: Sequence[int], strides: Sequence[int], dim: int) -> tuple[i
 def divide(
     shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, dim: int | None, device: torch.device
 ) -> Division:
-    """The division of a dense tensor that is not empty, with the channels of a dimension or without.
-
-    Adjacent channels, and those in runs shorter than 128 bytes, are columns of a matrix, which is made several
-    groups of channels wide where that fills its blocks. Longer runs are its rows.
-    """
+    """The division of a dense tensor that is not empty, with the channels of a dimension or without. Adjacent channels,
+    and those in runs shorter than 128 bytes, are columns of a matrix, which is made several groups of channels wide
+    where that fills its blocks. Longer runs are its rows."""
     numel, size = math.prod(shape), dtype.itemsize
     outer, channels, inner = (1, 1, numel) if dim is None else layout_of(shape, strides, dim)
     chunk, run_bytes = CHUNK_BYTES // size, inner * size

@@ -1,9 +1,7 @@
-"""Where tensors are, and the tables that the kernels read, kept on the device from step to step.
-
-What depends on sizes and dtypes (how the rows are cut into chunks) is one table, what depends on addresses is another:
-gradients that come back at other addresses cost an upload of 8 bytes a tensor, and gradients that come back where they
-were cost nothing.
-"""
+"""Where tensors are, and the tables that the kernels read, kept on the device from step to step. What depends on sizes
+and dtypes (how the rows are cut into chunks) is one table, what depends on addresses is another: gradients that come
+back at other addresses cost an upload of 8 bytes a tensor, and gradients that come back where they were cost
+nothing."""
 
 from __future__ import annotations
 
@@ -23,17 +21,13 @@ from ..tensors import DTYPES, OVERLAP, lacks_memory, may_overlap, plain
 
 CHUNK = 32768  # elements a program of the statistics; the finest part of a sum that another tensor cannot change
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
-
-
 _Copies = list[tuple[torch.Tensor, torch.Tensor]]  # where to, and the copy
 
 
 class Layout:
-    """How a list of sizes is cut into chunks; see lang/stats.py for the tables.
-
-    Rows of one dtype have chunks that follow each other, so that one launch serves them. No chunk holds elements of two
-    rows, so a row comes out the same whatever else is in the list.
-    """
+    """How a list of sizes is cut into chunks; see lang/stats.py for the tables. Rows of one dtype have chunks that
+    follow each other, so that one launch serves them. No chunk holds elements of two rows, so a row comes out the same
+    whatever else is in the list."""
 
     def __init__(self, sizes: bytes, upload: Callable[[bytes], torch.Tensor]) -> None:
         packed = torch.zeros(0, dtype=torch.int64, device="cpu")
@@ -77,11 +71,8 @@ class Plan:
 
 
 class Tables:
-    """The plans of the last lists of tensors, and their layouts.
-
-    Cost of a hit: nothing is uploaded or allocated. Of a miss: one upload of 8 bytes a tensor; where the sizes are new,
-    one more of 16 bytes a tensor and 8 a chunk.
-    """
+    """The plans of the last lists of tensors, and their layouts. Cost of a hit: nothing is uploaded or allocated. Of a
+    miss: one upload of 8 bytes a tensor; where the sizes are new, one more of 16 bytes a tensor and 8 a chunk."""
 
     def __init__(self, device: Device, size: int = 16) -> None:
         self._device = device
@@ -154,12 +145,9 @@ def locate(
     """Addresses and sizes of `tensors`, which must be on `device`: the keys for `Tables.find`. Also the tensors made to
     serve, which must live until the launches are under way, and the copies to be written back; None for these if all
     tensors are plain. A tensor whose elements do not fill a stretch of memory is copied, and one that is not plain
-    memory (sparse, float8, lazily conjugated, …) is prepared.
-
-    Raises UnsupportedTensorError for a tensor that cannot be read, is on another device, or cannot be written to.
-
-    Cost: about 50 ns a tensor through the exchange API, 3 us without; a copy of each tensor that is not dense.
-    """
+    memory (sparse, float8, lazily conjugated, …) is prepared. Raises UnsupportedTensorError for a tensor that cannot be
+    read, is on another device, or cannot be written to. Cost: about 50 ns a tensor through the exchange API, 3 us
+    without; a copy of each tensor that is not dense."""
     if extension is not None:  # else Python calls do the same, far more slowly
         # The device of the first speaks for all: this returns None if they are on several.
         found = extension.locate_tensors(tensors)
@@ -180,14 +168,10 @@ def locate(
 
 def _is_plain(tensor: Any, device: torch.device) -> bool:
     """Whether the kernels can read `tensor` as it is, if it is dense."""
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.layout is torch.strided
-        and tensor.device == device
-        and tensor.dtype in _CODES
-        and not (tensor.is_neg() or tensor._is_zerotensor())
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    )
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    is_lazy = tensor.is_neg() or tensor._is_zerotensor() or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.device == device and tensor.dtype in _CODES and not is_lazy
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

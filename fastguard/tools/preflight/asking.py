@@ -179,7 +179,11 @@ def preflight(
             found = diagnose(evidence, rules=asked, thresholds=thresholds, failures=failures)  # type: ignore[arg-type]
             numbers = _numbers(evidence)
     causes = find_causes(found)
-    numbers |= {"num_checks": len(asked), "num_failed": len(failures), "seconds": time.perf_counter() - started}
+    numbers |= {
+        "num_checks": len(asked),
+        "num_failed": len(failures),
+        "seconds": time.perf_counter() - started,
+    }
     failed = not_checked(list(failures), len(asked))
     found += [] if failed is None else [failed]
     status: Status = next((f.severity for f in found if f.severity != "info"), "healthy")

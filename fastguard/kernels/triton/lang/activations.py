@@ -16,17 +16,8 @@ import triton.language as tl
 
 from .stats import INF32, INF64, double, is_finite, magnitude_bits, pointer
 
-# Columns of the partials.
-COUNT = tl.constexpr(0)  # finite elements
-MEAN = tl.constexpr(1)
-M2 = tl.constexpr(2)
-LEAST = tl.constexpr(3)  # Inf where no element is finite
-MOST = tl.constexpr(4)  # -Inf there
-ZEROS = tl.constexpr(5)
-NEARS = tl.constexpr(6)
-OUTS = tl.constexpr(7)
-NANS = tl.constexpr(8)
-INFS = tl.constexpr(9)
+# Columns of the partials. COUNT: finite elements; LEAST, MOST: Inf, -Inf without any.
+COUNT, MEAN, M2, LEAST, MOST, ZEROS, NEARS, OUTS, NANS, INFS = map(tl.constexpr, range(10))
 
 FIELD = tl.constexpr(20)  # bits of a packed count; a program reads fewer elements than that holds
 FIELD_MASK = tl.constexpr((1 << 20) - 1)
@@ -104,25 +95,19 @@ def activation_kernel(
 
     inf: tl.constexpr = INF64 if DTYPE.is_fp64() else INF32
     COMPUTE: tl.constexpr = tl.float64 if DTYPE.is_fp64() else tl.float32
-    low = double(low_bits).to(COMPUTE)
-    high = double(high_bits).to(COMPUTE)
-    near = double(near_bits).to(COMPUTE)
-    total = tl.zeros([ROWS, COLS], tl.float64)
-    square = tl.zeros([ROWS, COLS], tl.float64)
+    low, high, near = double(low_bits).to(COMPUTE), double(high_bits).to(COMPUTE), double(near_bits).to(COMPUTE)
+    nothing = tl.zeros([ROWS, COLS], tl.float64)
+    total, square = nothing, nothing
     least = tl.full([ROWS, COLS], float("inf"), COMPUTE)
     most = tl.full([ROWS, COLS], float("-inf"), COMPUTE)
-    size = tl.zeros([ROWS, COLS], tl.float64)
+    size = nothing
     # Fields of ten bits: zero, near zero, saturated; of sixteen bits: NaN, Inf.
-    counts = tl.zeros([ROWS, COLS], tl.int32)
-    bad = tl.zeros([ROWS, COLS], tl.int32)
-    zeros = tl.zeros([ROWS, COLS], tl.int32)
-    all_bad = tl.zeros([ROWS, COLS], tl.int32)
+    none = tl.zeros([ROWS, COLS], tl.int32)
+    counts, bad, zeros, all_bad = none, none, none, none
     kinds = tl.zeros([COLS if BY_COLUMN else ROWS], tl.int64)
     for r in range(0, height, ROWS):
         if not BY_COLUMN:
-            counts = tl.zeros([ROWS, COLS], tl.int32)
-            bad = tl.zeros([ROWS, COLS], tl.int32)
-            size = tl.zeros([ROWS, COLS], tl.float64)
+            counts, bad, size = none, none, nothing
         for j in range(0, n, COLS):
             x, inside = _load(address, first, r, last, begin, j, n, width, numel, DTYPE, ROWS, COLS)
             bits = magnitude_bits(x)
@@ -190,11 +175,7 @@ def _row(partials, num_programs, numel, out, BLOCK: tl.constexpr):
     least = tl.full([BLOCK], float("inf"), tl.float64)
     most = tl.full([BLOCK], float("-inf"), tl.float64)
     middle = tl.full([BLOCK], float("-inf"), tl.float64)
-    zeros = tl.zeros([BLOCK], tl.float64)
-    nears = tl.zeros([BLOCK], tl.float64)
-    outs = tl.zeros([BLOCK], tl.float64)
-    nans = tl.zeros([BLOCK], tl.float64)
-    infs = tl.zeros([BLOCK], tl.float64)
+    zeros, nears, outs, nans, infs = count, count, count, count, count
     for j in range(0, num_programs, BLOCK):
         i = j + lanes
         n = _column(partials, COUNT, num_programs, i)
@@ -260,9 +241,8 @@ def fold_kernel(
         rows = tl.arange(0, ROWS)
         num_entries = spread * num_channels * repeat
         sizes = tl.zeros([ROWS, COLS], tl.float64)
-        nears = tl.zeros([ROWS, COLS], tl.int64)
-        outs = tl.zeros([ROWS, COLS], tl.int64)
-        bad = tl.zeros([ROWS, COLS], tl.int64)
+        none = tl.zeros([ROWS, COLS], tl.int64)
+        nears, outs, bad = none, none, none
         for j in range(0, spread * repeat, ROWS):
             i = j + rows
             inside = (i < spread * repeat)[:, None] & (channels < num_channels)[None, :]

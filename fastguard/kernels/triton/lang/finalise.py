@@ -77,15 +77,10 @@ def _or_1(x):
 @triton.jit
 def _row(columns, num_chunks, begin, count, numel, unscale, out, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
-    sum_sq = tl.zeros([BLOCK], tl.float64)
-    total = tl.zeros([BLOCK], tl.float64)
-    high = tl.zeros([BLOCK], tl.float64)
+    nothing = tl.zeros([BLOCK], tl.float64)
+    sum_sq, total, high = nothing, nothing, nothing
     low = tl.full([BLOCK], float("inf"), tl.float64)
-    zeros = tl.zeros([BLOCK], tl.float64)
-    nans = tl.zeros([BLOCK], tl.float64)
-    infs = tl.zeros([BLOCK], tl.float64)
-    deviations = tl.zeros([BLOCK], tl.float64)
-    norms = tl.zeros([BLOCK], tl.float64)
+    zeros, nans, infs, deviations, norms = nothing, nothing, nothing, nothing, nothing
     for j in range(0, count, BLOCK):
         inside = j + lanes < count
         p = columns + SUM_SQ * num_chunks + begin + j + lanes
@@ -154,11 +149,9 @@ def finalise_kernel(
     BLOCK: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
 ):
-    """Program 0: the total, the decision and the header of a slot. Program 1 + t: row t.
-
-    The order of every sum is fixed. Program 0 reads one column only, so that it does not keep the others waiting,
-    unless squares have left the range of float64.
-    """
+    """Program 0: the total, the decision and the header of a slot. Program 1 + t: row t. The order of every sum is
+    fixed. Program 0 reads one column only, so that it does not keep the others waiting, unless squares have left the
+    range of float64."""
     columns = pointer(partials, tl.float64)
     header = pointer(slot, tl.float64)
     # What rows are multiplied by: 1/scale rounded as GradScaler.unscale_ rounds it, or a number that was given.

@@ -27,17 +27,8 @@ import triton.language as tl
 # The columns of `fastguard.records.columns`, in rows and partials. In partials ABS_MIN_NONZERO is Inf where no element
 # is finite and not zero; and the place of NUMEL, which needs no pass, holds NORM_SQ: it is SUM_SQ, or NaN or Inf where
 # an element is, so that a plain sum of it is what decides.
-NUMEL = tl.constexpr(0)
-SUM_SQ = tl.constexpr(1)
-SUM = tl.constexpr(2)
-ABS_MAX = tl.constexpr(3)
-ABS_MIN_NONZERO = tl.constexpr(4)
-NUM_ZEROS = tl.constexpr(5)
-NUM_NANS = tl.constexpr(6)
-NUM_INFS = tl.constexpr(7)
-SUM_SQ_DEV = tl.constexpr(8)
-FINITE_NORM = tl.constexpr(9)
-COLUMNS = tl.constexpr(10)
+NUMEL, SUM_SQ, SUM, ABS_MAX, ABS_MIN_NONZERO, NUM_ZEROS, NUM_NANS, NUM_INFS = map(tl.constexpr, range(8))
+SUM_SQ_DEV, FINITE_NORM, COLUMNS = map(tl.constexpr, range(8, 11))
 NORM_SQ = NUMEL
 
 INF32 = tl.constexpr(0x7F800000)
@@ -46,8 +37,6 @@ FAST_MIN = tl.constexpr(0x2A000000)  # 2^-43: smaller squares would lose bits to
 LEAST_SQUARES = tl.constexpr(2.0**-960)  # a sum of squares of float64 below it has lost bits to underflow
 LOW_HALF = tl.constexpr(0xFFFFFFFF)
 NO_MIN = tl.constexpr(2.0**100)  # above any magnitude whose square is a finite float32
-
-
 # `do_not_specialize` below: otherwise Triton would compile one more kernel for arguments that are multiples of 16.
 
 
@@ -144,13 +133,11 @@ def _exact(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr):
     lanes = tl.arange(0, LANES)
     every = lanes >= 0
     full = (n - head) // LANES * LANES
-    sum_sq = tl.zeros([LANES], tl.float64)
-    total = tl.zeros([LANES], tl.float64)
+    nothing = tl.zeros([LANES], tl.float64)
+    none = tl.zeros([LANES], tl.int32)
+    sum_sq, total, zeros, nans, infs = nothing, nothing, none, none, none
     high = tl.zeros([LANES], COMPUTE)
     low = tl.full([LANES], float("inf"), COMPUTE)
-    zeros = tl.zeros([LANES], tl.int32)
-    nans = tl.zeros([LANES], tl.int32)
-    infs = tl.zeros([LANES], tl.int32)
     vector = _aligned(address, head, DTYPE)
     for j in range(0, full, LANES):
         x = tl.load(vector + j + lanes, eviction_policy="evict_first").to(COMPUTE)
@@ -229,10 +216,7 @@ def _norm(address, n, sum_sq, high, DTYPE: tl.constexpr, LANES: tl.constexpr):
 @triton.jit
 def _fast_step(a, b, c, d, sum_sq, total, high, low, zeros):
     """Four elements a lane added to the accumulators."""
-    a = a.to(tl.float32)
-    b = b.to(tl.float32)
-    c = c.to(tl.float32)
-    d = d.to(tl.float32)
+    a, b, c, d = a.to(tl.float32), b.to(tl.float32), c.to(tl.float32), d.to(tl.float32)
     sum_sq += (a * a + b * b) + (c * c + d * d)
     total += (a + b) + (c + d)
     high = tl.maximum(high, tl.maximum(tl.abs(a), tl.abs(b)))
@@ -259,11 +243,9 @@ def _fast(address, n, head, DTYPE: tl.constexpr, LANES: tl.constexpr):
     BLOCK: tl.constexpr = LANES * 4 // (DTYPE.primitive_bitwidth // 8)  # 16 bytes a thread
     full = (n - head) // (4 * BLOCK) * (4 * BLOCK)
     places = tl.arange(0, BLOCK)
-    sum_sq = tl.zeros([LANES], tl.float32)
-    total = tl.zeros([LANES], tl.float32)
-    high = tl.zeros([LANES], tl.float32)
+    nothing = tl.zeros([LANES], tl.float32)
+    sum_sq, total, high, zeros = nothing, nothing, nothing, nothing
     low = tl.full([LANES], NO_MIN, tl.float32)
-    zeros = tl.zeros([LANES], tl.float32)
     vector = _aligned(address, head, DTYPE)
     for j in range(0, full, 4 * BLOCK):
         p = vector + j + places
