@@ -181,9 +181,6 @@ class Bench:
         output = output_of(self.model, mapped(torch.clone, inputs))  # a first layer may write to its input
         return output, self._checked(self._loss_fn(output, targets))
 
-    def with_optimizer(self, optimizer: torch.optim.Optimizer) -> Bench:
-        return Bench(self.model, optimizer, self._loss_fn, self.form)
-
     def judge(self, output: Any, targets: Any) -> Tensor:
         """The loss of any output; of the form "pair" only."""
         return self._checked(self._loss_fn(output, targets))

@@ -13,7 +13,7 @@ import torch
 
 from ..._text import did_you_mean
 from ...diagnosis import CAUSES, RULES, Finding, diagnose
-from ...diagnosis.finding import SEVERITIES, Seen
+from ...diagnosis.finding import Seen
 from ...diagnosis.registry import CHECKS as CHECKS
 from ...diagnosis.registry import Rule as Rule
 from ...diagnosis.registry import rule
@@ -51,23 +51,18 @@ def find_causes(findings: Iterable[Finding]) -> list[Finding]:
     """
     left = [f for f in findings if f.severity != "info"]
     causes = []
+    depths = {name: one.depth for name, one in CHECKS.items()}
     while left:
-        first = min(left, key=lambda f: (CHECKS[f.rule].depth, *(-part for part in f.weight)))
-        name, depth = _cause_of(first), CHECKS[first.rule].depth
+        first = min(left, key=lambda f: (depths[f.rule], *(-part for part in f.weight)))
+        name = _cause_of(first)
         reasons = sorted((f for f in left if _cause_of(f) == name), key=lambda f: f.weight, reverse=True)
-        severity = reasons[0].severity
-        followed = [
-            f
-            for f in left
-            if f not in reasons
-            and CHECKS[f.rule].depth > depth
-            and (SEVERITIES.index(f.severity) <= SEVERITIES.index(severity) or CHECKS[f.rule].depth >= _TRIAL)
-        ]
+        deeper = [f for f in left if f not in reasons and depths[f.rule] > depths[first.rule]]
+        followed = [f for f in deeper if f.weight[0] <= reasons[0].weight[0] or depths[f.rule] >= _TRIAL]
         left = [f for f in left if f not in reasons and f not in followed]
         causes.append(
             Finding(
                 _ONLY_HERE.get(name) or CAUSES[name].summary,
-                severity=severity,
+                severity=reasons[0].severity,
                 layers=next((f.layers for f in reasons if f.layers), ()),
                 evidence={"speaks_for_it": [f.rule for f in reasons]},
                 confidence=1.0 - math.prod(1.0 - f.confidence for f in reasons),
@@ -165,7 +160,11 @@ def preflight(
     >>> report.status, report.causes[0].rule, report.causes[0].symptoms[0].rule
     ('critical', 'wrong-output-layer', 'softmax-before-cross-entropy')
     """
-    asked = _asked(checks)
+    names = [checks] if isinstance(checks, str) else list(CHECKS if checks is None else checks)
+    for name in names:
+        if name not in CHECKS:
+            raise ValueError(f"`checks` must name checks, got {name!r}. {did_you_mean(name, CHECKS)}")
+    asked = [CHECKS[name] for name in names]
     values.at_least(1, "num_batches", num_batches)
     values.at_least(1, "num_steps", num_steps)
     values.positive("seconds", seconds, "It is about how long the trial steps may take.")
@@ -185,14 +184,6 @@ def preflight(
     status: Status = next((f.severity for f in found if f.severity != "info"), "healthy")
     told = dict.fromkeys(one.recommendation for one in (*causes, *found) if one.recommendation)
     return PreflightReport(status, tuple(found), list(told), numbers, tuple(causes))
-
-
-def _asked(checks: Iterable[str] | None) -> list[Rule]:
-    names = [checks] if isinstance(checks, str) else list(CHECKS if checks is None else checks)
-    for name in names:
-        if name not in CHECKS:
-            raise ValueError(f"`checks` must name checks, got {name!r}. {did_you_mean(name, CHECKS)}")
-    return [CHECKS[name] for name in names]
 
 
 def _numbers(evidence: Evidence) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,7 @@ from ...experiments.loss import Answer
 from ...names import named_parameters, strip_wrappers
 from ..bench import Bench, first_tensor, mapped, output_of, tensors_in
 from .losses import Fit, Fitting, ask, constant_baseline
-from .watcher import Activity, Layer, LossCall, Seen, Watcher
+from .watcher import Layer, LossCall, Watcher, is_finite
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def _reached(part: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 @dataclass(slots=True)
 class TrialPass:
-    seen: Seen = field(default_factory=Seen)  # the functions that were called
+    seen: Watcher  # of the functions that were called
     output: Any = None  # the model's output; None if only the loss function knows it
     loss: float = math.nan  # its value; NaN if there is none
     num_losses: int = 1  # number of elements of the loss
@@ -113,7 +114,7 @@ class Evidence:
     @property
     def call(self) -> LossCall | None:
         """The first call of a loss of torch.nn.functional; None if there was none."""
-        return self.first.seen.losses[0] if self.first.seen.losses else None
+        return next(iter(self.first.seen.losses), None)
 
     @property
     def calls(self) -> list[LossCall]:
@@ -132,18 +133,15 @@ class Evidence:
     @cached_property
     def inputs(self) -> list[Tensor]:
         is_pair = self.bench.form == "pair"
-        tensors = [first_tensor(self.bench.parts(batch)[0] if is_pair else batch) for batch in self.batches]
-        return [tensor.detach() for tensor in tensors if tensor is not None]
+        return _firsts(self.bench.parts(batch)[0] if is_pair else batch for batch in self.batches)
 
     @cached_property
     def targets(self) -> list[Tensor]:
         """The targets of each batch: those of the loss call, or else the first tensor of a pair's second part."""
         if self.calls:
-            return [call.target.detach() for call in self.calls if isinstance(call.target, Tensor)]
-        if self.bench.form != "pair":
-            return []
-        tensors = [first_tensor(self.bench.parts(batch)[1]) for batch in self.batches]
-        return [tensor.detach() for tensor in tensors if tensor is not None]
+            return _firsts(call.target for call in self.calls)
+        is_pair = self.bench.form == "pair"
+        return _firsts(self.bench.parts(batch)[1] for batch in self.batches) if is_pair else []
 
     @property
     def output(self) -> Tensor | None:
@@ -152,15 +150,9 @@ class Evidence:
             return first_tensor(self.first.output, floating=True)
         return self.call.input if self.call is not None else None
 
-    @cached_property
+    @property
     def layers(self) -> list[Layer]:
         return list(self.first.seen.layers.values())
-
-    @cached_property
-    def hidden(self) -> list[Activity]:
-        """Outputs of activations, except the one that made the model's output."""
-        activities = self.first.seen.activities
-        return activities if self.output_made_by is None else activities[:-1]
 
     @property
     def output_made_by(self) -> tuple[str, int | None] | None:
@@ -197,9 +189,8 @@ class Evidence:
     @cached_property
     def flow(self) -> Flow:
         """Whether outputs depend on other samples, and on later positions."""
-        pair = self.bench.form == "pair"
-        inputs = self.bench.parts(self.batches[0])[0] if pair else next(iter(self.inputs), None)
-        return follow(self.bench, inputs)
+        is_pair = self.bench.form == "pair"
+        return follow(self.bench, self.bench.parts(self.batches[0])[0] if is_pair else next(iter(self.inputs), None))
 
     @cached_property
     def fit(self) -> Fit | None:
@@ -214,9 +205,8 @@ def trial_pass(
     bench: Bench, batch: Any, parameters: dict[str, nn.Parameter], *, find_origin: bool = False
 ) -> TrialPass:
     """A forward and a backward pass under a `Watcher`; everything is restored."""
-    found = TrialPass()
     watcher = Watcher(find_origin=find_origin)
-    found.seen = watcher.seen
+    found = TrialPass(watcher)
     own = set(map(id, parameters.values()))
     outsiders = [p for group in bench.optimizer.param_groups for p in group["params"] if id(p) not in own]
     with bench.put_back(), torch.enable_grad():
@@ -236,16 +226,13 @@ def trial_pass(
         except Exception as error:  # reported by the check "trial-pass-fails"
             found.error = error
         found.num_outsiders_reached = sum(p.grad is not None for p in outsiders)
-        found.gradients = {name: _kept(p.grad) for name, p in parameters.items()}
-    is_finite = found.num_losses != 1 or math.isfinite(found.loss)
-    is_finite = is_finite and all(bool(torch.isfinite(g).all()) for g in found.gradients.values() if g is not None)
-    if not find_origin and found.error is None and not is_finite:
+        found.gradients = {name: None if p.grad is None else p.grad.to_dense() for name, p in parameters.items()}
+    is_bad = (found.num_losses == 1 and not math.isfinite(found.loss)) or not is_finite([*found.gradients.values()])
+    if not find_origin and found.error is None and is_bad:
         again = trial_pass(bench, batch, parameters, find_origin=True)
         found.seen.origin, found.seen.zero_roots = again.seen.origin, again.seen.zero_roots
     return found
 
 
-def _kept(gradient: Tensor | None) -> Tensor | None:
-    if gradient is None:
-        return None
-    return (gradient.to_dense() if gradient.is_sparse else gradient).detach().clone()
+def _firsts(nested: Iterable[Any]) -> list[Tensor]:
+    return [tensor.detach() for one in nested if (tensor := first_tensor(one)) is not None]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -54,33 +56,30 @@ def constant_baseline(call: LossCall) -> float | None:
 
     Equivalent to: the entropy of the shares of classes; for regression, the loss of the targets' mean (l1: median).
     """
-    if call.reduction != "mean" or call.options.get("weight") is not None or not isinstance(call.target, Tensor):
+    target, options, num = call.target, call.options, num_classes(call)
+    is_weighted = options.get("weight") is not None or options.get("pos_weight") is not None
+    is_mean = options.get("reduction", "mean") == "mean" and not is_weighted
+    if not is_mean or not isinstance(target, Tensor) or not target.numel():
         return None
-    target = call.target.detach()
-    if not target.numel():
-        return None
+    target = target.detach()
     if call.kind in CLASSES:
-        smoothing = float(call.options.get("label_smoothing", 0.0))
         if has_indices(call):
-            found = target.reshape(-1).long()
-            found = found[found != int(call.options.get("ignore_index", -100))]
-            if not found.numel() or int(found.min()) < 0 or int(found.max()) >= num_classes(call):
+            found = target[target != int(options.get("ignore_index", -100))].long()
+            if not found.numel() or int(found.min()) < 0 or int(found.max()) >= num:
                 return None
-            shares = torch.bincount(found, minlength=num_classes(call)).double() / found.numel()
+            shares = torch.bincount(found, minlength=num).double() / found.numel()
         else:
-            shares = target.double().transpose(1, -1).reshape(-1, num_classes(call)).mean(0)
-        p = (1 - smoothing) * shares + smoothing / num_classes(call)
-        return float(-torch.xlogy(p, p).sum())
-    if call.kind in YES_OR_NO:
-        if call.options.get("pos_weight") is not None or bool(((target < 0) | (target > 1)).any()):
-            return None
-        p = target.double().reshape(target.shape[0], -1).mean(0) if target.dim() else target.double()
-        return float(-(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)).mean())
+            shares = target.double().transpose(1, -1).reshape(-1, num).mean(0)
+        smoothing = float(options.get("label_smoothing", 0.0))
+        return float(torch.special.entr((1 - smoothing) * shares + smoothing / num).sum())
+    if call.kind in YES_OR_NO and not bool(((target < 0) | (target > 1)).any()):
+        p = torch.atleast_1d(target).double().mean(0)
+        return float((torch.special.entr(p) + torch.special.entr(1 - p)).mean())
     if call.kind in REGRESSION and target.dim() and target.is_floating_point():
-        by_sample = target.double().reshape(target.shape[0], -1)
-        center = by_sample.median(0).values if call.kind == "l1_loss" else by_sample.mean(0)
-        options = {k: v for k, v in call.options.items() if k in ("beta", "delta")}
-        return float(getattr(F, call.kind)(center.expand_as(by_sample), by_sample, **options))
+        target = target.double()
+        center = target.median(0).values if call.kind == "l1_loss" else target.mean(0)
+        own = {k: v for k, v in options.items() if k in ("beta", "delta")}
+        return float(getattr(F, call.kind)(center.expand_as(target), target, **own))
     return None
 
 
@@ -90,7 +89,13 @@ def ask(bench: Bench, batch: Any, made_by: tuple[str, int | None] | None, is_cau
         asked = _Asked(bench, batch)
         size = sum(t.numel() for t in asked.outputs)
         if size > MAX_ELEMENTS:
-            asked = _Asked(bench, _rows(batch, max(4, asked.num_samples * MAX_ELEMENTS // size)))
+            most = max(4, asked.outputs[0].shape[:1].numel() * MAX_ELEMENTS // size)
+            num_samples = next((t.shape[0] for t in tensors_in(batch) if t.dim()), 0)
+            asked = _Asked(bench, mapped(lambda t: t[:most] if t.dim() and len(t) == num_samples else t, batch))
+        kind, dim = made_by if made_by is not None and bench.form == "pair" else ("", None)
+        ending: Any = _ENDINGS.get(kind)
+        if kind in ("softmax", "log_softmax") and dim is not None:
+            ending = partial(getattr(F, kind), dim=dim)
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # of small tensors, threads cost more than they bring
         try:
@@ -99,7 +104,7 @@ def ask(bench: Bench, batch: Any, made_by: tuple[str, int | None] | None, is_cau
                 asked.outputs,
                 asked.targets,
                 inputs=asked.inputs,
-                ending=None if made_by is None or bench.form != "pair" else _ending(*made_by),
+                ending=ending,
                 is_causal=is_causal,
                 are_targets=bench.form == "pair",
             )
@@ -114,20 +119,19 @@ def _unsure(asked: _Asked, answer: Answer) -> Answer:
     """`answer`, with a problem more if a loss of torch's cannot be given probabilities that tell the targets."""
     with Watcher() as watcher:
         asked.judge(answer.optimum, asked.targets)
-    known = [(sure, call) for call in watcher.seen.losses if (sure := _sureness(call)) is not None]
-    if known:
-        sure, call = max(known, key=lambda one: one[0])
-        if sure < LEAST_SURE:
-            problem = Problem(
-                "target",
-                f"Where the loss is lowest, {call.kind} still gives the targets a probability of only {sure:.2f}.",
-                "Give it logits without softmax, sigmoid, tanh or normalisation, at their own scale; smooth labels by "
-                "0.1 or less.",
-                {"probability": sure},
-                0.9,
-            )
-            return dataclasses.replace(answer, problems=(problem,))
-    return answer
+    known = [(sure, call.kind) for call in watcher.losses if (sure := _sureness(call)) is not None]
+    sure, kind = max(known, key=lambda one: one[0], default=(1.0, ""))
+    if not sure < LEAST_SURE:
+        return answer
+    problem = Problem(
+        "target",
+        f"Where the loss is lowest, {kind} still gives the targets a probability of only {sure:.2f}.",
+        "Give it logits without softmax, sigmoid, tanh or normalisation, at their own scale; smooth labels by 0.1 or "
+        "less.",
+        {"probability": sure},
+        0.9,
+    )
+    return dataclasses.replace(answer, problems=(problem,))
 
 
 def _sureness(call: LossCall) -> float | None:
@@ -162,7 +166,6 @@ class _Asked:
             self._run(batch)
         self.inputs, self.targets = tensors_in(inputs), tensors_in(targets)
         self.outputs = [t for t in tensors_in(self._calls) if t.is_floating_point()]
-        self.num_samples = self.outputs[0].shape[0] if self.outputs and self.outputs[0].dim() else 0
 
     def _run(self, batch: Any) -> Any:
         """The loss of a function that calls the model itself; its forward pass is noted, or not done."""
@@ -176,15 +179,13 @@ class _Asked:
                 return self._calls[-1]
             return next(calls)
 
-        was_own = "forward" in vars(model)
+        own = {"forward": forward} if "forward" in vars(model) else {}
         model.forward = instead
         try:
             return self._bench.run(batch)[1]
         finally:
-            if was_own:
-                model.forward = forward
-            else:
-                del model.forward
+            del model.forward
+            vars(model).update(own)
 
     def judge(self, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
         """The loss of other outputs and targets, of the same shapes: what the optimizer minimises."""
@@ -197,17 +198,6 @@ class _Asked:
             self._fake = made
             loss = self._run(mapped(lambda _: next(new), self._batch))
         return -loss if any(group.get("maximize") for group in self._bench.optimizer.param_groups) else loss
-
-
-def _rows(batch: Any, most: int) -> Any:
-    sizes = [t.shape[0] for t in tensors_in(batch) if t.dim()]
-    return mapped(lambda t: t[:most] if t.dim() and t.shape[0] == sizes[0] else t, batch)
-
-
-def _ending(kind: str, dim: int | None) -> Any:
-    if kind in ("softmax", "log_softmax") and dim is not None:
-        return lambda z: getattr(F, kind)(z, dim=dim)
-    return _ENDINGS.get(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +251,13 @@ class Fitting:
         num_steps = min(self._max_steps, max(LEAST_STEPS, int(self._seconds / (8.0 * max(a_step, 1e-6)))))
         attempts = {factor: self.attempt(factor, num_steps) for factor in FACTORS}
         start = first.start if baseline is None else min(baseline, first.start)
-        if not any(self._moved(one, start) for one in attempts.values()):
+        moved = 0.05 * abs(start)
+        if not any(one.gain > moved for one in attempts.values()):
             for factor in _HIGHER:  # a rate that is far too low
                 if time.perf_counter() > self._deadline + 0.3 * self._seconds or math.isnan(attempts[100.0].end):
                     break
                 attempts[factor] = self.attempt(factor, min(num_steps, 20))
-                if self._moved(attempts[factor], start) or math.isnan(attempts[factor].end):
+                if attempts[factor].gain > moved or math.isnan(attempts[factor].end):
                     break
         if not any(attempts[factor].is_calm for factor in (1.0, 0.1, 0.01)):
             for factor in _LOWER:  # a rate that is far too high
@@ -277,22 +268,19 @@ class Fitting:
             if not any(has_learnt(one, start) for one in attempts.values()) and not math.isnan(attempts[factor].end):
                 attempts[factor] = self.attempt(factor, 3 * num_steps)
         has_failed = not any(has_learnt(one, start) for one in attempts.values())
-        return Fit(attempts, tuple(self._with_adam(lr, 3 * num_steps) for lr in _RATES_OF_ADAM if has_failed))
+        rates = _RATES_OF_ADAM if has_failed else ()
+        return Fit(attempts, tuple(self.attempt(lr, 3 * num_steps, with_adam=True) for lr in rates))
 
-    @staticmethod
-    def _moved(one: Attempt, start: float) -> bool:
-        return one.gain > 0.05 * abs(start)
+    def attempt(self, factor: float, num_steps: int, *, with_adam: bool = False) -> Attempt:
+        """`num_steps` steps at `factor` times the given learning rate, or by Adam at that of `factor`.
 
-    def attempt(self, factor: float, num_steps: int) -> Attempt:
-        """`num_steps` steps at `factor` times the given learning rate; everything is restored."""
+        Everything is restored.
+        """
+        bench = copy.copy(self._bench)
         with self._bench.put_back():
-            lr = _scale_rates(self._bench.optimizer, factor)
-            return self._go(self._bench, lr, num_steps)
-
-    def _with_adam(self, lr: float, num_steps: int) -> Attempt:
-        params = [p for p in self._bench.model.parameters() if p.requires_grad]
-        with self._bench.put_back():
-            return self._go(self._bench.with_optimizer(torch.optim.Adam(params, lr)), lr, num_steps)
+            if with_adam:
+                bench.optimizer = torch.optim.Adam([p for p in bench.model.parameters() if p.requires_grad], 1.0)
+            return self._go(bench, _scale_rates(bench.optimizer, factor), num_steps)
 
     def _go(self, bench: Bench, lr: float, num_steps: int) -> Attempt:
         watched = [p for p in bench.model.parameters() if p.requires_grad and p.dim() >= 2][:64]
@@ -328,7 +316,7 @@ class Fitting:
 
 def has_learnt(one: Attempt, start: float, share: float = 0.05) -> bool:
     """Whether an attempt ended clearly below `start`."""
-    return math.isfinite(one.end) and start - one.end > share * abs(start)
+    return start - one.end > share * abs(start)
 
 
 def _scale_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
@@ -343,9 +331,5 @@ def _scale_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
 
 
 def _update_ratio(before: list[torch.Tensor], now: list[torch.nn.Parameter]) -> float:
-    ratios = []
-    for old, new in zip(before, now):
-        norm = float(old.double().norm())
-        if norm > 0:
-            ratios.append(float((new.detach().double() - old.double()).norm()) / norm)
-    return median(ratios) if ratios else math.nan
+    pairs = [(old.double(), new.detach().double()) for old, new in zip(before, now)]
+    return median([float((new - old).norm() / old.norm()) for old, new in pairs if bool(old.any())] or [math.nan])
