@@ -10,6 +10,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,12 +173,11 @@ class Checkpoints:
             return path
         path = self.folder / name
         _write(path, contents)
-        found = self.all()
-        keep = {path, *(c.path for c in found if c.step < step)}  # of this step, the one just written
-        found = [c for c in found if c.path in keep]
-        keep = {c.path for c in (*found[-self.keep_last :], *self._ranked(found)[: self.keep_best])}
-        for other in self.all():
-            if other.path not in keep:
+        every = self.all()
+        found = [c for c in every if c.step < step or c.path == path]  # of this step, the one just written
+        keep = {*found[-self.keep_last :], *self._ranked(found)[: self.keep_best]}
+        for other in every:
+            if other not in keep:
                 other.path.unlink(missing_ok=True)
         return path
 
@@ -212,11 +212,14 @@ class Checkpoints:
         if saved.keys() - self.state.keys():
             forgotten = listed(sorted(saved.keys() - self.state.keys()))
             warnings.warn(f"{shown(path.name)} also holds {forgotten}, which `state` does not name", stacklevel=2)
+        before = copy.deepcopy(_state_of(guard, model, self.state))
         try:
-            _load_state(contents, guard, model, self.state)
-        except (RuntimeError, ValueError):
-            raise
-        except Exception as error:  # from `load_state_dict` of any class
+            _load_parts(contents, guard, model, self.state)
+            guard.load_state_dict(contents["guard"])  # which itself loads all or nothing
+        except BaseException as error:
+            _load_parts(before, guard, model, self.state)
+            if isinstance(error, (RuntimeError, ValueError)) or not isinstance(error, Exception):
+                raise
             raise ValueError(f"{shown(path)} does not suit this run: {prose(repr(error))}") from error
         self.extra = contents["extra"]
         return int(contents["step"])
@@ -241,22 +244,16 @@ class Checkpoints:
 
 
 def _write(path: Path, contents: dict[str, Any]) -> None:
+    asked = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)  # `_read` compares the checksums
     try:
-        write_whole(path, lambda file: _save(contents, file), _check)
+        write_whole(path, partial(torch.save, contents), _check)
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None  # torch's writer complains of what it could not finish
         raise
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(f"a checkpoint must hold plain data, and could not be written: {error}. {_PLAIN}") from error
-
-
-def _save(contents: dict[str, Any], file: Any) -> None:
-    """Saves with the checksums that `_read` compares; an option of torch may turn them off."""
-    asked = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(True)
-    try:
-        torch.save(contents, file)
     finally:
         torch.serialization.set_crc32_options(asked)
 
@@ -297,18 +294,8 @@ def _state_of(guard: Guard, model: torch.nn.Module | None, parts: Mapping[str, A
     }
 
 
-def _load_state(state: dict[str, Any], guard: Guard, model: torch.nn.Module | None, parts: Mapping[str, Any]) -> None:
-    """Loads what `_state_of` returned into all of them, or, if one raises, into none. Float32 state stays float32."""
-    before = copy.deepcopy(_state_of(guard, model, parts))
-    try:
-        _load_parts(state, guard, model, parts)
-        guard.load_state_dict(state["guard"])  # which itself loads all or nothing
-    except BaseException:
-        _load_parts(before, guard, model, parts)
-        raise
-
-
 def _load_parts(state: dict[str, Any], guard: Guard, model: torch.nn.Module | None, parts: Mapping[str, Any]) -> None:
+    """Loads what `_state_of` returned, the guard's own state apart. Float32 state stays float32."""
     if model is not None:
         model.load_state_dict(state["model"])
     for optimizer, saved in zip(guard.optimizers, state["optimizers"], strict=True):

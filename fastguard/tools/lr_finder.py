@@ -12,7 +12,7 @@ import torch
 
 from ..records import values
 from ..step.wrappers import innermost
-from .bench import Bench, everything_restored, is_pair, require_module, set_rate, without_guard
+from .bench import Bench, is_pair, refuse_iterator, require_module, set_rate, without_guard
 
 _DIVERGED = 10.0
 MIN_POINTS = 10
@@ -170,11 +170,7 @@ class LearningRateFinder:
         """
         if (loss_fn is None) == (compute_loss is None):
             raise ValueError("exactly one of `loss_fn` and `compute_loss` must be given")
-        if isinstance(loader, Iterator):
-            raise ValueError(
-                f"`loader` must be iterable again and again, got {type(loader).__name__}, an iterator, which would be "
-                "used up. Pass the loader itself, or a list of batches."
-            )
+        refuse_iterator("loader", loader)
         require_module(model)
         inner = innermost(optimizer)
         whole = None if compute_loss is None else lambda _, batch: compute_loss(batch)
@@ -194,7 +190,7 @@ class LearningRateFinder:
     def _test(self, bench: Bench, loader: Iterable[Any], ratios: list[float]) -> RangeTest:
         """One test, after which everything is restored; each group's rate is the rate times its ratio."""
         optimizer = bench.optimizer
-        with everything_restored(bench.model, optimizer, loader), without_guard(optimizer) as clip:
+        with bench.put_back(loader), without_guard(optimizer) as clip:
             batches = _again_and_again(loader, bench.form == "pair")
 
             def train(lr: float) -> float:
