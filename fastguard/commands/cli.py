@@ -83,13 +83,6 @@ def _wrapped(text: str) -> str:
     return "\n\n".join(p if "\n  " in p else textwrap.fill(p, 100, break_on_hyphens=False) for p in parts)
 
 
-def bug(error: Exception) -> str:
-    """A message for an unexpected error. Python's own exit code would be 1, which has another meaning here."""
-    from ..records import failures  # not needed to list the commands
-
-    return f"this is a bug of fastguard, please report it: {failures.describe(error)}"
-
-
 def say(command: str, message: object) -> None:
     """Prints a line of a subcommand to stderr."""
     print(f"fastguard {command}: {prose(message)}", file=sys.stderr, flush=True)
@@ -191,7 +184,11 @@ def _call(name: str, *arguments: str) -> int:
     except Exception as error:
         if not COMMANDS[name].says:
             raise
-        return fail(name, error if isinstance(error, COMMANDS[name].says) else bug(error))
+        if isinstance(error, COMMANDS[name].says):
+            return fail(name, error)
+        from ..records import failures  # not needed to list the commands
+
+        return fail(name, f"this is a bug of fastguard, please report it: {failures.describe(error)}")
 
 
 def _run(arguments: list[str]) -> int:
