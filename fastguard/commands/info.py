@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -46,37 +47,26 @@ def collect() -> dict[str, Any]:
         "backends": {},
         "problem": None,
         "environment": _env.in_effect(),
-        "optional": {name: _version(name) for name in OPTIONAL},
+        "optional": dict.fromkeys(OPTIONAL),
     }
+    for name in OPTIONAL:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            facts["optional"][name] = importlib.metadata.version(name)
     try:
         import torch
     except ImportError as error:
         facts["problem"] = f"torch cannot be imported: {error}"
         return facts
-    facts["torch"] = torch.__version__
-    facts["torch_threads"] = torch.get_num_threads()
-    facts["cuda"] = torch.version.cuda
-    if torch.cuda.is_available():
-        facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    facts |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads(), "cuda": torch.version.cuda}
+    facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     try:
-        from .. import kernels
+        from .. import kernels  # which cannot even be imported for an instruction set that is not there
 
         facts["backends"] = {name: status._asdict() for name, status in kernels.backends().items()}
-    except FastguardError as error:  # an instruction set that is not there: the kernels can't even be imported
-        facts["problem"] = str(error)
-        return facts
-    try:
         kernels.resolve_backend("auto")
     except (FastguardError, ValueError) as error:
         facts["problem"] = str(error)
     return facts
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def describe(facts: dict[str, Any]) -> str:
