@@ -6,13 +6,14 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from .._text import NAME_WIDTH, shown
 from ..records import Entry, StepStats, TrainingHistory
 from ..records.loading import fill
 from ..records.log import LogReader
-from .style import MAX_POINTS, Curve, Grid, Stretch, mean
+from .style import MAX_POINTS, Curve, Grid, Stretch
 
 MAX_COLUMNS = 400
 MAX_RUNS = 8
@@ -38,7 +39,7 @@ class DrawnRun(TrainingHistory):
         self.path: str | os.PathLike[str] | None = None  # the log that it was read from, or None
         self.guard: Any = None  # the guard of the run, or None
         keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale")
-        self.curves = {**{key: Curve(MAX_POINTS) for key in keys}, "clipped": Curve(MAX_POINTS, mean)}
+        self.curves = {**{key: Curve(MAX_POINTS) for key in keys}, "clipped": Curve(MAX_POINTS, fmean)}
         self.rails: dict[str, list[int]] = {key: [] for key in ("NaN", "Inf", "skipped", "zero", "bad")}
         kinds = ("norm", "rms", "max", "zeros", "update", "near zero", "saturated", "dead", "entropy")
         self.grids = {kind: Grid(MAX_COLUMNS) for kind in kinds}
@@ -197,7 +198,7 @@ def _of_history(history: TrainingHistory, name: str) -> DrawnRun:
             run.rails["skipped"].append(step)
     for validation in history.validations:
         if validation.step < begin:
-            curves["val_loss"].add(validation.step, validation.val_loss)
+            curves["val_loss"].extend((validation.step,), (validation.val_loss,))
     run.draw(newest)
     _take_samples(run, history)
     _take_tracks(run, history)
