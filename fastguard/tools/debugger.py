@@ -108,9 +108,7 @@ class TrainingDebugger:
         all_found = diagnose(self.history, failures=self._failures)
         causes = find_causes(all_found, self.history, failures=self._failures)
         found = [finding for finding in all_found if finding.severity != "info"]
-        failed = not_checked(self._failures.since(before), len(RULES))
-        if failed is not None:
-            found.append(failed)
+        found += not_checked(self._failures.since(before), len(RULES))
         told = [*causes, *unexplained(found, causes)]
         activation_issues = {} if self.monitor is None else self.monitor.diagnose()
         statuses = [checked["status"], *(finding.severity for finding in found)]

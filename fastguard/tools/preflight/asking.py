@@ -179,8 +179,7 @@ def preflight(
             numbers = _numbers(evidence)
     causes = find_causes(found)
     numbers |= {"num_checks": len(asked), "num_failed": len(failures), "seconds": time.perf_counter() - started}
-    failed = not_checked(list(failures), len(asked))
-    found += [] if failed is None else [failed]
+    found += not_checked(list(failures), len(asked))
     status: Status = next((f.severity for f in found if f.severity != "info"), "healthy")
     told = dict.fromkeys(one.recommendation for one in (*causes, *found) if one.recommendation)
     return PreflightReport(status, tuple(found), list(told), numbers, tuple(causes))
