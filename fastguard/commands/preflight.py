@@ -29,9 +29,8 @@ def main(argv: list[str]) -> int:
         "exit codes: 0 healthy, 1 warnings, 2 critical, 3 no report (the function raised, or returned something else), "
         "64 an argument is wrong",
     )
-    parser.add_argument(
-        "target", metavar="module:function", help="the function that builds the training, such as train:make"
-    )
+    about = "the function that builds the training, such as train:make"
+    parser.add_argument("target", metavar="module:function", help=about)
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     arguments = parser.parse_args(argv)
     module, colon, function = arguments.target.partition(":")

@@ -47,9 +47,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("--steps", type=int, default=300, help="steps of each run (default: 300)")
-    parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="time for all runs together (default: no limit)"
-    )
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time for all runs (default: no limit)")
     parser.add_argument("--arms", metavar="NAMES", help="changes to try, with commas between (default: all that apply)")
     parser.add_argument("--list", action="store_true", dest="lists", help="list the changes, and run nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object, and write no page")
@@ -286,6 +284,5 @@ def _svg(curves: dict[str, list[tuple[float, float]]]) -> str:
         at = (f"{x / last * (_WIDTH - 160):.1f},{_HEIGHT - 15 - (min(y, high) - low) * scale:.1f}" for x, y in points)
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{" ".join(at)}"/>')
         parts.append(f'<text x="{_WIDTH - 150}" y="{20 + 18 * place}" fill="{colour}">{html.escape(name)}</text>')
-    return "\n".join(
-        [*parts, f'<text x="4" y="14">{high:.4g}</text><text x="4" y="{_HEIGHT - 2}">{low:.4g}</text></svg>']
-    )
+    parts.append(f'<text x="4" y="14">{high:.4g}</text><text x="4" y="{_HEIGHT - 2}">{low:.4g}</text></svg>')
+    return "\n".join(parts)

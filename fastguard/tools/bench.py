@@ -49,10 +49,8 @@ def take(batch: Any, most: int) -> list[Any]:
 
 def refuse_iterator(name: str, batches: Any) -> None:
     if isinstance(batches, Iterator):
-        raise ValueError(
-            f"`{name}` must be iterable again and again, got {type(batches).__name__}, an iterator, which would be "
-            "used up. Pass the loader itself, or a list of batches."
-        )
+        what = f"{type(batches).__name__}, an iterator, which would be used up"
+        raise ValueError(f"`{name}` must be iterable again and again, got {what}. Pass a loader or a list of batches.")
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -264,16 +262,13 @@ def _find_form(bench: Bench, loss_fn: Any, batch: Any) -> str:
 def set_up(model: nn.Module, optimizer: Any, loss_fn: Any, batches: list[Any]) -> Iterator[Bench]:
     """A bench; everything is restored afterwards, whatever happens, and a guard sees nothing."""
     require_module(model)
-    if not callable(loss_fn):
-        raise TypeError(f"`loss_fn` must be a function or a module, got {type(loss_fn).__name__}")
-    if isinstance(loss_fn, type):
-        name = loss_fn.__name__
-        raise TypeError(f"`loss_fn` must be a function or a module, got the class {name}. Write {name}().")
-    if str(getattr(type(loss_fn), "__module__", "")).startswith("torch.nn") and not is_pair(batches[0]):
-        raise ValueError(
-            f"`batch` must be a pair (inputs, targets) for {type(loss_fn).__name__}, got {type(batches[0]).__name__}. "
-            "Pass a pair, or a function loss_fn(model, batch)."
-        )
+    kind, got = type(loss_fn), type(batches[0]).__name__
+    if not callable(loss_fn) or isinstance(loss_fn, type):
+        what = f"the class {loss_fn.__name__}. Write {loss_fn.__name__}()." if kind is type else kind.__name__
+        raise TypeError(f"`loss_fn` must be a function or a module, got {what}")
+    if kind.__module__.startswith("torch.nn") and not is_pair(batches[0]):
+        remedy = "Pass a function loss_fn(model, batch)."
+        raise ValueError(f"`batch` must be a pair (inputs, targets) for {kind.__name__}, got {got}. {remedy}")
     refuse_sharding_model(model)
     inner = innermost(optimizer)
     for name, p in model.named_parameters():

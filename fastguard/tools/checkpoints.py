@@ -96,10 +96,8 @@ class Checkpoints:
         self.keep_best, self.mode = values.at_least(0, "keep_best", keep_best), mode
         for name, part in (state or {}).items():
             if not isinstance(part, torch.Generator) and not hasattr(part, "load_state_dict"):
-                what = type(part).__name__
-                raise TypeError(
-                    f"`state` must hold objects with state_dict and load_state_dict, got {what} - at {name!r}"
-                )
+                what = f"{type(part).__name__} - at {name!r}"
+                raise TypeError(f"`state` must hold objects with state_dict and load_state_dict, got {what}")
         self.state = dict(state or {})
         self.extra: dict[str, Any] = {}
 
@@ -148,10 +146,8 @@ class Checkpoints:
         values.at_least(0, "step", step)
         before = self.all()
         if before and before[-1].step > step:
-            raise ValueError(
-                f"`step` must not be below a step in the folder, got {step} with {before[-1].path} there. Use "
-                "another folder, or call load first; to go on from an earlier one, move the later ones away."
-            )
+            there = f"{before[-1].path} there. Use another folder, call load first, or move later ones away"
+            raise ValueError(f"`step` must not be below a step in the folder, got {step} with {there}.")
         guard, model = self._whole(guard)
         number = math.nan if metric is None else scalar("metric", metric)
         state = _state_of(guard, model, self.state)
@@ -162,12 +158,10 @@ class Checkpoints:
             known = sorted(self.folder.glob(f"{_SPOILT}*.pt"))
             path = known[0] if known else self.folder / (_SPOILT + name)
             what = "was not saved: there is" if known else "was saved as"
-            warnings.warn(
-                f"step {step} holds NaN or Inf in {len(spoilt)} tensors ({listed(spoilt)}), and {what} {path.name}, "
-                f"from which nothing is resumed. The newest good one: {before[-1].path.name if before else 'none'}.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            good = before[-1].path.name if before else "none"
+            said = f"step {step} holds NaN or Inf in {len(spoilt)} tensors ({listed(spoilt)}), and {what} {path.name}, "
+            said += f"from which nothing is resumed. The newest good one: {good}."
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
             if not known:
                 _write(path, contents)
             return path
@@ -231,15 +225,11 @@ class Checkpoints:
         guard = guard if isinstance(guard, Guard) else Guard.of(guard)
         model = None if guard.model is None else unwrapped(guard.model)
         if model is None and not any(isinstance(part, torch.nn.Module) for part in self.state.values()):
-            raise ValueError(
-                "`guard` must know the model, got one that was given none, or whose model no longer exists. Give it to "
-                'fastguard.wrap, or to state={"model": model}.'
-            )
+            remedy = 'Give it to fastguard.wrap, or to state={"model": model}.'
+            raise ValueError(f"`guard` must know the model, got one without, or whose model is gone. {remedy}")
         for name, p in () if model is None else model.named_parameters():
             if hasattr(p, "to_local"):
-                raise TypeError(
-                    f"`guard` must have a model with whole parameters, got a DTensor - at {name!r}. {_REMEDY}"
-                )
+                raise TypeError(f"`guard` must have a model of whole tensors, got a DTensor - at {name!r}. {_REMEDY}")
         return guard, model
 
 
@@ -274,9 +264,8 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged file raises any
-        raise ValueError(
-            f"{shown(path)} cannot be read: {prose(error)}. Move it away to resume from the checkpoint before it."
-        ) from error
+        remedy = "Move it away to resume from the checkpoint before it."
+        raise ValueError(f"{shown(path)} cannot be read: {prose(error)}. {remedy}") from error
     is_ours = isinstance(contents, dict) and contents.get("version") == _VERSION
     if not is_ours or not all(key in contents and isinstance(contents[key], kind) for key, kind in _SHAPE.items()):
         raise ValueError(f"{shown(path)} must be a file that Checkpoints.save wrote, in version {_VERSION}")

@@ -212,10 +212,8 @@ def _refuse_flat(parameters: list[torch.Tensor]) -> None:
         return
     # Its own clip_grad_norm_ calls torch's, in whose place ours may stand, where nothing is sharded.
     if sys._getframe(2).f_globals.get("__name__") != _FSDP1:
-        raise TypeError(
-            "`parameters` must not be the flat ones of FullyShardedDataParallel: their norm here would be one rank's "
-            "own. Clip with model.clip_grad_norm_(max_norm), or by fastguard.wrap(optimizer, model, max_norm=max_norm)."
-        )
+        remedy = "Clip with model.clip_grad_norm_(max_norm), or by fastguard.wrap(optimizer, model, max_norm=max_norm)."
+        raise TypeError(f"`parameters` must not be the flat ones of FullyShardedDataParallel, of one rank. {remedy}")
 
 
 def _clip(tensors: list[torch.Tensor], norm: float, max_norm: float, error_if_nonfinite: bool, backend: str) -> None:
@@ -260,17 +258,17 @@ def clip_gradients(gradients: Any, max_norm: float = 1.0) -> tuple[Any, float]:
         return clipped[0], norm
     if not isinstance(gradients, Iterable):
         raise TypeError(f"`gradients` must be tensors or arrays, got {type(gradients).__name__}. Pass a list of them.")
-    copies = [None if g is None else _copy(g, i) for i, g in enumerate(gradients)]
-    writable = [pair[1] for pair in copies if pair is not None]
-    places = [i for i, pair in enumerate(copies) if pair is not None]
+    copies = [(None, None) if g is None else _copy(g, i) for i, g in enumerate(gradients)]
+    writable = [tensor for _, tensor in copies if tensor is not None]
     backend = kernels.resolve_backend("auto")
     try:
         table, fold = kernels.run_stats(writable, backend)
         norm = TensorStats(table, None, fold).total_norm()
         _clip(writable, norm, max_norm, False, backend)
     except UnsupportedTensorError as error:
-        raise UnsupportedTensorError(places[error.index], error.problem, f"gradients[{places[error.index]}]") from None
-    result = [None if pair is None else pair[0] for pair in copies]
+        place = [i for i, (_, tensor) in enumerate(copies) if tensor is not None][error.index]
+        raise UnsupportedTensorError(place, error.problem, f"gradients[{place}]") from None
+    result = [copied for copied, _ in copies]
     return (tuple(result) if isinstance(gradients, tuple) else result), norm
 
 

@@ -74,15 +74,9 @@ class TrainingDebugger:
         names, given = _named(gradients)
         tensors = kernels.tensor_stats([kernels.tensors.as_tensor(gradient) for gradient in given], names=names)
         self.last_gradients = tensors.total()
-        self.history.add(
-            StepStats(
-                step=int(step),
-                tensors=tensors,
-                loss=_number(loss),
-                val_loss=None if val_loss is None else _number(val_loss),
-                lr=float(learning_rate),
-            )
-        )
+        loss, val_loss = _number(loss), None if val_loss is None else _number(val_loss)
+        lr = float(learning_rate)
+        self.history.add(StepStats(step=int(step), tensors=tensors, loss=loss, val_loss=val_loss, lr=lr))
         if activations and self.monitor is None:
             from ..observers.activations import ActivationMonitor
 
@@ -154,9 +148,6 @@ def _named(gradients: Sequence[Any] | Mapping[str, Any]) -> tuple[list[str], lis
     elif isinstance(gradients, (list, tuple)):
         pairs = [(f"tensor{i}", gradient) for i, gradient in enumerate(gradients)]
     else:
-        raise TypeError(
-            f"`gradients` must be a list of tensors or arrays, or a dict of them by name, got "
-            f"{type(gradients).__name__}"
-        )
+        raise TypeError(f"`gradients` must be a list of tensors or arrays, or a dict, got {type(gradients).__name__}")
     kept = [(name, gradient) for name, gradient in pairs if gradient is not None]
     return [name for name, _ in kept], [gradient for _, gradient in kept]

@@ -217,10 +217,8 @@ def _again_and_again(loader: Iterable[Any], are_pairs: bool) -> Generator[Any, N
         count = 0
         for batch in loader:
             if are_pairs and not is_pair(batch):
-                raise ValueError(
-                    f"`loader` must give pairs (inputs, targets) for `loss_fn`, got {type(batch).__name__}. "
-                    "Pass compute_loss=lambda batch: ... for others."
-                )
+                what = f"{type(batch).__name__}. Pass compute_loss=lambda batch: ... for others"
+                raise ValueError(f"`loader` must give pairs (inputs, targets) for `loss_fn`, got {what}.")
             count += 1
             yield batch
         if not count:

@@ -138,9 +138,7 @@ def _check_trainable(evidence: Evidence) -> None:
     elif not any(id(p) in evidence.in_optimizer for p in evidence.parameters.values()):
         problem = "has no parameter in `optimizer`"
     if problem:
-        raise ValueError(
-            f"the loss of `batch` must be one finite number to train on, and {problem}. Ask preflight why."
-        )
+        raise ValueError(f"the loss of `batch` must be one finite number to train on, and {problem}. Ask preflight.")
 
 
 def _advice(

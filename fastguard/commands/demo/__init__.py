@@ -28,13 +28,8 @@ def main(argv: list[str]) -> int:
     parser = Parser("fastguard demo", _ABOUT, "Exit code 0 only if the poisoned step was skipped and changed nothing.")
     parser.add_argument("--quick", action="store_true", help="twenty seconds: fewer steps")
     parser.add_argument("--steps", type=_num_steps, help="steps to train (default: 1000; with --quick 100)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        default=Path("runs/demo"),
-        help="for run.jsonl and run.html (default: runs/demo)",
-    )
+    where = "for run.jsonl and run.html (default: runs/demo)"
+    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/demo"), help=where)
     arguments = parser.parse_args(argv)
     folder = arguments.out
     try:

@@ -200,16 +200,12 @@ def _is_skipped(model: CharTransformer, optimizer: torch.optim.Optimizer, step: 
     expected = [name for name, _ in model.named_parameters() if name.startswith(f"{where}.")][-1]
     named = next(iter(record.nonfinite), None)
     is_right = record.skipped and num_changed == 0 and named == expected
+    said = f"NOT AS IT SHOULD BE: skipped {record.skipped}; {num_changed} tensors changed; "
+    said += f"first bad tensor {named}, should be {expected}."
     if is_right:
-        print(
-            f"checked: all {len(before)} tensors of parameters and optimizer state are bit-identical to\n"
-            f"  before, and the first tensor with Inf is {named}, as reported.\n"
-        )
-    else:
-        print(
-            f"NOT AS IT SHOULD BE: skipped {record.skipped}; {num_changed} tensors changed; "
-            f"first bad tensor {named}, should be {expected}.\n"
-        )
+        said = f"checked: all {len(before)} tensors of parameters and optimizer state are bit-identical to\n"
+        said += f"  before, and the first tensor with Inf is {named}, as reported."
+    print(f"{said}\n")
     return is_right
 
 
