@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import kernels
-from ..diagnosis import RULES, diagnose, find_causes, unexplained
+from ..diagnosis import unexplained
 from ..records import GradientStats, StepStats, TrainingHistory
 from ..records.failures import Failures
 from ..records.series import NUM_NEWEST, diagnose_losses
 from ..report import Report, build_report
-from ..report.report import not_checked
 
 MIN_STEPS = 5
 MAX_NORM = 1000.0
@@ -98,12 +97,9 @@ class TrainingDebugger:
         """
         checked = diagnose_losses(self.history)
         healthy, messages = (True, []) if self.last_gradients is None else self.last_gradients.is_healthy()
-        before = self._failures.counts()
-        all_found = diagnose(self.history, failures=self._failures)
-        causes = find_causes(all_found, self.history, failures=self._failures)
-        found = [finding for finding in all_found if finding.severity != "info"]
-        found += not_checked(self._failures.since(before), len(RULES))
-        told = [*causes, *unexplained(found, causes)]
+        report = self.full_report()
+        found = [one for one in report.findings if one.severity != "info" and one.rule != "failed-parts"]
+        told = [*report.causes, *unexplained(found, list(report.causes))]
         activation_issues = {} if self.monitor is None else self.monitor.diagnose()
         statuses = [checked["status"], *(finding.severity for finding in found)]
         if self.last_gradients is not None and (self.last_gradients.num_nans or self.last_gradients.num_infs):

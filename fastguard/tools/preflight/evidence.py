@@ -49,21 +49,15 @@ def follow(bench: Bench, inputs: Any) -> Flow:
             leaves = embedded or [t for t in tensors_in(given) if t.requires_grad]
             if output is None or not output.requires_grad or not leaves or output.dim() < 2:
                 return Flow()
-            of_first = _reached(output[0], leaves)
-            shares = [
-                float(g[1:].reshape(len(g) - 1, -1).any(1).double().mean())
-                for g in of_first
-                if len(g) == len(output) > 1
-            ]
+            others = [g[1:].reshape(len(g) - 1, -1) for g in _reached(output[0], leaves) if len(g) == len(output) > 1]
+            share = max((float(g.any(1).double().mean()) for g in others), default=None)
             length = leaves[0].shape[1] if leaves[0].dim() > 1 else 0
-            dim = next((d for d in (1, 2) if output.dim() == 3 and output.shape[d] == length > 2), None)
-            is_causal: bool | None = None
-            if dim is not None:
-                middle = length // 2
-                of_middle = [g for g in _reached(output.select(dim, middle), leaves) if g.shape[1] == length]
-                if any(bool(g[:, middle].any()) for g in of_middle):  # else the model itself shifts its inputs
-                    is_causal = not any(bool(g[:, middle + 1 :].any()) for g in of_middle)
-            return Flow(max(shares, default=None), is_causal)
+            middle, dims = length // 2, [d for d in (1, 2) if output.dim() == 3 and output.shape[d] == length > 2]
+            parts = [output.select(dim, middle) for dim in dims[:1]]
+            at_middle = [g for part in parts for g in _reached(part, leaves) if g.shape[1] == length]
+            if not any(bool(g[:, middle].any()) for g in at_middle):  # the model itself shifts its inputs
+                return Flow(share)
+            return Flow(share, not any(bool(g[:, middle + 1 :].any()) for g in at_middle))
         except Exception:  # a model that cannot be run in evaluation mode, or differentiated by its inputs
             return Flow()
 
