@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...experiments.loss import MAX_ELEMENTS, Answer, Problem, ask_loss
 from ..bench import Bench, mapped, output_of, set_rate, tensors_in
@@ -155,37 +155,33 @@ class _Asked:
     def __init__(self, bench: Bench, batch: Any) -> None:
         self._bench, self._batch = bench, batch
         self._calls: list[Any] = []
-        self._given: list[Any] = []
-        self._fake: list[Any] | None = None
+        forward, inputs = bench.model.forward, []
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            inputs.extend([*args, *kwargs.values()])
+            self._calls.append(forward(*args, **kwargs))
+            return self._calls[-1]
+
+        targets = batch
         if bench.form == "pair":
             inputs, targets = bench.parts(batch)
             with torch.no_grad():
                 self._calls = [output_of(bench.model, mapped(torch.clone, inputs))]
         else:
-            inputs, targets = self._given, batch
-            self._run(batch)
+            self._run(batch, noted)
         self.inputs, self.targets = tensors_in(inputs), tensors_in(targets)
         self.outputs = [t for t in tensors_in(self._calls) if t.is_floating_point()]
 
-    def _run(self, batch: Any) -> Any:
-        """The loss of a function that calls the model itself; its forward pass is noted, or not done."""
-        model: nn.Module = self._bench.model
-        forward, calls = model.forward, iter(self._fake or ())
-
-        def instead(*args: Any, **kwargs: Any) -> Any:
-            if self._fake is None:
-                self._given += [*args, *kwargs.values()]
-                self._calls.append(forward(*args, **kwargs))
-                return self._calls[-1]
-            return next(calls)
-
-        own = {"forward": forward} if "forward" in vars(model) else {}
-        model.forward = instead
+    def _run(self, batch: Any, forward: Callable[..., Any]) -> Any:
+        """The loss of a function that calls the model itself, with `forward` in place of the model's."""
+        attributes: dict[str, Any] = vars(self._bench.model)
+        own = {key: attributes[key] for key in ("forward",) if key in attributes}
+        attributes["forward"] = forward
         try:
             return self._bench.run(batch)[1]
         finally:
-            del model.forward
-            vars(model).update(own)
+            del attributes["forward"]
+            attributes |= own
 
     def judge(self, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
         """The loss of other outputs and targets, of the same shapes: what the optimizer minimises."""
@@ -195,8 +191,8 @@ class _Asked:
             given = mapped(lambda _: next(new).clone(), self._bench.parts(self._batch)[1])
             loss = self._bench.judge(made[0], given)
         else:
-            self._fake = made
-            loss = self._run(mapped(lambda _: next(new), self._batch))
+            calls = iter(made)
+            loss = self._run(mapped(lambda _: next(new), self._batch), lambda *args, **kwargs: next(calls))
         return -loss if any(group.get("maximize") for group in self._bench.optimizer.param_groups) else loss
 
 
@@ -280,7 +276,12 @@ class Fitting:
         with self._bench.put_back():
             if with_adam:
                 bench.optimizer = torch.optim.Adam([p for p in bench.model.parameters() if p.requires_grad], 1.0)
-            return self._go(bench, _scale_rates(bench.optimizer, factor), num_steps)
+            rates = []
+            for group in bench.optimizer.param_groups:  # the rate that a warm-up rises to, if there is one
+                rates.append(max(float(group.get("lr", 0.0)), float(group.get("initial_lr", 0.0))) * factor)
+                if "lr" in group:
+                    set_rate(group, rates[-1])
+            return self._go(bench, rates[0] if rates else math.nan, num_steps)
 
     def _go(self, bench: Bench, lr: float, num_steps: int) -> Attempt:
         watched = [p for p in bench.model.parameters() if p.requires_grad and p.dim() >= 2][:64]
@@ -291,8 +292,9 @@ class Fitting:
             for step in range(num_steps):
                 before = [p.detach().clone() for p in watched] if step < 3 else []
                 losses.append(bench.step(self._batches[step % len(self._batches)]))
-                if before:
-                    ratios.append(_update_ratio(before, watched))
+                pairs = [(old.double(), new.detach().double()) for old, new in zip(before, watched)]
+                moved = [float((new - old).norm() / old.norm()) for old, new in pairs if bool(old.any())]
+                ratios += [median(moved)] if moved else []
                 is_late = time.perf_counter() > self._deadline + 0.2 * self._seconds
                 if not math.isfinite(losses[-1]) or (is_late and len(losses) >= LEAST_STEPS):
                     break
@@ -317,19 +319,3 @@ class Fitting:
 def has_learnt(one: Attempt, start: float, share: float = 0.05) -> bool:
     """Whether an attempt ended clearly below `start`."""
     return start - one.end > share * abs(start)
-
-
-def _scale_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
-    """Multiplies each group's rate (or the one a warm-up rises to) by `factor`, and returns that of the first group."""
-    rates = []
-    for group in optimizer.param_groups:
-        lr = max(float(group.get("lr", 0.0)), float(group.get("initial_lr", 0.0))) * factor
-        if "lr" in group:
-            set_rate(group, lr)
-        rates.append(lr)
-    return rates[0] if rates else math.nan
-
-
-def _update_ratio(before: list[torch.Tensor], now: list[torch.nn.Parameter]) -> float:
-    pairs = [(old.double(), new.detach().double()) for old, new in zip(before, now)]
-    return median([float((new - old).norm() / old.norm()) for old, new in pairs if bool(old.any())] or [math.nan])
