@@ -110,13 +110,11 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The file of the highest step, or None."""
-        found = self.all()
-        return found[-1].path if found else None
+        return next((found.path for found in reversed(self.all())), None)
 
     def best(self) -> Path | None:
         """The file with the best metric, the earliest of equal ones; None if no metric is finite."""
-        ranked = self._ranked(self.all())
-        return ranked[0].path if ranked else None
+        return next((found.path for found in self._ranked(self.all())), None)
 
     def _ranked(self, found: list[Checkpoint]) -> list[Checkpoint]:
         sign = 1.0 if self.mode == "min" else -1.0

@@ -159,9 +159,9 @@ def check_initialization(
         if layers[name].status == "too_small":
             layers[name].update(status="ok", rule="GPT-2: 0.02, less at the ends of residual branches")
     variances = {} if model is None or batch is None else _output_variances(model, batch, weights)
-    for name, (variance, ratio) in variances.items():
-        layers[name].update(output_variance=variance, variance_ratio=ratio)
-    ratios = [ratio for _, ratio in variances.values() if ratio is not None]
+    for (name, variance), last in zip(variances.items(), [0.0, *variances.values()]):
+        layers[name].update(output_variance=variance, variance_ratio=variance / last if last else None)
+    ratios = [one.variance_ratio for one in layers.values() if one.get("variance_ratio") is not None]
     return InitializationReport(
         layers,
         all_ok=all(one.status == "ok" for one in layers.values()) and not {*missing.values()} & {*WITHOUT_VALUES},
@@ -180,13 +180,12 @@ def _named(weights: Any) -> dict[str, Tensor]:
     if not isinstance(weights, Iterable):
         what = type(weights).__name__
         raise TypeError(f"`model_or_weights` must be a module, or a dict or list of weights, got {what}")
-    pairs = weights.items() if isinstance(weights, Mapping) else enumerate(weights)
-    found = {str(name) if isinstance(weights, Mapping) else f"layer{name}": w for name, w in pairs}
+    found = weights if isinstance(weights, Mapping) else {f"layer{i}": w for i, w in enumerate(weights)}
     for name, w in found.items():
         if not _is_array(w):
             what = f"{type(w).__name__} - at {name!r}. Pass the weights themselves, or the model."
             raise TypeError(f"`model_or_weights` must hold tensors or arrays, got {what}")
-    return {name: w.detach() if isinstance(w, Tensor) else as_tensor(w) for name, w in found.items()}
+    return {str(name): w.detach() if isinstance(w, Tensor) else as_tensor(w) for name, w in found.items()}
 
 
 def _judged(weight: Weight, row: TensorRow) -> AttributeDict:
@@ -207,10 +206,8 @@ def _judged(weight: Weight, row: TensorRow) -> AttributeDict:
     )
 
 
-def _output_variances(model: nn.Module, batch: Any, weights: list[Weight]) -> dict[str, tuple[float, float | None]]:
-    """By the name of each module's first weight, in the order in which modules run: the variance of the output, and its
-    ratio to the one before; None for the first module, and after a constant output. Of several runs the first counts.
-    """
+def _output_variances(model: nn.Module, batch: Any, weights: list[Weight]) -> dict[str, float]:
+    """By the name of each module's first weight, in the order in which modules first run."""
     found: dict[str, float] = {}
 
     def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -227,10 +224,7 @@ def _output_variances(model: nn.Module, batch: Any, weights: list[Weight]) -> di
         for module, name in modules.items():
             hooks.enter_context(module.register_forward_hook(partial(look, name)))
         output_of(model, batch)
-    before = [None, *found.values()]
-    return {
-        name: (variance, variance / last if last else None) for (name, variance), last in zip(found.items(), before)
-    }
+    return found
 
 
 def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = None) -> InitializationReport:

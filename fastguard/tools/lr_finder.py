@@ -203,10 +203,8 @@ class LearningRateFinder:
 
 
 def _number(loss: Any) -> float:
-    if isinstance(loss, torch.Tensor):
-        loss = loss.detach()
     try:
-        return float(loss)
+        return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
     except (TypeError, ValueError, RuntimeError):
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise TypeError(f"`train_fn` must return a loss, a single number, got {what}") from None
