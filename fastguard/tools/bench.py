@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -259,16 +260,16 @@ def _find_form(bench: Bench, loss_fn: Any, batch: Any) -> str:
 
 
 @contextlib.contextmanager
-def set_up(model: nn.Module, optimizer: Any, loss_fn: Any, batches: list[Any]) -> Iterator[Bench]:
-    """A bench; everything is restored afterwards, whatever happens, and a guard sees nothing."""
+def set_up(
+    model: nn.Module, optimizer: Any, loss_fn: Any, batch: Any, num_batches: int
+) -> Iterator[tuple[Bench, list[Any]]]:
+    """A bench and the first batches; everything is restored afterwards, whatever happens, and a guard sees nothing."""
     require_module(model)
-    kind, got = type(loss_fn), type(batches[0]).__name__
+    kind = type(loss_fn)
     if not callable(loss_fn) or isinstance(loss_fn, type):
-        what = f"the class {loss_fn.__name__}. Write {loss_fn.__name__}()." if kind is type else kind.__name__
+        is_class = isinstance(loss_fn, type)
+        what = f"the class {loss_fn.__name__}. Write {loss_fn.__name__}()." if is_class else kind.__name__
         raise TypeError(f"`loss_fn` must be a function or a module, got {what}")
-    if kind.__module__.startswith("torch.nn") and not is_pair(batches[0]):
-        remedy = "Pass a function loss_fn(model, batch)."
-        raise ValueError(f"`batch` must be a pair (inputs, targets) for {kind.__name__}, got {got}. {remedy}")
     refuse_sharding_model(model)
     inner = innermost(optimizer)
     for name, p in model.named_parameters():
@@ -278,6 +279,11 @@ def set_up(model: nn.Module, optimizer: Any, loss_fn: Any, batches: list[Any]) -
         model = model._orig_mod  # type: ignore[assignment]
 
     bench = Bench(model, inner, loss_fn, "pair")
-    with bench.put_back(), without_guard(inner):
+    with bench.put_back(batch), without_guard(inner), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of shapes and schedulers, from trial steps
+        batches = take(batch, num_batches)
+        if kind.__module__.startswith("torch.nn") and not is_pair(batches[0]):
+            what = f"{type(batches[0]).__name__}. Pass a function loss_fn(model, batch)."
+            raise ValueError(f"`batch` must be a pair (inputs, targets) for {kind.__name__}, got {what}")
         bench.form = _find_form(bench, loss_fn, batches[0])
-        yield bench
+        yield bench, batches

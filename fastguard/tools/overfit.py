@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from ..records import values
-from .bench import randomness_restored, set_up, take
+from .bench import set_up
 from .preflight.evidence import Evidence
 from .preflight.losses import Attempt, Fitting, has_learnt
 
@@ -101,16 +100,13 @@ def overfit_one_batch(
     if not seconds > 0.0:
         raise ValueError(f"`seconds` must be above 0, got {seconds!r}")
     fit = None
-    with randomness_restored(batch), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what trial steps cause, of shapes and schedulers
-        batches = take(batch, 1)
-        with set_up(model, optimizer, loss_fn, batches) as bench:
-            evidence = Evidence(bench, batches, max_steps=steps, seconds=seconds)
-            _check_trainable(evidence)
-            floor = evidence.baseline
-            given = Fitting(bench, batches, steps, seconds).attempt(1.0, steps)
-            if not _is_below(given, share):
-                fit = Fitting(bench, batches, steps, seconds).run(floor)
+    with set_up(model, optimizer, loss_fn, batch, 1) as (bench, batches):
+        evidence = Evidence(bench, batches, max_steps=steps, seconds=seconds)
+        _check_trainable(evidence)
+        floor = evidence.baseline
+        given = Fitting(bench, batches, steps, seconds).attempt(1.0, steps)
+        if not _is_below(given, share):
+            fit = Fitting(bench, batches, steps, seconds).run(floor)
     said = given.start, given.end, floor, given.num_steps, given.lr
     if fit is None:
         return OverfitResult(True, *said)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from ...records.failures import Failures
 from ...report import Report, Status
 from ...report.report import not_checked
 from ...report.text import num_of_each
-from ..bench import randomness_restored, set_up, take
+from ..bench import set_up
 from .evidence import Evidence
 from .losses import chance
 
@@ -170,13 +169,10 @@ def preflight(
     values.positive("seconds", seconds, "It is about how long the trial steps may take.")
     started = time.perf_counter()
     failures = Failures()
-    with randomness_restored(batch), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of shapes and schedulers, from trial steps
-        batches = take(batch, num_batches)
-        with set_up(model, optimizer, loss_fn, batches) as bench:
-            evidence = Evidence(bench, batches, max_steps=num_steps, seconds=seconds)
-            found = diagnose(evidence, rules=asked, thresholds=thresholds, failures=failures)  # type: ignore[arg-type]
-            numbers = _numbers(evidence)
+    with set_up(model, optimizer, loss_fn, batch, num_batches) as (bench, batches):
+        evidence = Evidence(bench, batches, max_steps=num_steps, seconds=seconds)
+        found = diagnose(evidence, rules=asked, thresholds=thresholds, failures=failures)  # type: ignore[arg-type]
+        numbers = _numbers(evidence)
     causes = find_causes(found)
     numbers |= {"num_checks": len(asked), "num_failed": len(failures), "seconds": time.perf_counter() - started}
     found += not_checked(list(failures), len(asked))
