@@ -182,7 +182,11 @@ def _fans_of(m: Any, follower: Follower) -> Iterator[tuple[str, Tensor, float, f
 def weights_in(model: nn.Module, followers: dict[nn.Module, Follower]) -> list[Weight]:
     """The weights of a model that have an expectation; a shared one where it comes first."""
     found: dict[int, Weight] = {}
-    for prefix, m in _modules_with_names(model):
+    parameters = [name for name, _ in model.named_parameters()]
+    is_clear = len(set(map(strip_wrappers, parameters))) == len(parameters)  # no module of the user's is "module"
+    for path, m in model.named_modules():
+        prefix = f"{path}." if path else ""
+        prefix = strip_wrappers(prefix) if is_clear else prefix
         if any(p is not None and why_not_judged(p) for p in m._parameters.values()):
             continue
         if isinstance(m, (nn.Embedding, nn.EmbeddingBag)):
@@ -215,12 +219,3 @@ def why_not_judged(tensor: Tensor) -> str:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return f"its values are {tensor.dtype}"
     return "" if tensor.numel() else "empty"
-
-
-def _modules_with_names(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules, each with the prefix of its parameters' names, without the prefixes of wrappers."""
-    parameters = [name for name, _ in model.named_parameters()]
-    is_clear = len(set(map(strip_wrappers, parameters))) == len(parameters)  # no module of the user's is "module"
-    for name, module in model.named_modules():
-        prefix = f"{name}." if name else ""
-        yield (strip_wrappers(prefix) if is_clear else prefix), module

@@ -200,26 +200,14 @@ def _of_history(history: TrainingHistory, name: str) -> DrawnRun:
         if validation.step < begin:
             curves["val_loss"].extend((validation.step,), (validation.val_loss,))
     run.draw(newest)
-    _take_samples(run, history)
-    _take_tracks(run, history)
-    return run
-
-
-def _take_tracks(run: DrawnRun, history: TrainingHistory) -> None:
-    """Two columns: the gradient of each tensor in its first samples, and recently."""
-    tracks = [(name, track) for name, track in history.tensors.items() if not math.isnan(track.log_rms)]
-    for is_late in (False, True):
-        logs = [track.log_rms if is_late else track.first_log_rms for _, track in tracks]
-        if tracks:
-            step = max(track.last_step if is_late else track.first_step for _, track in tracks)
-            names, rms = [name for name, _ in tracks], [math.exp(log) for log in logs]
-            run.grids["rms"].add(step, names, rms)
-            norms = [value * math.sqrt(track.numel) for value, (_, track) in zip(rms, tracks)]
-            run.grids["norm"].add(step, names, norms)
-
-
-def _take_samples(run: DrawnRun, history: TrainingHistory) -> None:
-    """The windows of sampled activations and weights, by step."""
+    tracks = {name: track for name, track in history.tensors.items() if not math.isnan(track.log_rms)}
+    # Two columns: the gradient of each tensor in its first samples, and recently.
+    for step_of, log_of in (("first_step", "first_log_rms"), ("last_step", "log_rms")) if tracks else ():
+        step = max(getattr(track, step_of) for track in tracks.values())
+        rms = [math.exp(getattr(track, log_of)) for track in tracks.values()]
+        norms = [value * math.sqrt(track.numel) for value, track in zip(rms, tracks.values())]
+        run.grids["rms"].add(step, tracks, rms)
+        run.grids["norm"].add(step, tracks, norms)
     for windows, measures in ((history.activations, _OF_MODULES), (history.weights, _OF_WEIGHTS)):
         by_step: dict[int, list[Any]] = {}
         for _, window in windows.items():
@@ -227,3 +215,4 @@ def _take_samples(run: DrawnRun, history: TrainingHistory) -> None:
                 by_step.setdefault(point.step, []).append(point.value)
         for step, items in sorted(by_step.items()):
             run.draw_samples(step, items, measures)
+    return run

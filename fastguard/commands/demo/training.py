@@ -77,13 +77,9 @@ def library_text(max_bytes: int = _MAX_BYTES) -> bytes:
     """The standard library's top-level modules, one after another by name, cut off at `max_bytes`."""
     folders = [Path(sysconfig.get_path("stdlib")), Path(os.__file__).parent]
     for folder in folders:
-        text = bytearray()
-        for path in sorted(folder.glob("*.py")):
-            text += path.read_bytes().replace(b"\r\n", b"\n")
-            if len(text) >= max_bytes:
-                break
+        text = b"".join(path.read_bytes().replace(b"\r\n", b"\n") for path in sorted(folder.glob("*.py")))
         if len(text) > 100 * CONTEXT:
-            return bytes(text[:max_bytes])
+            return text[:max_bytes]
     tried = " nor in ".join(map(str, dict.fromkeys(folders)))
     raise CommandError(f"found no *.py files of the standard library to train on, neither in {tried}")
 
