@@ -171,13 +171,9 @@ def _train(model: CharTransformer, optimizer: torch.optim.Optimizer, corpus: Cor
 
 def _poison(module: nn.Module, inputs: Any, output: Tensor) -> None:
     """A forward hook: one element of the gradient at the output becomes Inf, as by an overflow in float16."""
-
-    def put_inf(gradient: Tensor) -> Tensor:
-        gradient = gradient.clone()
-        gradient[0, -1, 0] = torch.inf
-        return gradient
-
-    output.register_hook(put_inf)
+    place = torch.zeros_like(output, dtype=torch.bool)
+    place[0, -1, 0] = True
+    output.register_hook(lambda gradient: gradient.masked_fill(place, torch.inf))
 
 
 def _is_skipped(model: CharTransformer, optimizer: torch.optim.Optimizer, step: int, loss: float) -> bool:

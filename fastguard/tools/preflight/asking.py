@@ -51,10 +51,11 @@ def find_causes(findings: Iterable[Finding]) -> list[Finding]:
     left = [f for f in findings if f.severity != "info"]
     causes = []
     depths = {name: one.depth for name, one in CHECKS.items()}
+    spoken_for = {id(f): str(f.evidence.get("cause", (CHECKS[f.rule].cause or ("",))[0])) for f in left}
     while left:
         first = min(left, key=lambda f: (depths[f.rule], *(-part for part in f.weight)))
-        name = _cause_of(first)
-        reasons = sorted((f for f in left if _cause_of(f) == name), key=lambda f: f.weight, reverse=True)
+        name = spoken_for[id(first)]
+        reasons = sorted((f for f in left if spoken_for[id(f)] == name), key=lambda f: f.weight, reverse=True)
         deeper = [f for f in left if f not in reasons and depths[f.rule] > depths[first.rule]]
         followed = [f for f in deeper if f.weight[0] <= reasons[0].weight[0] or depths[f.rule] >= _TRIAL]
         left = [f for f in left if f not in reasons and f not in followed]
@@ -72,11 +73,6 @@ def find_causes(findings: Iterable[Finding]) -> list[Finding]:
             )
         )
     return sorted(causes, key=lambda one: one.weight, reverse=True)
-
-
-def _cause_of(finding: Finding) -> str:
-    known = CHECKS[finding.rule].cause
-    return str(finding.evidence.get("cause", known[0] if known else ""))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

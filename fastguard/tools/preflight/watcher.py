@@ -13,12 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-LOSSES = {
-    *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss"),
-    *("smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss", "gaussian_nll_loss", "soft_margin_loss"),
-    *("multi_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "multilabel_soft_margin_loss"),
-    *("multilabel_margin_loss", "triplet_margin_loss", "cosine_embedding_loss", "ctc_loss"),
-}
+LOSSES = {"cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"}
+LOSSES |= {name for name in dir(nn.functional) if name.endswith("_loss")}
 REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 ACTIVATIONS = {
     *("relu", "relu6", "sigmoid", "tanh", "softmax", "log_softmax", "softplus", "softsign", "hardtanh", "hardsigmoid"),
@@ -83,7 +79,12 @@ class Watcher(TorchFunctionMode):
         kwargs = kwargs or {}
         name = str(getattr(func, "__name__", ""))
         name = name if name.startswith("__") else name.rstrip("_")
-        call = self._loss_call(name, func, args, kwargs)
+        call = None
+        given = (*args, kwargs.get("input"), kwargs.get("target")) if name in LOSSES else ()
+        tensors = [a for a in given if isinstance(a, Tensor)]
+        if len(tensors) >= 2:
+            call = LossCall(name, tensors[0], tensors[1], dict(kwargs), self.made_by(tensors[0]))
+            self.losses.append(call)
         were_finite = not self._find_origin or all(is_finite(a) for a in args)
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor):
@@ -92,7 +93,10 @@ class Watcher(TorchFunctionMode):
         if call is not None:
             call.result = result
         elif name in ACTIVATIONS:
-            self._activation(name, args, kwargs, result)
+            dim = kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None)
+            is_over_dim = name in ("softmax", "log_softmax", "softmin") and bool(result.dim())
+            self._remember(result, (name, None if dim is None or not is_over_dim else dim % result.dim()))
+            self.activities.append(Activity(name, self._where(), result.detach()))
         elif name in _CARRIERS and args and isinstance(args[0], Tensor):
             made_by = self.made_by(args[0])
             if made_by is not None:
@@ -134,22 +138,6 @@ class Watcher(TorchFunctionMode):
 
     def _where(self) -> str:
         return self._inside[-1] if self._inside else ""
-
-    def _loss_call(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> LossCall | None:
-        if name not in LOSSES:
-            return None
-        tensors = [a for a in (*args, kwargs.get("input"), kwargs.get("target")) if isinstance(a, Tensor)]
-        if len(tensors) < 2:
-            return None
-        call = LossCall(name, tensors[0], tensors[1], dict(kwargs), self.made_by(tensors[0]))
-        self.losses.append(call)
-        return call
-
-    def _activation(self, name: str, args: Any, kwargs: dict[str, Any], result: Tensor) -> None:
-        dim = kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None)
-        is_over_dim = name in ("softmax", "log_softmax", "softmin") and bool(result.dim())
-        self._remember(result, (name, None if dim is None or not is_over_dim else dim % result.dim()))
-        self.activities.append(Activity(name, self._where(), result.detach()))
 
     def _remember(self, tensor: Tensor, what: tuple[str, int | None]) -> None:
         self._made[id(tensor)] = (weakref.ref(tensor), what)

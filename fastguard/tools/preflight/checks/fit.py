@@ -18,11 +18,6 @@ def _ends(fit: Fit) -> dict[str, Any]:
     return {f"lr {one.lr:.3g}": one.end for one in sorted(fit.attempts.values(), key=lambda one: one.lr)}
 
 
-def _is_judged(fit: Fit) -> bool:
-    """Whether the given rate was tried for long enough, or broke."""
-    return fit.given.num_steps >= LEAST_STEPS or not math.isfinite(fit.given.end)
-
-
 def _steps_to_halve(one: Attempt) -> float:
     return math.inf if one.gain <= 0 else 0.5 * abs(one.start) * one.num_steps / one.gain
 
@@ -45,7 +40,7 @@ def trial_steps_overshoot(evidence: Evidence, *, rises: float = 1.05, peak: floa
     """
     fit = evidence.fit
     calm = [one for factor, one in fit.attempts.items() if factor < 1.0 and one.is_calm] if fit is not None else []
-    if fit is None or not _is_judged(fit) or not calm:
+    if fit is None or not calm or (fit.given.num_steps < LEAST_STEPS and math.isfinite(fit.given.end)):
         return None
     given, start, best = fit.given, abs(fit.given.start), max(calm, key=lambda one: one.gain)
     what = f"goes from {given.start:.3g} to NaN or Inf"
@@ -76,7 +71,7 @@ def trial_steps_too_short(evidence: Evidence, *, num_steps: float = 2500.0, fast
     change weights by less than 1e-7 although there are gradients. Fewer than ten steps are not judged.
     """
     fit = evidence.fit
-    if fit is None or not _is_judged(fit) or not math.isfinite(fit.given.end) or not abs(fit.given.start) > 0:
+    if fit is None or fit.given.num_steps < LEAST_STEPS or not math.isfinite(fit.given.gain) or not fit.given.start:
         return None
     given, pace = fit.given, _steps_to_halve(fit.given)
     higher = [one for factor, one in fit.attempts.items() if factor > 1.0 and math.isfinite(one.end)]

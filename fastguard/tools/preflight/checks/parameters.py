@@ -20,12 +20,9 @@ _DROPOUTS = (nn.modules.dropout._DropoutNd,)
 
 def _in_a_list(evidence: Evidence, name: str) -> str:
     """The ModuleList or ModuleDict that holds a parameter's module; "" if none does."""
-    path = name.split(".")
-    for end in range(len(path) - 1, 0, -1):
-        holder = ".".join(path[: end - 1])
-        if isinstance(evidence.modules.get(holder), (nn.ModuleList, nn.ModuleDict)):
-            return holder
-    return ""
+    path, lists = name.split("."), (nn.ModuleList, nn.ModuleDict)
+    holders = (".".join(path[:end]) for end in reversed(range(len(path) - 1)))
+    return next((one for one in holders if isinstance(evidence.modules.get(one), lists)), "")
 
 
 def _modules(evidence: Evidence, kinds: tuple[type, ...]) -> dict[str, Any]:
