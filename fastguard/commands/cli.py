@@ -172,7 +172,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # escape characters that its encoding lacks, instead of raising
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    return _run(arguments)
+    # torch warns if NumPy is not installed; nothing here needs it.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    try:
+        # Options of a subcommand are its own, so the first word decides who parses the rest.
+        if not arguments or arguments[0].startswith("-"):
+            parser = _parser()
+            parser.parse_args(arguments)
+            parser.print_help()
+            return 0 if arguments else EXIT_USAGE
+        code = _call(*arguments)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.flush()  # here, where an error still has an exit code
+        return code
+    except BrokenPipeError:  # `fastguard info | head`
+        drop_output()
+        return EXIT_FAILED
+    except (CommandError, FastguardError, OSError) as error:
+        if isinstance(error, OSError):  # a full disk behind stdout
+            drop_output()
+        print(f"fastguard: error: {shown(error)}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        print("\nfastguard: interrupted", file=sys.stderr)
+        return 130
 
 
 def _call(name: str, *arguments: str) -> int:
@@ -189,32 +212,3 @@ def _call(name: str, *arguments: str) -> int:
         from ..records import failures  # not needed to list the commands
 
         return fail(name, f"this is a bug of fastguard, please report it: {failures.describe(error)}")
-
-
-def _run(arguments: list[str]) -> int:
-    # torch warns if NumPy is not installed; nothing here needs it.
-    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-    try:
-        # Options of a subcommand are its own, so the first word decides who parses the rest.
-        if not arguments or arguments[0].startswith("-"):
-            parser = _parser()
-            parser.parse_args(arguments)
-            parser.print_help()
-            return 0 if arguments else EXIT_USAGE
-        code = _call(*arguments)
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.flush()  # here, where an error still has an exit code
-        return code
-    except (CommandError, FastguardError) as error:
-        print(f"fastguard: error: {shown(error)}", file=sys.stderr)
-        return EXIT_USAGE
-    except BrokenPipeError:  # `fastguard info | head`
-        drop_output()
-        return EXIT_FAILED
-    except OSError as error:  # a full disk behind stdout
-        drop_output()
-        print(f"fastguard: error: {shown(error)}", file=sys.stderr)
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        print("\nfastguard: interrupted", file=sys.stderr)
-        return 130
