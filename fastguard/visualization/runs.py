@@ -118,12 +118,10 @@ class DrawnRun(TrainingHistory):
 
 def runs_of(source: Any) -> list[DrawnRun]:
     """The 1 to 8 runs of a figure, each with a name of its own."""
+    several = source if isinstance(source, (list, tuple, Mapping)) else [source]
+    named = [("", one) for one in several]
     if isinstance(source, Mapping):
         named = [(str(name), one) for name, one in source.items()]
-    elif isinstance(source, (list, tuple)):
-        named = [("", one) for one in source]
-    else:
-        named = [("", source)]
     if not 1 <= len(named) <= MAX_RUNS:
         raise ValueError(f"a figure shows 1 to {MAX_RUNS} runs, got {len(named)}")
     runs = [_run_of(one, name) for name, one in named]
