@@ -71,10 +71,8 @@ def collect() -> dict[str, Any]:
 
 def describe(facts: dict[str, Any]) -> str:
     """`facts`, which `collect` gave, for a person."""
-    rows = [
-        ("fastguard", facts["fastguard"]),
-        ("Python", f"{facts['python']} ({facts['implementation']}), {facts['platform']}, {facts['num_cpus']} CPUs"),
-    ]
+    python = f"{facts['python']} ({facts['implementation']}), {facts['platform']}, {facts['num_cpus']} CPUs"
+    rows = [("fastguard", facts["fastguard"]), ("Python", python)]
     if facts["torch"]:
         cuda = "built without CUDA" if facts["cuda"] is None else f"CUDA {facts['cuda']}"
         gpus = f", {', '.join(facts['gpus']) or 'no GPU in reach'}" if facts["cuda"] else ""
@@ -84,10 +82,8 @@ def describe(facts: dict[str, Any]) -> str:
     for name, status in facts["backends"].items():
         verdict = f"runs        {status['detail']}" if status["available"] else f"cannot run  {status['reason']}"
         lines.append(f"  {name:<12}{verdict}")
-    if not facts["backends"]:
-        lines.append("  none could be loaded")
-    if facts["problem"]:
-        lines.append(f"  problem: {facts['problem']}")
+    lines += [] if facts["backends"] else ["  none could be loaded"]
+    lines += [f"  problem: {facts['problem']}"] if facts["problem"] else []
     lines += ["", "environment"]
     for name, setting in facts["environment"].items():
         value = "not set" if setting["value"] is None else repr(setting["value"])

@@ -167,17 +167,13 @@ def _when_imported(name: str, call: Callable[[], None]) -> None:
 
 
 class _ScriptRun:
-    """One run of a script: the guards in it, their logs, and what is said at the end.
-
-    Attributes:
-        has_ended: whether the script has come to its end.
-    """
+    """One run of a script: the guards in it, their logs, and what is said at the end."""
 
     def __init__(self, out: Path, name: str, options: Any) -> None:
         self._out, self._name, self._options = out, name or "run", options
         self._folder: Path | None = None
         self._logs: dict[int, Path] = {}  # by the number of the guard
-        self.has_ended = False
+        self.has_ended = False  # whether the script has come to its end
         self._auto: Any = None
         self._process = os.getpid()
         self._is_over = False

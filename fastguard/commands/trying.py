@@ -239,11 +239,7 @@ class _Progress:
 def write_page(
     outcome: Any, verdict: str, rows: Sequence[Sequence[str]], notes: Sequence[str], path: Path, title: str
 ) -> None:
-    """Writes it; makes the folder if there is none.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes it; makes the folder if there is none."""
     from ..page import save_page
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -112,15 +112,12 @@ class Grid:
 
     If there are more than `max_columns`, or a million values, neighbours are merged, and the larger value counts. A
     value that is not finite is Inf, and so the largest; a missing value is NaN.
-
-    Attributes:
-        rows: the place of each name.
     """
 
     def __init__(self, max_columns: int) -> None:
         self._max_columns = max_columns
         self._width, self._num_open = 1, 0
-        self.rows: dict[str, int] = {}
+        self.rows: dict[str, int] = {}  # the place of each name
         self._columns: list[tuple[int, int, array[float]]] = []
 
     def add(self, step: int, names: Iterable[str], values: Iterable[float]) -> None:

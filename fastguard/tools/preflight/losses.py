@@ -268,10 +268,7 @@ class Fitting:
         return Fit(attempts, tuple(self.attempt(lr, 3 * num_steps, with_adam=True) for lr in rates))
 
     def attempt(self, factor: float, num_steps: int, *, with_adam: bool = False) -> Attempt:
-        """`num_steps` steps at `factor` times the given learning rate, or by Adam at that of `factor`.
-
-        Everything is restored.
-        """
+        """Steps at `factor` times the given rate, or by Adam at the rate `factor`; everything is restored."""
         bench = copy.copy(self._bench)
         with self._bench.put_back():
             if with_adam:
