@@ -182,8 +182,12 @@ def clip_grad_norm_(
         if is_generator and not parameters:
             warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=2)
     is_sharded_first = bool(parameters) and is_sharded(parameters[0])
-    if not is_sharded_first and _FSDP1 in sys.modules:
-        _refuse_flat(parameters)
+    if not is_sharded_first and _FSDP1 in sys.modules and has_other_ranks():
+        is_flat = any(getattr(p, "_fsdp_flattened", False) for p in parameters)
+        # Its own clip_grad_norm_ calls torch's, in whose place ours may stand, where nothing is sharded.
+        if is_flat and sys._getframe(1).f_globals.get("__name__") != _FSDP1:
+            remedy = "Use model.clip_grad_norm_(max_norm), or fastguard.wrap(optimizer, model, max_norm=max_norm)."
+            raise TypeError(f"`parameters` must not be the flat ones of FullyShardedDataParallel. {remedy}")
     norm_type = float(norm_type)
     backend = kernels.resolve_backend("auto")
     if norm_type == 2.0:
@@ -205,15 +209,6 @@ def clip_grad_norm_(
     norm, dtypes, mesh = found
     _clip(locals_of(gradients), norm, max_norm, error_if_nonfinite, backend)
     return _result(norm, dtypes, gradients or parameters, mesh)
-
-
-def _refuse_flat(parameters: list[torch.Tensor]) -> None:
-    if not has_other_ranks() or not any(getattr(p, "_fsdp_flattened", False) for p in parameters):
-        return
-    # Its own clip_grad_norm_ calls torch's, in whose place ours may stand, where nothing is sharded.
-    if sys._getframe(2).f_globals.get("__name__") != _FSDP1:
-        remedy = "Clip with model.clip_grad_norm_(max_norm), or by fastguard.wrap(optimizer, model, max_norm=max_norm)."
-        raise TypeError(f"`parameters` must not be the flat ones of FullyShardedDataParallel, of one rank. {remedy}")
 
 
 def _clip(tensors: list[torch.Tensor], norm: float, max_norm: float, error_if_nonfinite: bool, backend: str) -> None:

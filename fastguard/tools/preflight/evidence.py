@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,7 @@ from .losses import Fit, Fitting, ask, constant_baseline
 from .watcher import Layer, LossCall, Watcher, is_finite
 
 
-@dataclass(frozen=True)
-class Flow:
+class Flow(NamedTuple):
     # the share of other samples that the first one's output depends on; None if not known
     across_samples: float | None = None
     # whether outputs depend on their own position, and on no later one; None if that is not known
@@ -94,7 +93,38 @@ class Evidence:
         self.groups = bench.optimizer.param_groups
         self._max_steps, self._seconds = max_steps, seconds
         # a trial pass of each batch, from the same start
-        self.passes = [trial_pass(bench, batch, self.parameters) for batch in batches]
+        self.passes = [self._pass(batch) for batch in batches]
+
+    def _pass(self, batch: Any, *, find_origin: bool = False) -> TrialPass:
+        """A forward and a backward pass under a `Watcher`; everything is restored."""
+        watcher = Watcher(find_origin=find_origin)
+        found = TrialPass(watcher)
+        own = set(map(id, self.parameters.values()))
+        outsiders = [p for group in self.bench.optimizer.param_groups for p in group["params"] if id(p) not in own]
+        with self.bench.put_back(), torch.enable_grad():
+            for p in (*outsiders, *self.parameters.values()):
+                p.grad = None
+            found.stage = "forward"
+            try:
+                with watcher.on(self.bench.model), watcher:
+                    found.output, loss = self.bench.run(batch)
+                found.output_made_by = watcher.made_by(first_tensor(found.output, floating=True))
+                found.num_losses, found.requires_grad = loss.numel(), loss.requires_grad
+                if found.num_losses == 1:
+                    found.loss = float(loss.detach())
+                found.stage = "backward"
+                if found.num_losses == 1 and found.requires_grad:
+                    loss.backward()
+            except Exception as error:  # reported by the check "trial-pass-fails"
+                found.error = error
+            found.num_outsiders_reached = sum(p.grad is not None for p in outsiders)
+            gradients = {name: p.grad for name, p in self.parameters.items()}
+            found.gradients = {name: None if g is None else g.to_dense() for name, g in gradients.items()}
+        is_bad = (found.num_losses == 1 and not math.isfinite(found.loss)) or not is_finite([*found.gradients.values()])
+        if not find_origin and found.error is None and is_bad:
+            again = self._pass(batch, find_origin=True)
+            found.seen.origin, found.seen.zero_roots = again.seen.origin, again.seen.zero_roots
+        return found
 
     @property
     def first(self) -> TrialPass:
@@ -193,39 +223,6 @@ class Evidence:
         if not self.ran or not first.requires_grad or first.num_losses != 1 or not self.in_optimizer:
             return None
         return Fitting(self.bench, self.batches, self._max_steps, self._seconds).run(self.baseline)
-
-
-def trial_pass(
-    bench: Bench, batch: Any, parameters: dict[str, nn.Parameter], *, find_origin: bool = False
-) -> TrialPass:
-    """A forward and a backward pass under a `Watcher`; everything is restored."""
-    watcher = Watcher(find_origin=find_origin)
-    found = TrialPass(watcher)
-    own = set(map(id, parameters.values()))
-    outsiders = [p for group in bench.optimizer.param_groups for p in group["params"] if id(p) not in own]
-    with bench.put_back(), torch.enable_grad():
-        for p in (*outsiders, *parameters.values()):
-            p.grad = None
-        found.stage = "forward"
-        try:
-            with watcher.on(bench.model), watcher:
-                found.output, loss = bench.run(batch)
-            found.output_made_by = watcher.made_by(first_tensor(found.output, floating=True))
-            found.num_losses, found.requires_grad = loss.numel(), loss.requires_grad
-            if found.num_losses == 1:
-                found.loss = float(loss.detach())
-            found.stage = "backward"
-            if found.num_losses == 1 and found.requires_grad:
-                loss.backward()
-        except Exception as error:  # reported by the check "trial-pass-fails"
-            found.error = error
-        found.num_outsiders_reached = sum(p.grad is not None for p in outsiders)
-        found.gradients = {name: None if p.grad is None else p.grad.to_dense() for name, p in parameters.items()}
-    is_bad = (found.num_losses == 1 and not math.isfinite(found.loss)) or not is_finite([*found.gradients.values()])
-    if not find_origin and found.error is None and is_bad:
-        again = trial_pass(bench, batch, parameters, find_origin=True)
-        found.seen.origin, found.seen.zero_roots = again.seen.origin, again.seen.zero_roots
-    return found
 
 
 def _firsts(nested: Iterable[Any]) -> list[Tensor]:
