@@ -75,9 +75,6 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-# The script as __main__.
-
-
 def _fresh_main(arguments: list[str], folder: str) -> types.ModuleType:
     """An empty `__main__`, with `arguments` in sys.argv and modules looked for in `folder` first."""
     sys.argv = list(arguments)
@@ -161,9 +158,6 @@ def _when_imported(name: str, call: Callable[[], None]) -> None:
             return spec
 
     sys.meta_path.insert(0, Finder)
-
-
-# What is made of it.
 
 
 class _ScriptRun:
