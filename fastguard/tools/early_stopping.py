@@ -136,10 +136,6 @@ class EarlyStopping:
         self.best, self.last, self._kept = best, last, kept
         self.best_check, self.num_checks, self.num_bad, self._num_rollbacks = counts
 
-    def __repr__(self) -> str:
-        state = self.reason or f"{self.num_bad} of {self.patience} checks without a better value"
-        return f"EarlyStopping({state})"
-
 
 def _copied(tensor: Any) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):

@@ -58,12 +58,7 @@ class RangeTest:
         return len(_KEYS)
 
     def __str__(self) -> str:
-        span = f"{self.lrs[0]:.3g} to {self.lrs[-1]:.3g}" if self.lrs else "none"
-        end = {None: "to the end", "nan": "until a loss was not finite", "diverged": "until the loss diverged"}
-        return (
-            f"suggested learning rate: {self.suggested_lr:.3g} ({self.reason})\n"
-            f"learning rates tried: {span}, {len(self.lrs)} points, {end[self.stopped]}"
-        )
+        return f"suggested learning rate: {self.suggested_lr:.3g} ({self.reason}); {len(self.lrs)} rates tried"
 
 
 class LearningRateFinder:

@@ -26,41 +26,6 @@ class Flow(NamedTuple):
     is_causal: bool | None = None
 
 
-def follow(bench: Bench, inputs: Any) -> Flow:
-    """Differentiates an output by all inputs, in evaluation mode; for integers, by the outputs of embeddings."""
-    shapes = [t.shape for t in tensors_in(inputs)]
-    embedded: list[Tensor] = []
-
-    def note(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        if args[0].shape not in shapes:  # of positions, not of inputs
-            return output
-        embedded.append(output.detach().requires_grad_())
-        return embedded[-1]
-
-    with bench.put_back(), torch.enable_grad(), contextlib.ExitStack() as hooks:
-        bench.model.eval()
-        for module in bench.model.modules():
-            if isinstance(module, nn.Embedding):
-                hooks.enter_context(module.register_forward_hook(note))
-        try:
-            given = mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), inputs)
-            output = first_tensor(output_of(bench.model, given), floating=True)
-            leaves = embedded or [t for t in tensors_in(given) if t.requires_grad]
-            if output is None or not output.requires_grad or not leaves or output.dim() < 2:
-                return Flow()
-            others = [g[1:].reshape(len(g) - 1, -1) for g in _reached(output[0], leaves) if len(g) == len(output) > 1]
-            share = max((float(g.any(1).double().mean()) for g in others), default=None)
-            length = leaves[0].shape[1] if leaves[0].dim() > 1 else 0
-            middle, dims = length // 2, [d for d in (1, 2) if output.dim() == 3 and output.shape[d] == length > 2]
-            parts = [output.select(dim, middle) for dim in dims[:1]]
-            at_middle = [g for part in parts for g in _reached(part, leaves) if g.shape[1] == length]
-            if not any(bool(g[:, middle].any()) for g in at_middle):  # the model itself shifts its inputs
-                return Flow(share)
-            return Flow(share, not any(bool(g[:, middle + 1 :].any()) for g in at_middle))
-        except Exception:  # a model that cannot be run in evaluation mode, or differentiated by its inputs
-            return Flow()
-
-
 def _reached(part: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     """Where the derivative of a mixture of `part` by each leaf is not zero."""
     weights = torch.linspace(0.5, 1.5, part.numel(), device=part.device, dtype=part.dtype).view_as(part)
@@ -212,9 +177,43 @@ class Evidence:
 
     @cached_property
     def flow(self) -> Flow:
-        """Whether outputs depend on other samples, and on later positions."""
+        """What an output depends on: its derivative by all inputs, in evaluation mode; for integers, by the outputs of
+        embeddings."""
         is_pair = self.bench.form == "pair"
-        return follow(self.bench, self.bench.parts(self.batches[0])[0] if is_pair else next(iter(self.inputs), None))
+        inputs = self.bench.parts(self.batches[0])[0] if is_pair else next(iter(self.inputs), None)
+        shapes = [t.shape for t in tensors_in(inputs)]
+        embedded: list[Tensor] = []
+
+        def note(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            if args[0].shape not in shapes:  # of positions, not of inputs
+                return output
+            embedded.append(output.detach().requires_grad_())
+            return embedded[-1]
+
+        with self.bench.put_back(), torch.enable_grad(), contextlib.ExitStack() as hooks:
+            self.bench.model.eval()
+            for module in self.bench.model.modules():
+                if isinstance(module, nn.Embedding):
+                    hooks.enter_context(module.register_forward_hook(note))
+            try:
+                given = mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), inputs)
+                output = first_tensor(output_of(self.bench.model, given), floating=True)
+                leaves = embedded or [t for t in tensors_in(given) if t.requires_grad]
+                if output is None or not output.requires_grad or not leaves or output.dim() < 2:
+                    return Flow()
+                others = [
+                    g[1:].reshape(len(g) - 1, -1) for g in _reached(output[0], leaves) if len(g) == len(output) > 1
+                ]
+                share = max((float(g.any(1).double().mean()) for g in others), default=None)
+                length = leaves[0].shape[1] if leaves[0].dim() > 1 else 0
+                middle, dims = length // 2, [d for d in (1, 2) if output.dim() == 3 and output.shape[d] == length > 2]
+                parts = [output.select(dim, middle) for dim in dims[:1]]
+                at_middle = [g for part in parts for g in _reached(part, leaves) if g.shape[1] == length]
+                if not any(bool(g[:, middle].any()) for g in at_middle):  # the model itself shifts its inputs
+                    return Flow(share)
+                return Flow(share, not any(bool(g[:, middle + 1 :].any()) for g in at_middle))
+            except Exception:  # a model that cannot be run in evaluation mode, or differentiated by its inputs
+                return Flow()
 
     @cached_property
     def fit(self) -> Fit | None:
