@@ -201,9 +201,8 @@ class Evidence:
                 leaves = embedded or [t for t in tensors_in(given) if t.requires_grad]
                 if output is None or not output.requires_grad or not leaves or output.dim() < 2:
                     return Flow()
-                others = [
-                    g[1:].reshape(len(g) - 1, -1) for g in _reached(output[0], leaves) if len(g) == len(output) > 1
-                ]
+                of_first = [g for g in _reached(output[0], leaves) if len(g) == len(output) > 1]
+                others = [g[1:].reshape(len(g) - 1, -1) for g in of_first]
                 share = max((float(g.any(1).double().mean()) for g in others), default=None)
                 length = leaves[0].shape[1] if leaves[0].dim() > 1 else 0
                 middle, dims = length // 2, [d for d in (1, 2) if output.dim() == 3 and output.shape[d] == length > 2]
