@@ -101,15 +101,8 @@ def _try(script: list[str], names: list[str] | None, arguments: Any) -> int:
     from ..experiments.trial import Trial, TrialError
 
     progress = _Progress(sys.stderr, arguments.steps)
-    trial = Trial(
-        script[0],
-        script[1:],
-        is_module=arguments.is_module,
-        num_steps=arguments.steps,
-        seconds=60.0 * arguments.minutes,
-        names=names,
-        told=progress.tell,
-    )
+    asked: dict[str, Any] = {"is_module": arguments.is_module, "num_steps": arguments.steps, "names": names}
+    trial = Trial(script[0], script[1:], seconds=60.0 * arguments.minutes, told=progress.tell, **asked)
     try:
         outcome = trial.run()
     except TrialError as problem:

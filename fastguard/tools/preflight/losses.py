@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -99,15 +98,9 @@ def ask(bench: Bench, batch: Any, made_by: tuple[str, int | None] | None, is_cau
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # of small tensors, threads cost more than they bring
         try:
-            answer = ask_loss(
-                asked.judge,
-                asked.outputs,
-                asked.targets,
-                inputs=asked.inputs,
-                ending=ending,
-                is_causal=is_causal,
-                are_targets=bench.form == "pair",
-            )
+            known: dict[str, Any] = {"inputs": asked.inputs, "ending": ending, "is_causal": is_causal}
+            are_targets = bench.form == "pair"
+            answer = ask_loss(asked.judge, asked.outputs, asked.targets, are_targets=are_targets, **known)
             return _unsure(asked, answer) if answer.optimum and not answer.problems else answer
         except Exception as error:  # what the loss raises of outputs that no model gave says nothing of it
             return Answer(abstained=f"{type(error).__name__}: {error}")
@@ -131,7 +124,7 @@ def _unsure(asked: _Asked, answer: Answer) -> Answer:
         {"probability": sure},
         0.9,
     )
-    return dataclasses.replace(answer, problems=(problem,))
+    return replace(answer, problems=(problem,))
 
 
 def _sureness(call: LossCall) -> float | None:
