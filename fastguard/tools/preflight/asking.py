@@ -14,8 +14,7 @@ from ..._text import did_you_mean
 from ...diagnosis import CAUSES, RULES, Finding, diagnose
 from ...diagnosis.finding import Seen
 from ...diagnosis.registry import CHECKS as CHECKS
-from ...diagnosis.registry import Rule as Rule
-from ...diagnosis.registry import rule
+from ...diagnosis.registry import Rule, rule
 from ...records import values
 from ...records.failures import Failures
 from ...report import Report, Status
