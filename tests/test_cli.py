@@ -96,7 +96,7 @@ def test_an_unknown_command_is_one_line_and_exit_code_64():
         (["info", "--jsn"], "unrecognized arguments: --jsn. Did you mean `--json`? See `fastguard info --help`."),
         (["info", "more"], "unrecognized arguments: more"),
         (["demo", "--steps", "3"], "must be at least 20, got 3"),
-        (["demo", "--steps", "many"], "invalid number value: 'many'"),
+        (["demo", "--steps", "many"], "invalid int value: 'many'"),
         (["bench", "--only", "step-mpl"], "argument --only: got 'step-mpl'. Did you mean `step-mlp`?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

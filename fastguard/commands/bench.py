@@ -37,7 +37,7 @@ Measuring = Callable[["Settings"], dict[str, Any]]
 
 
 class WrongResultError(RuntimeError):
-    """A result is not what float64 says; nothing is timed then."""
+    """Two norms differ by more than their rounding, or two runs by a bit; nothing is timed then."""
 
 
 class Settings(NamedTuple):
@@ -84,11 +84,12 @@ def call_ns(call: Callable[[], Any]) -> int:
     return time.perf_counter_ns() - started
 
 
-def plan(settings: Settings, turn_ns: float) -> tuple[int, int]:
-    """How many rounds of how many turns the budget allows, if a turn takes `turn_ns`."""
-    affordable = max(3, int(settings.budget_s * 1e9 / max(1.0, turn_ns)))
+def in_rounds(turn: Callable[[], dict[str, int]], settings: Settings, num_first: int = 2) -> list[list[dict[str, int]]]:
+    """What each turn returns, round by round: as many as the budget allows, after `num_first` that do not count."""
+    affordable = max(3, int(settings.budget_s * 1e9 / min(call_ns(turn) for _ in range(num_first))))
     num_rounds = min(settings.num_rounds, affordable)
-    return num_rounds, min(settings.max_calls, affordable // num_rounds)
+    num_turns = min(settings.max_calls, affordable // num_rounds)
+    return [[turn() for _ in range(num_turns)] for _ in range(num_rounds)]
 
 
 def take_turns(
@@ -113,13 +114,8 @@ def take_turns(
         return times
 
     with gc_off():
-        num_rounds, num_calls = plan(settings, min(call_ns(turn) for _ in range(2)))
-        rounds: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(num_rounds):
-            times = [turn() for _ in range(num_calls)]
-            for name, values in rounds.items():
-                values.append(statistics.median(t[name] for t in times) / 1e3)
-    return rounds
+        rounds = in_rounds(turn, settings)
+    return {name: [statistics.median(t[name] for t in times) / 1e3 for times in rounds] for name in calls}
 
 
 def compared(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
@@ -169,12 +165,10 @@ def mlp(width: int = 256, inputs: int = 128, classes: int = 10, batch: int = 32,
     """An MLP of three layers; the same weights and batches for the same seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = nn.Sequential(
-            nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)
-        )
+        first, second, last = nn.Linear(inputs, width), nn.Linear(width, width), nn.Linear(width, classes)
         # several batches, so that the gradient norm is not the same at every step
         batches = [(torch.randn(batch, inputs), torch.randint(classes, (batch,))) for _ in range(8)]
-    return task(model, batches)
+    return task(nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last), batches)
 
 
 class StepRun:
@@ -216,11 +210,7 @@ def without_a_word() -> Iterator[None]:
 
 def measure_steps(case: StepCase, settings: Settings, ours: str = GUARDED) -> dict[str, Any]:
     """What guarding adds to a step, and what `clip_grad_norm_` adds: the median, over iterations in which runs from the
-    same weights take one step each, of the difference from the plain step.
-
-    Raises:
-        WrongResultError: the runs did not end with the same parameters, bit for bit.
-    """
+    same weights take one step each, of the difference from the plain step."""
     with tempfile.TemporaryDirectory() as folder, without_a_word(), gc_off():
         runs = {kind: StepRun(case, kind, Path(folder) / "log.jsonl") for kind in (PLAIN, CLIP, ours)}
         orders = itertools.cycle(itertools.permutations(runs))
@@ -228,9 +218,8 @@ def measure_steps(case: StepCase, settings: Settings, ours: str = GUARDED) -> di
         def turn() -> dict[str, int]:
             return {kind: call_ns(runs[kind].step) for kind in next(orders)}
 
-        turn_ns = min(sum(turn().values()) for _ in range(settings.max_calls))  # a guard looks most often at first
-        num_rounds, num_turns = plan(settings._replace(max_calls=6 * settings.max_calls), turn_ns)
-        rounds = [[turn() for _ in range(num_turns)] for _ in range(num_rounds)]
+        most = settings._replace(max_calls=6 * settings.max_calls)
+        rounds = in_rounds(turn, most, num_first=settings.max_calls)  # a guard looks most often at first
         require_equal(case, runs, ours)
         runs[ours].optimizer.guard.close()
     added = ([statistics.median((t[kind] - t[PLAIN]) / 1e3 for t in some) for some in rounds] for kind in (ours, CLIP))
@@ -249,17 +238,13 @@ STEP_MLP = StepCase("step-mlp", "MLP of 101k parameters", mlp)
 
 
 def measure_clipping(shapes: Sequence[Shape], settings: Settings, *, clips: bool) -> dict[str, Any]:
-    """Both functions on three sets of tensors in turn, each call on another set than the one before.
-
-    Raises:
-        WrongResultError: the norms differ by more than torch's rounding of float32.
-    """
+    """Both functions on three sets of tensors in turn, each call on another set than the one before."""
     sets = [[nn.Parameter(torch.zeros(()).expand(shape)) for shape in shapes] for _ in range(NUM_SETS)]
     for parameters in sets:
         for p in parameters:
             p.grad = torch.randn(p.shape) * 1e-3
     ours, theirs = (float(function(sets[0], NO_CLIPPING)) for function in FUNCTIONS.values())
-    if not abs(ours - theirs) <= 7e-3 * ours:
+    if not abs(ours - theirs) <= 7e-3 * ours:  # torch's rounding of float32
         raise WrongResultError(f"the norm is {ours!r}, and {theirs!r} by torch")
     limits = itertools.repeat(NO_CLIPPING) if not clips else (ours * 0.995**i for i in itertools.count(1))
 

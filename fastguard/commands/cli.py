@@ -83,13 +83,6 @@ def _wrapped(text: str) -> str:
     return "\n\n".join(p if "\n  " in p else textwrap.fill(p, 100, break_on_hyphens=False) for p in parts)
 
 
-def bug(error: Exception) -> str:
-    """A message for an unexpected error. Python's own exit code would be 1, which has another meaning here."""
-    from ..records import failures  # not needed to list the commands
-
-    return f"this is a bug of fastguard, please report it: {failures.describe(error)}"
-
-
 def say(command: str, message: object) -> None:
     """Prints a line of a subcommand to stderr."""
     print(f"fastguard {command}: {prose(message)}", file=sys.stderr, flush=True)
@@ -179,22 +172,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # escape characters that its encoding lacks, instead of raising
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    return _run(arguments)
-
-
-def _call(name: str, *arguments: str) -> int:
-    entry = _entry(name)
-    try:
-        return entry(list(arguments))
-    except (CommandError, BrokenPipeError):
-        raise
-    except Exception as error:
-        if not COMMANDS[name].says:
-            raise
-        return fail(name, error if isinstance(error, COMMANDS[name].says) else bug(error))
-
-
-def _run(arguments: list[str]) -> int:
     # torch warns if NumPy is not installed; nothing here needs it.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
@@ -208,16 +185,30 @@ def _run(arguments: list[str]) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.flush()  # here, where an error still has an exit code
         return code
-    except (CommandError, FastguardError) as error:
-        print(f"fastguard: error: {shown(error)}", file=sys.stderr)
-        return EXIT_USAGE
     except BrokenPipeError:  # `fastguard info | head`
         drop_output()
         return EXIT_FAILED
-    except OSError as error:  # a full disk behind stdout
-        drop_output()
+    except (CommandError, FastguardError, OSError) as error:
+        if isinstance(error, OSError):  # a full disk behind stdout
+            drop_output()
         print(f"fastguard: error: {shown(error)}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         print("\nfastguard: interrupted", file=sys.stderr)
         return 130
+
+
+def _call(name: str, *arguments: str) -> int:
+    entry = _entry(name)
+    try:
+        return entry(list(arguments))
+    except (CommandError, BrokenPipeError):
+        raise
+    except Exception as error:
+        if not COMMANDS[name].says:
+            raise
+        if isinstance(error, COMMANDS[name].says):
+            return fail(name, error)
+        from ..records import failures  # not needed to list the commands
+
+        return fail(name, f"this is a bug of fastguard, please report it: {failures.describe(error)}")

@@ -8,7 +8,7 @@ import math
 import shlex
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..diagnosis.registry import CHECKS, SIGNS
 from ..records import TrainingHistory
 from ..records.loading import fill
 from ..records.log import LogReader
-from ..report import Report, build_report
+from ..report import build_report
 from ..report.page import render, save_page
 from ..visualization.runs import from_log, runs_of
 from .cli import EXIT_FAILED as _FAILED
@@ -48,8 +48,7 @@ def _thresholds(settings: Sequence[str]) -> dict[str, dict[str, float]]:
             raise ValueError(f"`--set` must give a number, got {setting!r}") from None
         if not math.isfinite(value):
             raise ValueError(f"`--set` must give a finite number, got {setting!r}")
-        is_whole = isinstance(RULES[name].thresholds[threshold], int)
-        found.setdefault(name, {})[threshold] = int(value) if is_whole else value
+        found.setdefault(name, {})[threshold] = type(RULES[name].thresholds[threshold])(value)
     return found
 
 
@@ -66,38 +65,27 @@ def diagnose(argv: list[str]) -> int:
     )
     parser.add_argument("log", help="the log, or a folder whose newest log is read")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="RULE.THRESHOLD=NUMBER",
-        help="change a threshold; may be repeated",
-    )
+    wanted, meaning = "RULE.THRESHOLD=NUMBER", "change a threshold; may be repeated"
+    parser.add_argument("--set", action="append", default=[], metavar=wanted, help=meaning)
     arguments = parser.parse_args(argv)
     try:
         thresholds = _thresholds(arguments.set)
     except ValueError as error:
         parser.error(str(error))
-    report = _report(log_at(Path(arguments.log), "diagnose"), thresholds)
-    text = as_json(report.to_dict()) if arguments.json else str(report)
-    return print_report(text, EXIT_CODES[report.status], "diagnose")
-
-
-def _report(path: Path, thresholds: Mapping[str, Mapping[str, float]]) -> Report:
-    """The report on the log at `path`; remarks on the log itself go to stderr."""
+    path = log_at(Path(arguments.log), "diagnose")
     log, history = LogReader(path), TrainingHistory()
     unknown = fill(history, log, path)
     if log.num_skipped:
         lines = f"{count(log.num_skipped, 'line')} {'was' if log.num_skipped == 1 else 'were'}"
         say("diagnose", f"{lines} cut off or damaged, and left out: {log.skipped_lines[:8]}")
     if unknown:
-        say(
-            "diagnose",
-            f"written by a newer version? {count(len(unknown), 'unknown key')} ignored: {listed(unknown, 8)}",
-        )
+        keys = f"{count(len(unknown), 'unknown key')} ignored: {listed(unknown, 8)}"
+        say("diagnose", f"written by a newer version? {keys}")
     if not history.num_steps:
         raise ValueError(f"`log` must hold a step, got none, so there is nothing to diagnose - at {shown(path)}")
-    return build_report(history, thresholds=thresholds)
+    report = build_report(history, thresholds=thresholds)
+    text = as_json(report.to_dict()) if arguments.json else str(report)
+    return print_report(text, EXIT_CODES[report.status], "diagnose")
 
 
 def describe(rule: Rule) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -46,45 +47,32 @@ def collect() -> dict[str, Any]:
         "backends": {},
         "problem": None,
         "environment": _env.in_effect(),
-        "optional": {name: _version(name) for name in OPTIONAL},
+        "optional": dict.fromkeys(OPTIONAL),
     }
+    for name in OPTIONAL:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            facts["optional"][name] = importlib.metadata.version(name)
     try:
         import torch
     except ImportError as error:
         facts["problem"] = f"torch cannot be imported: {error}"
         return facts
-    facts["torch"] = torch.__version__
-    facts["torch_threads"] = torch.get_num_threads()
-    facts["cuda"] = torch.version.cuda
-    if torch.cuda.is_available():
-        facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    facts |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads(), "cuda": torch.version.cuda}
+    facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     try:
-        from .. import kernels
+        from .. import kernels  # which cannot even be imported for an instruction set that is not there
 
         facts["backends"] = {name: status._asdict() for name, status in kernels.backends().items()}
-    except FastguardError as error:  # an instruction set that is not there: the kernels can't even be imported
-        facts["problem"] = str(error)
-        return facts
-    try:
         kernels.resolve_backend("auto")
     except (FastguardError, ValueError) as error:
         facts["problem"] = str(error)
     return facts
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def describe(facts: dict[str, Any]) -> str:
     """`facts`, which `collect` gave, for a person."""
-    rows = [
-        ("fastguard", facts["fastguard"]),
-        ("Python", f"{facts['python']} ({facts['implementation']}), {facts['platform']}, {facts['num_cpus']} CPUs"),
-    ]
+    python = f"{facts['python']} ({facts['implementation']}), {facts['platform']}, {facts['num_cpus']} CPUs"
+    rows = [("fastguard", facts["fastguard"]), ("Python", python)]
     if facts["torch"]:
         cuda = "built without CUDA" if facts["cuda"] is None else f"CUDA {facts['cuda']}"
         gpus = f", {', '.join(facts['gpus']) or 'no GPU in reach'}" if facts["cuda"] else ""
@@ -94,10 +82,8 @@ def describe(facts: dict[str, Any]) -> str:
     for name, status in facts["backends"].items():
         verdict = f"runs        {status['detail']}" if status["available"] else f"cannot run  {status['reason']}"
         lines.append(f"  {name:<12}{verdict}")
-    if not facts["backends"]:
-        lines.append("  none could be loaded")
-    if facts["problem"]:
-        lines.append(f"  problem: {facts['problem']}")
+    lines += [] if facts["backends"] else ["  none could be loaded"]
+    lines += [f"  problem: {facts['problem']}"] if facts["problem"] else []
     lines += ["", "environment"]
     for name, setting in facts["environment"].items():
         value = "not set" if setting["value"] is None else repr(setting["value"])

@@ -29,9 +29,8 @@ def main(argv: list[str]) -> int:
         "exit codes: 0 healthy, 1 warnings, 2 critical, 3 no report (the function raised, or returned something else), "
         "64 an argument is wrong",
     )
-    parser.add_argument(
-        "target", metavar="module:function", help="the function that builds the training, such as train:make"
-    )
+    about = "the function that builds the training, such as train:make"
+    parser.add_argument("target", metavar="module:function", help=about)
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     arguments = parser.parse_args(argv)
     module, colon, function = arguments.target.partition(":")
@@ -47,13 +46,10 @@ def _find(module: str, function: str) -> Any:
     """The function. An error in importing its module becomes one line."""
     try:
         found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
-            raise CommandError(
-                f"there is no module {module!r}. Call this in the folder where its file is, without the .py."
-            ) from None
-        raise NoReportError(f"{shown(module)} cannot be imported: {failures.describe(error)}") from None
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            remedy = "Call this in the folder where its file is, without the .py."
+            raise CommandError(f"there is no module {module!r}. {remedy}") from None
         raise NoReportError(f"{shown(module)} cannot be imported: {_told(error)}") from None
     for name in function.split("."):
         if not hasattr(found, name):
@@ -72,28 +68,21 @@ def _told(error: BaseException) -> str:
 def _report(make: Any, target: str) -> Report:
     import fastguard
 
-    options: dict[str, Any] = {}
     try:
         given = make()
     except (Exception, SystemExit) as error:
         raise NoReportError(f"{shown(target)} raised {_told(error)}") from None
-    if isinstance(given, Mapping):
-        missing = [part for part in _PARTS if part not in given]
-        odd = [str(key) for key in given if key not in (*_PARTS, *_OPTIONS)]
-        if missing or odd:
-            what = f"lacks {', '.join(missing)}" if missing else f"holds {', '.join(odd)}, which is no argument"
-            raise NoReportError(f"{shown(target)} must return a dict with {', '.join(_PARTS)}, got one that {what}")
-        options = {key: given[key] for key in _OPTIONS if key in given}
-        parts = [given[part] for part in _PARTS]
-    elif isinstance(given, (tuple, list)) and len(given) == len(_PARTS):
-        parts = list(given)
-    else:
-        size = f" of {len(given)}" if isinstance(given, (tuple, list)) else ""
-        raise NoReportError(
-            f"{shown(target)} must return ({', '.join(_PARTS)}) or a dict with these keys, got "
-            f"{type(given).__name__}{size}"
-        )
+    if isinstance(given, (tuple, list)) and len(given) == len(_PARTS):
+        given = dict(zip(_PARTS, given))
+    if not isinstance(given, Mapping):
+        what = type(given).__name__ + (f" of {len(given)}" if isinstance(given, (tuple, list)) else "")
+        raise NoReportError(f"{shown(target)} must return ({', '.join(_PARTS)}) or a dict with these keys, got {what}")
+    missing = [part for part in _PARTS if part not in given]
+    odd = [str(key) for key in given if key not in (*_PARTS, *_OPTIONS)]
+    if missing or odd:
+        what = f"lacks {', '.join(missing)}" if missing else f"holds {', '.join(odd)}, which is no argument"
+        raise NoReportError(f"{shown(target)} must return a dict with {', '.join(_PARTS)}, got one that {what}")
     try:
-        return fastguard.preflight(*parts, **options)
+        return fastguard.preflight(**given)
     except (TypeError, ValueError) as error:
         raise NoReportError(error) from None

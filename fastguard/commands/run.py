@@ -18,7 +18,7 @@ import runpy
 import sys
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +33,6 @@ _kept: list[Any] = []  # the module that was __main__, whose globals would be cl
 
 def main(argv: list[str]) -> int:
     """Runs the script; does not return where that exits or raises."""
-    end = _end_of_options(argv)
-    options, script = _parser().parse_args(argv[:end]), argv[end:]
-    if not script:
-        _parser().error("there is no script. Give one: fastguard run script.py, or -m module")
-    if options.max_norm is not None and not options.protect:
-        _parser().error("--max-norm clips, which needs --protect")
-    execute = module_as_main(script[1:]) if script[0] == "-m" else script_as_main(script)
-    run = _ScriptRun(Path(options.out).absolute(), _name_of(script), options)
-    _when_imported("torch", run.start)
-    atexit.register(run.finish)
-    try:
-        execute()
-        run.has_ended = True
-    except SystemExit as end:
-        run.has_ended = not end.code
-        raise
-    except BaseException as error:
-        _hide_own_frames(error)
-        raise
-    return 0
-
-
-def _parser() -> Parser:
     parser = Parser(
         "fastguard run",
         "Runs a training script, unmodified, and watches every optimizer in it: gradients, losses, validation losses. "
@@ -72,28 +49,37 @@ def _parser() -> Parser:
     parser.add_argument("--experiments", action="store_true", help="try causes that are not sure, in forked copies")
     parser.add_argument("--quiet", action="store_true", help="print nothing; still write the log and the page")
     parser.add_argument("--no-page", action="store_true", help="write no page")
-    return parser
-
-
-def _end_of_options(argv: Sequence[str]) -> int:
-    """The position of the script, or of -m, in the arguments. The script gets everything after it."""
-    at = 0
+    at = 0  # the position of the script, or of -m: everything after it is the script's
     while at < len(argv) and argv[at] != "-m" and argv[at].startswith("-"):
         at += 2 if argv[at] in _WITH_VALUE else 1
-    return min(at, len(argv))
-
-
-def _name_of(script: Sequence[str]) -> str:
-    if script[0] == "-m":
-        return script[1] if len(script) > 1 else ""
+    options, script = parser.parse_args(argv[:at]), argv[at:]
+    if not script:
+        parser.error("there is no script. Give one: fastguard run script.py, or -m module")
+    if options.max_norm is not None and not options.protect:
+        parser.error("--max-norm clips, which needs --protect")
+    execute = module_as_main(script[1:]) if script[0] == "-m" else script_as_main(script)
     path = Path(script[0]).resolve()
-    return path.parent.name if path.stem == "__main__" else path.stem
+    name = path.parent.name if path.stem == "__main__" else path.stem
+    run = _ScriptRun(Path(options.out).absolute(), script[1] if script[0] == "-m" else name, options)
+    _when_imported("torch", run.start)
+    atexit.register(run.finish)
+    try:
+        execute()
+        run.has_ended = True
+    except SystemExit as end:
+        run.has_ended = not end.code
+        raise
+    except BaseException as error:
+        _hide_own_frames(error)
+        raise
+    return 0
 
 
-# The script as __main__.
-
-
-def _fresh_main() -> types.ModuleType:
+def _fresh_main(arguments: list[str], folder: str) -> types.ModuleType:
+    """An empty `__main__`, with `arguments` in sys.argv and modules looked for in `folder` first."""
+    sys.argv = list(arguments)
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
     _kept.append(sys.modules["__main__"])
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
@@ -103,37 +89,25 @@ def _fresh_main() -> types.ModuleType:
     return module
 
 
-def _set_first_path(folder: str) -> None:
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = folder
-
-
 def module_as_main(arguments: list[str]) -> Callable[[], Any]:
     """`python -m arguments[0]`."""
     if not arguments:
         raise CommandError("-m needs the name of a module")
-    sys.argv = ["-m", *arguments[1:]]  # `runpy` puts the path of the module there
-    _set_first_path(os.getcwd())
-    _fresh_main()
+    _fresh_main(["-m", *arguments[1:]], os.getcwd())  # `runpy` puts the path of the module there
     return lambda: runpy._run_module_as_main(arguments[0])  # type: ignore[attr-defined]
 
 
 def script_as_main(arguments: list[str]) -> Callable[[], Any]:
     """`python arguments[0]`: a file, or a folder with a `__main__.py`."""
-    path = arguments[0]
+    path, file = arguments[0], os.path.abspath(arguments[0])
     if os.path.isdir(path):
-        sys.argv = list(arguments)
-        _fresh_main()
-        _set_first_path(os.path.abspath(path))
+        _fresh_main(arguments, file)
         return lambda: runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
     try:
         source = Path(path).read_bytes()
     except OSError as error:
         raise CommandError(f"can't open the script {shown(path)}: {error.strerror}") from None
-    sys.argv = list(arguments)
-    _set_first_path(os.path.dirname(os.path.realpath(path)))
-    file = os.path.abspath(path)
-    module = _fresh_main()
+    module = _fresh_main(arguments, os.path.dirname(os.path.realpath(path)))
     module.__file__ = file
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", file)
     module.__dict__["__cached__"] = None
@@ -186,21 +160,14 @@ def _when_imported(name: str, call: Callable[[], None]) -> None:
     sys.meta_path.insert(0, Finder)
 
 
-# What is made of it.
-
-
 class _ScriptRun:
-    """One run of a script: the guards in it, their logs, and what is said at the end.
-
-    Attributes:
-        has_ended: whether the script has come to its end.
-    """
+    """One run of a script: the guards in it, their logs, and what is said at the end."""
 
     def __init__(self, out: Path, name: str, options: Any) -> None:
         self._out, self._name, self._options = out, name or "run", options
         self._folder: Path | None = None
         self._logs: dict[int, Path] = {}  # by the number of the guard
-        self.has_ended = False
+        self.has_ended = False  # whether the script has come to its end
         self._auto: Any = None
         self._process = os.getpid()
         self._is_over = False
@@ -212,23 +179,19 @@ class _ScriptRun:
             from ..experiments.auto import AutoGuard
             from ..step import endings
 
-            self._log_apart()
+            log = logging.getLogger("fastguard")  # whose messages are kept out of the script's own logs
+            handler = logging.StreamHandler(sys.__stderr__)
+            handler.setFormatter(logging.Formatter("fastguard: %(message)s"))
+            log.addHandler(handler)
+            log.propagate = False
+            if self._options.quiet or _env.rank():
+                log.setLevel(logging.CRITICAL)
             self._auto = AutoGuard(self.settings, self._made, protects=self._options.protect)
             self._auto.start()
             endings.when_terminated(self.finish)
             self._problems = self._auto.problems
         except Exception as error:
             self._problems["anything"] = f"{type(error).__name__}: {error}"
-
-    def _log_apart(self) -> None:
-        """Keeps fastguard's messages out of the script's own logs."""
-        log = logging.getLogger("fastguard")
-        handler = logging.StreamHandler(sys.__stderr__)
-        handler.setFormatter(logging.Formatter("fastguard: %(message)s"))
-        log.addHandler(handler)
-        log.propagate = False
-        if self._options.quiet or _env.rank():
-            log.setLevel(logging.CRITICAL)
 
     def settings(self, index: int) -> dict[str, Any]:
         """The arguments of `wrap` for the guard of that number."""
@@ -277,7 +240,10 @@ class _ScriptRun:
             lines += [f"not watched: {what}: {why}" for what, why in self._problems.items()]
             written = "log" if self._options.no_page else "log and page"
             lines += [f"{written}: {shown(os.path.relpath(self._folder))}"] if self._folder is not None else []
-            _say(lines)
+            text = "\n".join(["", "fastguard run", *lines]).encode("ascii", "backslashreplace").decode()
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+                sys.stdout.flush()
+                print(text, file=sys.__stderr__, flush=True)
 
     def _lines(self) -> list[str]:
         auto = self._auto
@@ -285,7 +251,8 @@ class _ScriptRun:
         lines, brief = [], []
         for number, guard in enumerate(guards, 1):
             report = guard.report()
-            name = f"optimizer {number} of {len(guards)}, {_kind(guard)}: " if len(guards) > 1 else ""
+            kind = next((one.get("kind", "") for one in guard.history.model.optimizer_settings), "optimizer")
+            name = f"optimizer {number} of {len(guards)}, {kind}: " if len(guards) > 1 else ""
             if number <= _MOST_REPORTS:
                 lines += [f"{name}{report}", ""]
             else:
@@ -306,11 +273,6 @@ class _ScriptRun:
         return lines
 
 
-def _kind(guard: Any) -> str:
-    settings = guard.history.model.optimizer_settings
-    return str(settings[0].get("kind", "")) if settings else "optimizer"
-
-
 def _new_folder(out: Path, name: str) -> Path:
     """A new folder for this run: the time of its start is in its name."""
     folder = first = out / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -321,10 +283,3 @@ def _new_folder(out: Path, name: str) -> Path:
         except FileExistsError:
             folder = first.with_name(f"{first.name}-{number}")
     return folder
-
-
-def _say(lines: Sequence[str]) -> None:
-    text = "\n".join(["", "fastguard run", *lines])
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
-        sys.stdout.flush()
-        print(text.encode("ascii", "backslashreplace").decode(), file=sys.__stderr__, flush=True)

@@ -47,9 +47,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("--steps", type=int, default=300, help="steps of each run (default: 300)")
-    parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="time for all runs together (default: no limit)"
-    )
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time for all runs (default: no limit)")
     parser.add_argument("--arms", metavar="NAMES", help="changes to try, with commas between (default: all that apply)")
     parser.add_argument("--list", action="store_true", dest="lists", help="list the changes, and run nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object, and write no page")
@@ -103,15 +101,8 @@ def _try(script: list[str], names: list[str] | None, arguments: Any) -> int:
     from ..experiments.trial import Trial, TrialError
 
     progress = _Progress(sys.stderr, arguments.steps)
-    trial = Trial(
-        script[0],
-        script[1:],
-        is_module=arguments.is_module,
-        num_steps=arguments.steps,
-        seconds=60.0 * arguments.minutes,
-        names=names,
-        told=progress.tell,
-    )
+    asked: dict[str, Any] = {"is_module": arguments.is_module, "num_steps": arguments.steps, "names": names}
+    trial = Trial(script[0], script[1:], seconds=60.0 * arguments.minutes, told=progress.tell, **asked)
     try:
         outcome = trial.run()
     except TrialError as problem:
@@ -125,13 +116,14 @@ def _try(script: list[str], names: list[str] | None, arguments: Any) -> int:
     if arguments.json:
         print(as_json(strict_json.encode(to_dict(outcome))))
         return code
-    verdict = verdict_of(outcome)
-    print(f"{verdict}\n")
-    print("\n".join(in_columns(rows_of(outcome), left=(0, 3, 4))))
-    for line in notes_of(outcome):
+    verdict, rows, notes = verdict_of(outcome), rows_of(outcome), notes_of(outcome)
+    print("\n".join([verdict, "", *in_columns(rows, left=(0, 3, 4))]))
+    for line in notes:
         print(f"\n{textwrap.fill(line, 100)}")
-    path = Path(arguments.output) if arguments.output else _free("runs", Path(script[0]).stem)
-    write_page(outcome, verdict, rows_of(outcome), notes_of(outcome), path, " ".join(script))
+    stem = Path(script[0]).stem
+    free = (Path("runs", f"try-{stem}{'' if n == 1 else f'-{n}'}.html") for n in itertools.count(1))
+    path = Path(arguments.output) if arguments.output else next(path for path in free if not os.path.lexists(path))
+    write_page(outcome, verdict, rows, notes, path, " ".join(script))
     print(f"\n{shown(path)}")
     return code
 
@@ -148,9 +140,7 @@ def to_dict(outcome: Any) -> dict[str, Any]:
             {
                 "name": row.arm.name,
                 **({} if row.comparison is None else asdict(row.comparison)),
-                "verdict": row.verdict,
-                "why": row.why,
-                "num_seeds": row.num_seeds,
+                **{key: getattr(row, key) for key in ("verdict", "why", "num_seeds")},
             }
             for row in outcome.rows
         ],
@@ -190,16 +180,13 @@ def rows_of(outcome: Any) -> list[tuple[str, ...]]:
 
 def notes_of(outcome: Any) -> list[str]:
     """What is to be said below the table."""
-    notes = [
-        f"Likely cause in the run as it is: {one.rule} ({one.confidence:.2f}). {one.summary}"
-        for one in outcome.causes[:1]
-    ]
+    first = [f"{one.rule} ({one.confidence:.2f}). {one.summary}" for one in outcome.causes[:1]]
     left_out = [f"{row.arm.name} ({prose(row.why)})" for row in outcome.rows if row.comparison is None]
-    notes += [f"Not tried: {'; '.join(left_out)}."] * bool(left_out)
-    notes.append(
-        "A change that helps for so few steps need not help in the end, and that it helps is no proof of a fault."
-    )
-    return notes
+    return [
+        *(f"Likely cause in the run as it is: {one}" for one in first),
+        *[f"Not tried: {'; '.join(left_out)}."] * bool(left_out),
+        "A change that helps for so few steps need not help in the end, and that it helps is no proof of a fault.",
+    ]
 
 
 def _interval(found: Any) -> str:
@@ -216,11 +203,6 @@ def _losses(run: Any, base: Any) -> tuple[str, str]:
     return mean, number(run.val_losses[max(run.val_losses)]) if run.val_losses else "-"
 
 
-def _free(folder: str, stem: str) -> Path:
-    paths = (Path(folder, f"try-{stem}{'' if n == 1 else f'-{n}'}.html") for n in itertools.count(1))
-    return next(path for path in paths if not os.path.lexists(path))
-
-
 class _Progress:
     """A bar for each run; on what is no terminal, a line when one begins."""
 
@@ -234,30 +216,23 @@ class _Progress:
         now = time.monotonic()
         if not self._is_terminal:
             if step == 0:
-                self._stream.write(f"fastguard try: {name} ...\n")
-                self._stream.flush()
+                print(f"fastguard try: {name} ...", file=self._stream, flush=True)
         elif step in (0, self._num_steps) or now > self._drawn_at + 0.1:
             self._drawn_at = now
-            done = _BAR * step // self._num_steps
+            bar = f"[{'#' * (_BAR * step // self._num_steps):<{_BAR}}] {step}/{self._num_steps}"
             taken = duration(now - self._started)
-            self._stream.write(f"\r\033[K{name:<24} [{'#' * done:<{_BAR}}] {step}/{self._num_steps}  {taken}")
-            self._stream.flush()
+            print(f"\r\033[K{name:<24} {bar}  {taken}", end="", file=self._stream, flush=True)
 
     def end(self) -> None:
         """Leaves the line empty."""
         if self._is_terminal:
-            self._stream.write("\r\033[K")
-            self._stream.flush()
+            print(end="\r\033[K", file=self._stream, flush=True)
 
 
 def write_page(
     outcome: Any, verdict: str, rows: Sequence[Sequence[str]], notes: Sequence[str], path: Path, title: str
 ) -> None:
-    """Writes it; makes the folder if there is none.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes it; makes the folder if there is none."""
     from ..page import save_page
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -279,13 +254,9 @@ def write_page(
 def _smooth(losses: Sequence[float]) -> list[tuple[float, float]]:
     """Means of twentieths, each with the step in its middle; up to the first loss that is not finite."""
     width = max(len(losses) // 20, 1)
-    points = []
-    for start in range(0, len(losses), width):
-        part = losses[start : start + width]
-        if not all(map(math.isfinite, part)):
-            break
-        points.append((start + 0.5 * len(part), sum(part) / len(part)))
-    return points
+    parts = [(start, losses[start : start + width]) for start in range(0, len(losses), width)]
+    points = [(start + 0.5 * len(part), sum(part) / len(part)) for start, part in parts]
+    return list(itertools.takewhile(lambda point: math.isfinite(point[1]), points))
 
 
 def _svg(curves: dict[str, list[tuple[float, float]]]) -> str:
@@ -302,6 +273,5 @@ def _svg(curves: dict[str, list[tuple[float, float]]]) -> str:
         at = (f"{x / last * (_WIDTH - 160):.1f},{_HEIGHT - 15 - (min(y, high) - low) * scale:.1f}" for x, y in points)
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{" ".join(at)}"/>')
         parts.append(f'<text x="{_WIDTH - 150}" y="{20 + 18 * place}" fill="{colour}">{html.escape(name)}</text>')
-    return "\n".join(
-        [*parts, f'<text x="4" y="14">{high:.4g}</text><text x="4" y="{_HEIGHT - 2}">{low:.4g}</text></svg>']
-    )
+    parts.append(f'<text x="4" y="14">{high:.4g}</text><text x="4" y="{_HEIGHT - 2}">{low:.4g}</text></svg>')
+    return "\n".join(parts)

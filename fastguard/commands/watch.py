@@ -35,11 +35,7 @@ class FollowedRun:
         self._seen: Any = None
 
     def read(self) -> None:
-        """Reads what has been written, and asks the rules.
-
-        Raises:
-            ValueError: this is no log.
-        """
+        """Reads what has been written, and asks the rules. Raises ValueError for what is no log."""
         try:
             self.path = log_at(self.given)
             there = os.stat(self.path)

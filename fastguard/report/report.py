@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -159,13 +159,8 @@ def build_report(
     figures["num_records_lost"] = sum(lost.values())
     failed_now = failures.since(before)
     failed_before = [failure for failure in failures if failure not in failed_now]
-    own = (
-        _lost_records(lost),
-        not_checked(failed_now, len(asked)),
-        _failed_parts(failed_before),
-        _no_evidence(history, found),
-    )
-    found = sorted([*found, *filter(None, own)], key=lambda finding: finding.weight, reverse=True)
+    found += [*not_checked(failed_now, len(asked)), *_remarks(history, found, lost, failed_before)]
+    found.sort(key=lambda finding: finding.weight, reverse=True)
     status: Status = "healthy" if history.has_gradients else "no-evidence"
     for finding in reversed(found):
         if finding.severity != "info":
@@ -176,69 +171,50 @@ def build_report(
     return Report(*whole, source or (lambda: history))
 
 
-def _lost_records(lost: Mapping[str, int]) -> Finding | None:
-    if not lost:
-        return None
-    total = sum(lost.values())
-    by_sink = ", ".join(f"{num} by {name}" for name, num in lost.items())
-    return Finding(
-        f"{count(total, 'record')} could not be written: {by_sink}.",
-        evidence={"num_lost": total},
-        recommendation="Look up the reason in the sink's warning (a full disk, a closed file). The log has gaps.",
-        rule="lost-records",
-    )
+def not_checked(failed: list[Failure], num_asked: int) -> list[Finding]:
+    """The finding about rules and other parts that raised while the report was made, if there are any."""
+    num_rules = sum(failure.what.startswith("rule ") for failure in failed)
+    what = count(num_rules, "rule") if num_rules == len(failed) else f"{len(failed)} parts"
+    said = f"{what} failed and {'was' if len(failed) == 1 else 'were'} not checked. {_errors_of(failed)}."
+    evidence = {"num_failed": num_rules, "num_asked": num_asked, "failed": [failure.what for failure in failed]}
+    remedy = "Fix the rule if it is your own. If it is one of fastguard's, please report it, with the log."
+    return [Finding(said, evidence=evidence, recommendation=remedy, rule="failed-rules")] if failed else []
 
 
 def _errors_of(failures: Iterable[Failure]) -> str:
     return "; ".join(f"{failure.what}: {failure.error}" for failure in failures)
 
 
-def not_checked(failed: list[Failure], num_asked: int) -> Finding | None:
-    """The finding about rules and other parts that raised while the report was made."""
-    if not failed:
-        return None
-    num_rules = sum(failure.what.startswith("rule ") for failure in failed)
-    what = count(num_rules, "rule") if num_rules == len(failed) else f"{len(failed)} parts"
-    return Finding(
-        f"{what} failed and {'was' if len(failed) == 1 else 'were'} not checked. {_errors_of(failed)}.",
-        evidence={"num_failed": num_rules, "num_asked": num_asked, "failed": [failure.what for failure in failed]},
-        recommendation="Fix the rule if it is your own. If it is one of fastguard's, please report it, with the log.",
-        rule="failed-rules",
-    )
-
-
-def _failed_parts(failed: list[Failure]) -> Finding | None:
-    """The finding about parts of the monitoring that raised earlier in the run."""
-    if not failed:
-        return None
-    times = ", ".join(f"{one.what} {count(one.times, 'time')}" for one in failed)
-    return Finding(
-        f"Some of the monitoring failed: {times}. {_errors_of(failed)}.",
-        evidence={failure.what: failure.times for failure in failed},
-        recommendation="Look up the consequence of each in the messages of the logger fastguard. Training went on.",
-        rule="failed-parts",
-    )
-
-
-def _no_evidence(history: TrainingHistory, found: Iterable[Finding]) -> Finding | None:
+def _remarks(
+    history: TrainingHistory, found: Iterable[Finding], lost: Mapping[str, int], failed: list[Failure]
+) -> Iterator[Finding]:
+    """On records that were lost, parts of the monitoring that raised earlier in the run, and missing evidence."""
+    if lost:
+        total = sum(lost.values())
+        by_sink = ", ".join(f"{num} by {name}" for name, num in lost.items())
+        said = f"{count(total, 'record')} could not be written: {by_sink}."
+        remedy = "Look up the reason in the sink's warning (a full disk, a closed file). The log has gaps."
+        yield Finding(said, evidence={"num_lost": total}, recommendation=remedy, rule="lost-records")
+    if failed:
+        times = ", ".join(f"{one.what} {count(one.times, 'time')}" for one in failed)
+        said = f"Some of the monitoring failed: {times}. {_errors_of(failed)}."
+        remedy = "Look up the consequence of each in the messages of the logger fastguard. Training went on."
+        evidence = {failure.what: failure.times for failure in failed}
+        yield Finding(said, evidence=evidence, recommendation=remedy, rule="failed-parts")
     if not history.num_steps:
-        return Finding(
-            "The guard has not seen a step.",
+        remedy = "Call optimizer.step() on the optimizer that was wrapped, then guard.flush()."
+        yield Finding("The guard has not seen a step.", severity="info", recommendation=remedy, rule="no-steps")
+    elif not history.has_gradients and all(finding.rule != "no-gradient" for finding in found):
+        what, remedy = "The log has no gradient norm", "Log `grad/norm`, as a JsonlSink does."
+        if not history.lacks_norms:
+            what = "All gradients were zero"
+            remedy = "Take a few more steps; the rule no-gradient then says what may be wrong."
+        yield Finding(
+            f"{what} in {count(history.num_steps, 'step')}: there is no evidence that this run is healthy.",
+            history.recent[0].step,
+            history.recent[-1].step,
             severity="info",
-            recommendation="Call optimizer.step() on the optimizer that was wrapped, then guard.flush().",
-            rule="no-steps",
+            evidence={"num_steps": history.num_steps},
+            recommendation=remedy,
+            rule="no-evidence",
         )
-    if history.has_gradients or any(finding.rule == "no-gradient" for finding in found):
-        return None
-    what = "The log has no gradient norm" if history.lacks_norms else "All gradients were zero"
-    return Finding(
-        f"{what} in {count(history.num_steps, 'step')}: there is no evidence that this run is healthy.",
-        history.recent[0].step,
-        history.recent[-1].step,
-        severity="info",
-        evidence={"num_steps": history.num_steps},
-        recommendation="Log `grad/norm`, as a JsonlSink does."
-        if history.lacks_norms
-        else "Take a few more steps; the rule no-gradient then says what may be wrong.",
-        rule="no-evidence",
-    )

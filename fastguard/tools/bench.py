@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -35,11 +36,7 @@ def take(batch: Any, most: int) -> list[Any]:
     One batch is a tensor, a dict, a tuple, or a list that holds a tensor; anything else that can be iterated over
     gives batches: a DataLoader, a list of pairs.
     """
-    if isinstance(batch, Iterator):
-        raise ValueError(
-            f"`batch` must be a batch, or be iterable again and again, got {type(batch).__name__}, an iterator, which "
-            "would be used up. Pass the loader itself, or a list of batches."
-        )
+    refuse_iterator("batch", batch)
     is_list = isinstance(batch, list)
     if any(isinstance(part, Tensor) for part in batch) if is_list else isinstance(batch, (Tensor, Mapping, tuple)):
         return [mapped(_own, batch)]
@@ -50,6 +47,12 @@ def take(batch: Any, most: int) -> list[Any]:
     if not taken:
         raise ValueError("`batch` must give at least one batch, got none")
     return taken
+
+
+def refuse_iterator(name: str, batches: Any) -> None:
+    if isinstance(batches, Iterator):
+        what = f"{type(batches).__name__}, an iterator, which would be used up"
+        raise ValueError(f"`{name}` must be iterable again and again, got {what}. Pass a loader or a list of batches.")
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -104,34 +107,6 @@ def randomness_restored(loader: Any) -> Iterator[None]:
             generator.set_state(before)
 
 
-@contextlib.contextmanager
-def everything_restored(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any, more: Any = None
-) -> Iterator[None]:
-    """Restores model, optimizer, `more` (if it is a module) and random generators afterwards, whatever happened.
-
-    Of modules that is: parameters, buffers, gradients, modes, and Python attributes that are plain data. Autograd does
-    not notice, so a graph that was made before can still be differentiated.
-    """
-    modules = [*model.modules(), *(more.modules() if isinstance(more, torch.nn.Module) else ())]
-    own = [p for module in modules for p in module.parameters(recurse=False)]
-    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
-    backup = Backup(optimizer, more=(*own, *buffers, *map(vars, modules)))
-    parameters = dict.fromkeys([*own, *(p for group in optimizer.param_groups for p in group["params"])])
-    before = [(p, p.grad, p.requires_grad) for p in parameters]
-    counted = tuple(t for t in (*parameters, *buffers) if not t.is_inference())
-    for p in own:
-        p.grad = None  # an accumulation under way is left alone
-    try:
-        with _unsafe_preserve_version_counter(counted), randomness_restored(loader):
-            yield
-    finally:
-        backup.restore()
-        for p, gradient, requires_grad in before:
-            p.grad = gradient
-            p.requires_grad_(requires_grad)
-
-
 def set_rate(group: dict[str, Any], lr: float) -> None:
     """Sets the learning rate of a group; a tensor is written in place, because compiled steps hold it."""
     if isinstance(group["lr"], torch.Tensor):
@@ -183,9 +158,6 @@ class Bench:
         output = output_of(self.model, mapped(torch.clone, inputs))  # a first layer may write to its input
         return output, self._checked(self._loss_fn(output, targets))
 
-    def with_optimizer(self, optimizer: torch.optim.Optimizer) -> Bench:
-        return Bench(self.model, optimizer, self._loss_fn, self.form)
-
     def judge(self, output: Any, targets: Any) -> Tensor:
         """The loss of any output; of the form "pair" only."""
         return self._checked(self._loss_fn(output, targets))
@@ -210,16 +182,40 @@ class Bench:
             seen.append(float(loss.detach()))
             return loss
 
-        if _wants_closure(self.optimizer):
+        wanted = inspect.signature(self.optimizer.step).parameters.get("closure")
+        is_needed = wanted is not None and wanted.default is wanted.empty
+        if is_needed or isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.step(closure)  # type: ignore[arg-type]
         else:
             closure()
             self.optimizer.step()
         return seen[0]
 
-    def put_back(self) -> contextlib.AbstractContextManager[None]:
-        """Restores model, optimizer, loss and random generators afterwards."""
-        return everything_restored(self.model, self.optimizer, None, more=self._loss_fn)
+    @contextlib.contextmanager
+    def put_back(self, loader: Any = None) -> Iterator[None]:
+        """Restores model, optimizer, loss and random generators afterwards, whatever happened.
+
+        Of modules that is: parameters, buffers, gradients, modes, and Python attributes that are plain data. Autograd
+        does not notice, so a graph that was made before can still be differentiated.
+        """
+        roots = [one for one in (self.model, self._loss_fn) if isinstance(one, nn.Module)]
+        modules = [module for root in roots for module in root.modules()]
+        own = [p for module in modules for p in module.parameters(recurse=False)]
+        buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
+        backup = Backup(self.optimizer, more=(*own, *buffers, *map(vars, modules)))
+        parameters = dict.fromkeys([*own, *(p for group in self.optimizer.param_groups for p in group["params"])])
+        before = [(p, p.grad, p.requires_grad) for p in parameters]
+        counted = tuple(t for t in (*parameters, *buffers) if not t.is_inference())
+        for p in own:
+            p.grad = None  # an accumulation under way is left alone
+        try:
+            with _unsafe_preserve_version_counter(counted), randomness_restored(loader):
+                yield
+        finally:
+            backup.restore()
+            for p, gradient, requires_grad in before:
+                p.grad = gradient
+                p.requires_grad_(requires_grad)
 
     @staticmethod
     def _checked(loss: Any) -> Tensor:
@@ -240,34 +236,20 @@ def require_module(model: Any) -> None:
         raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}. Pass the model itself.")
 
 
-def _wants_closure(optimizer: torch.optim.Optimizer) -> bool:
-    if isinstance(optimizer, torch.optim.LBFGS):
-        return True
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is closure.empty
-
-
-def _form_by_name(loss_fn: Any) -> str | None:
-    """What the signature says of the form; None if nothing."""
+def _find_form(bench: Bench, loss_fn: Any, batch: Any) -> str:
+    """By the signature, or else by trial: as a pair first, and as a whole if that raises and this does not."""
+    if not is_pair(batch):
+        return "whole"
     if isinstance(loss_fn, nn.Module):
         return "pair"
     try:
         first = next(iter(inspect.signature(loss_fn).parameters.values()), None)
     except (TypeError, ValueError):  # a built-in function: torch's losses
         return "pair"
-    if first is None:
-        return None
-    is_module = isinstance(first.annotation, type) and issubclass(first.annotation, nn.Module)
-    return "whole" if is_module or first.name in _WHOLE_NAMES or str(first.annotation).endswith("Module") else None
-
-
-def _find_form(bench: Bench, loss_fn: Any, batch: Any) -> str:
-    """By the signature, or else by trial: as a pair first, and as a whole if that raises and this does not."""
-    if not is_pair(batch):
+    name, kind = getattr(first, "name", ""), getattr(first, "annotation", None)
+    is_module = isinstance(kind, type) and issubclass(kind, nn.Module)
+    if is_module or name in _WHOLE_NAMES or str(kind).endswith("Module"):
         return "whole"
-    by_name = _form_by_name(loss_fn)
-    if by_name is not None:
-        return by_name
     for form in ("pair", "whole"):
         bench.form = form
         with bench.put_back():
@@ -280,19 +262,16 @@ def _find_form(bench: Bench, loss_fn: Any, batch: Any) -> str:
 
 
 @contextlib.contextmanager
-def set_up(model: nn.Module, optimizer: Any, loss_fn: Any, batches: list[Any]) -> Iterator[Bench]:
-    """A bench; everything is restored afterwards, whatever happens, and a guard sees nothing."""
+def set_up(
+    model: nn.Module, optimizer: Any, loss_fn: Any, batch: Any, num_batches: int
+) -> Iterator[tuple[Bench, list[Any]]]:
+    """A bench and the first batches; everything is restored afterwards, whatever happens, and a guard sees nothing."""
     require_module(model)
-    if not callable(loss_fn):
-        raise TypeError(f"`loss_fn` must be a function or a module, got {type(loss_fn).__name__}")
-    if isinstance(loss_fn, type):
-        name = loss_fn.__name__
-        raise TypeError(f"`loss_fn` must be a function or a module, got the class {name}. Write {name}().")
-    if str(getattr(type(loss_fn), "__module__", "")).startswith("torch.nn") and not is_pair(batches[0]):
-        raise ValueError(
-            f"`batch` must be a pair (inputs, targets) for {type(loss_fn).__name__}, got {type(batches[0]).__name__}. "
-            "Pass a pair, or a function loss_fn(model, batch)."
-        )
+    kind = type(loss_fn)
+    if not callable(loss_fn) or isinstance(loss_fn, type):
+        is_class = isinstance(loss_fn, type)
+        what = f"the class {loss_fn.__name__}. Write {loss_fn.__name__}()." if is_class else kind.__name__
+        raise TypeError(f"`loss_fn` must be a function or a module, got {what}")
     refuse_sharding_model(model)
     inner = innermost(optimizer)
     for name, p in model.named_parameters():
@@ -302,6 +281,11 @@ def set_up(model: nn.Module, optimizer: Any, loss_fn: Any, batches: list[Any]) -
         model = model._orig_mod  # type: ignore[assignment]
 
     bench = Bench(model, inner, loss_fn, "pair")
-    with bench.put_back(), without_guard(inner):
+    with bench.put_back(batch), without_guard(inner), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of shapes and schedulers, from trial steps
+        batches = take(batch, num_batches)
+        if kind.__module__.startswith("torch.nn") and not is_pair(batches[0]):
+            what = f"{type(batches[0]).__name__}. Pass a function loss_fn(model, batch)."
+            raise ValueError(f"`batch` must be a pair (inputs, targets) for {kind.__name__}, got {what}")
         bench.form = _find_form(bench, loss_fn, batches[0])
-        yield bench
+        yield bench, batches

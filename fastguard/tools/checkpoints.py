@@ -10,6 +10,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,10 +96,8 @@ class Checkpoints:
         self.keep_best, self.mode = values.at_least(0, "keep_best", keep_best), mode
         for name, part in (state or {}).items():
             if not isinstance(part, torch.Generator) and not hasattr(part, "load_state_dict"):
-                what = type(part).__name__
-                raise TypeError(
-                    f"`state` must hold objects with state_dict and load_state_dict, got {what} - at {name!r}"
-                )
+                what = f"{type(part).__name__} - at {name!r}"
+                raise TypeError(f"`state` must hold objects with state_dict and load_state_dict, got {what}")
         self.state = dict(state or {})
         self.extra: dict[str, Any] = {}
 
@@ -111,13 +110,11 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The file of the highest step, or None."""
-        found = self.all()
-        return found[-1].path if found else None
+        return next((found.path for found in reversed(self.all())), None)
 
     def best(self) -> Path | None:
         """The file with the best metric, the earliest of equal ones; None if no metric is finite."""
-        ranked = self._ranked(self.all())
-        return ranked[0].path if ranked else None
+        return next((found.path for found in self._ranked(self.all())), None)
 
     def _ranked(self, found: list[Checkpoint]) -> list[Checkpoint]:
         sign = 1.0 if self.mode == "min" else -1.0
@@ -147,10 +144,8 @@ class Checkpoints:
         values.at_least(0, "step", step)
         before = self.all()
         if before and before[-1].step > step:
-            raise ValueError(
-                f"`step` must not be below a step in the folder, got {step} with {before[-1].path} there. Use "
-                "another folder, or call load first; to go on from an earlier one, move the later ones away."
-            )
+            there = f"{before[-1].path} there. Use another folder, call load first, or move later ones away"
+            raise ValueError(f"`step` must not be below a step in the folder, got {step} with {there}.")
         guard, model = self._whole(guard)
         number = math.nan if metric is None else scalar("metric", metric)
         state = _state_of(guard, model, self.state)
@@ -161,23 +156,20 @@ class Checkpoints:
             known = sorted(self.folder.glob(f"{_SPOILT}*.pt"))
             path = known[0] if known else self.folder / (_SPOILT + name)
             what = "was not saved: there is" if known else "was saved as"
-            warnings.warn(
-                f"step {step} holds NaN or Inf in {len(spoilt)} tensors ({listed(spoilt)}), and {what} {path.name}, "
-                f"from which nothing is resumed. The newest good one: {before[-1].path.name if before else 'none'}.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            good = before[-1].path.name if before else "none"
+            said = f"step {step} holds NaN or Inf in {len(spoilt)} tensors ({listed(spoilt)}), and {what} {path.name}, "
+            said += f"from which nothing is resumed. The newest good one: {good}."
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
             if not known:
                 _write(path, contents)
             return path
         path = self.folder / name
         _write(path, contents)
-        found = self.all()
-        keep = {path, *(c.path for c in found if c.step < step)}  # of this step, the one just written
-        found = [c for c in found if c.path in keep]
-        keep = {c.path for c in (*found[-self.keep_last :], *self._ranked(found)[: self.keep_best])}
-        for other in self.all():
-            if other.path not in keep:
+        every = self.all()
+        found = [c for c in every if c.step < step or c.path == path]  # of this step, the one just written
+        keep = {*found[-self.keep_last :], *self._ranked(found)[: self.keep_best]}
+        for other in every:
+            if other not in keep:
                 other.path.unlink(missing_ok=True)
         return path
 
@@ -212,11 +204,14 @@ class Checkpoints:
         if saved.keys() - self.state.keys():
             forgotten = listed(sorted(saved.keys() - self.state.keys()))
             warnings.warn(f"{shown(path.name)} also holds {forgotten}, which `state` does not name", stacklevel=2)
+        before = copy.deepcopy(_state_of(guard, model, self.state))
         try:
-            _load_state(contents, guard, model, self.state)
-        except (RuntimeError, ValueError):
-            raise
-        except Exception as error:  # from `load_state_dict` of any class
+            _load_parts(contents, guard, model, self.state)
+            guard.load_state_dict(contents["guard"])  # which itself loads all or nothing
+        except BaseException as error:
+            _load_parts(before, guard, model, self.state)
+            if isinstance(error, (RuntimeError, ValueError)) or not isinstance(error, Exception):
+                raise
             raise ValueError(f"{shown(path)} does not suit this run: {prose(repr(error))}") from error
         self.extra = contents["extra"]
         return int(contents["step"])
@@ -228,35 +223,25 @@ class Checkpoints:
         guard = guard if isinstance(guard, Guard) else Guard.of(guard)
         model = None if guard.model is None else unwrapped(guard.model)
         if model is None and not any(isinstance(part, torch.nn.Module) for part in self.state.values()):
-            raise ValueError(
-                "`guard` must know the model, got one that was given none, or whose model no longer exists. Give it to "
-                'fastguard.wrap, or to state={"model": model}.'
-            )
+            remedy = 'Give it to fastguard.wrap, or to state={"model": model}.'
+            raise ValueError(f"`guard` must know the model, got one without, or whose model is gone. {remedy}")
         for name, p in () if model is None else model.named_parameters():
             if hasattr(p, "to_local"):
-                raise TypeError(
-                    f"`guard` must have a model with whole parameters, got a DTensor - at {name!r}. {_REMEDY}"
-                )
+                raise TypeError(f"`guard` must have a model of whole tensors, got a DTensor - at {name!r}. {_REMEDY}")
         return guard, model
 
 
 def _write(path: Path, contents: dict[str, Any]) -> None:
+    asked = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)  # `_read` compares the checksums
     try:
-        write_whole(path, lambda file: _save(contents, file), _check)
+        write_whole(path, partial(torch.save, contents), _check)
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None  # torch's writer complains of what it could not finish
         raise
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(f"a checkpoint must hold plain data, and could not be written: {error}. {_PLAIN}") from error
-
-
-def _save(contents: dict[str, Any], file: Any) -> None:
-    """Saves with the checksums that `_read` compares; an option of torch may turn them off."""
-    asked = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(True)
-    try:
-        torch.save(contents, file)
     finally:
         torch.serialization.set_crc32_options(asked)
 
@@ -277,9 +262,8 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except Exception as error:  # a damaged file raises any
-        raise ValueError(
-            f"{shown(path)} cannot be read: {prose(error)}. Move it away to resume from the checkpoint before it."
-        ) from error
+        remedy = "Move it away to resume from the checkpoint before it."
+        raise ValueError(f"{shown(path)} cannot be read: {prose(error)}. {remedy}") from error
     is_ours = isinstance(contents, dict) and contents.get("version") == _VERSION
     if not is_ours or not all(key in contents and isinstance(contents[key], kind) for key, kind in _SHAPE.items()):
         raise ValueError(f"{shown(path)} must be a file that Checkpoints.save wrote, in version {_VERSION}")
@@ -297,18 +281,8 @@ def _state_of(guard: Guard, model: torch.nn.Module | None, parts: Mapping[str, A
     }
 
 
-def _load_state(state: dict[str, Any], guard: Guard, model: torch.nn.Module | None, parts: Mapping[str, Any]) -> None:
-    """Loads what `_state_of` returned into all of them, or, if one raises, into none. Float32 state stays float32."""
-    before = copy.deepcopy(_state_of(guard, model, parts))
-    try:
-        _load_parts(state, guard, model, parts)
-        guard.load_state_dict(state["guard"])  # which itself loads all or nothing
-    except BaseException:
-        _load_parts(before, guard, model, parts)
-        raise
-
-
 def _load_parts(state: dict[str, Any], guard: Guard, model: torch.nn.Module | None, parts: Mapping[str, Any]) -> None:
+    """Loads what `_state_of` returned, the guard's own state apart. Float32 state stays float32."""
     if model is not None:
         model.load_state_dict(state["model"])
     for optimizer, saved in zip(guard.optimizers, state["optimizers"], strict=True):

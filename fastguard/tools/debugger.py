@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import kernels
-from ..diagnosis import RULES, diagnose, find_causes, unexplained
+from ..diagnosis import unexplained
 from ..records import GradientStats, StepStats, TrainingHistory
 from ..records.failures import Failures
 from ..records.series import NUM_NEWEST
 from ..report import Report, build_report
-from ..report.report import not_checked
 
 MIN_STEPS = 5
 MAX_NORM = 1000.0
@@ -74,15 +73,9 @@ class TrainingDebugger:
         names, given = _named(gradients)
         tensors = kernels.tensor_stats([kernels.tensors.as_tensor(gradient) for gradient in given], names=names)
         self.last_gradients = tensors.total()
-        self.history.add(
-            StepStats(
-                step=int(step),
-                tensors=tensors,
-                loss=_number(loss),
-                val_loss=None if val_loss is None else _number(val_loss),
-                lr=float(learning_rate),
-            )
-        )
+        loss, val_loss = _number(loss), None if val_loss is None else _number(val_loss)
+        lr = float(learning_rate)
+        self.history.add(StepStats(step=int(step), tensors=tensors, loss=loss, val_loss=val_loss, lr=lr))
         if activations and self.monitor is None:
             from ..observers.activations import ActivationMonitor
 
@@ -104,14 +97,9 @@ class TrainingDebugger:
         """
         checked = self.history.diagnose()
         healthy, messages = (True, []) if self.last_gradients is None else self.last_gradients.is_healthy()
-        before = self._failures.counts()
-        all_found = diagnose(self.history, failures=self._failures)
-        causes = find_causes(all_found, self.history, failures=self._failures)
-        found = [finding for finding in all_found if finding.severity != "info"]
-        failed = not_checked(self._failures.since(before), len(RULES))
-        if failed is not None:
-            found.append(failed)
-        told = [*causes, *unexplained(found, causes)]
+        report = self.full_report()
+        found = [one for one in report.findings if one.severity != "info" and one.rule != "failed-parts"]
+        told = [*report.causes, *unexplained(found, list(report.causes))]
         activation_issues = {} if self.monitor is None else self.monitor.diagnose()
         statuses = [checked["status"], *(finding.severity for finding in found)]
         if self.last_gradients is not None and (self.last_gradients.num_nans or self.last_gradients.num_infs):
@@ -156,9 +144,6 @@ def _named(gradients: Sequence[Any] | Mapping[str, Any]) -> tuple[list[str], lis
     elif isinstance(gradients, (list, tuple)):
         pairs = [(f"tensor{i}", gradient) for i, gradient in enumerate(gradients)]
     else:
-        raise TypeError(
-            f"`gradients` must be a list of tensors or arrays, or a dict of them by name, got "
-            f"{type(gradients).__name__}"
-        )
+        raise TypeError(f"`gradients` must be a list of tensors or arrays, or a dict, got {type(gradients).__name__}")
     kept = [(name, gradient) for name, gradient in pairs if gradient is not None]
     return [name for name, _ in kept], [gradient for _, gradient in kept]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._text import count
 from ..records import values
 from ..step import Guard
 from ..step.scalars import scalar
@@ -69,8 +70,7 @@ class EarlyStopping:
         side = "below" if self.mode == "min" else "above"
         by = f" by more than {self.min_delta:g}" if self.min_delta else ""
         than = f"{side} {self.best:g}{by}, that of check {self.best_check}" if self.best_check else "that is finite"
-        checks = "check" if self.num_bad == 1 else "checks"
-        return f"{self.num_bad} {checks} without a value {than}"
+        return f"{count(self.num_bad, 'check')} without a value {than}"
 
     def __call__(self, guard_or_model: Any, value: Any) -> bool:
         """Takes the value of one check and returns whether to stop. Once it returns True, it always does.
@@ -104,22 +104,19 @@ class EarlyStopping:
             self.best, self.best_check, self.num_bad = number, self.num_checks, 0
         else:
             self.num_bad += 1
-        if self.restore_best and is_better:
+        if not self.restore_best:
+            return bool(self.reason)
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        if is_better:
             self._kept.clear()  # first, so that there is only one copy at a time
-            self._kept.update((name, tensor.detach().clone()) for name, tensor in _tensors(model).items())
-        elif self.restore_best and self.reason and self._kept:
-            self._restore(model)
+            self._kept.update((name, tensor.detach().clone()) for name, tensor in tensors.items())
+        elif self.reason and self._kept:
+            if tensors.keys() != self._kept.keys():
+                raise ValueError("`guard_or_model` must have the tensors that it had at the best value, got others")
+            with torch.no_grad():
+                for name, tensor in tensors.items():
+                    tensor.copy_(self._kept[name])
         return bool(self.reason)
-
-    def _restore(self, model: torch.nn.Module) -> None:
-        tensors = _tensors(model)
-        if tensors.keys() != self._kept.keys():
-            raise ValueError(
-                "`guard_or_model` must have the tensors that it had at the best value: other ones are there now"
-            )
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                tensor.copy_(self._kept[name])
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain data, including the tensors of the best model if they are kept."""
@@ -139,16 +136,8 @@ class EarlyStopping:
         self.best, self.last, self._kept = best, last, kept
         self.best_check, self.num_checks, self.num_bad, self._num_rollbacks = counts
 
-    def __repr__(self) -> str:
-        state = self.reason or f"{self.num_bad} of {self.patience} checks without a better value"
-        return f"EarlyStopping({state})"
-
 
 def _copied(tensor: Any) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise values.refused("a tensor", tensor)
     return tensor.clone()
-
-
-def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

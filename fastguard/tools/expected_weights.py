@@ -59,19 +59,16 @@ def _follower(names: list[str], slope: float | None = None) -> Follower | None:
     return next((Follower(*found, name.removesuffix("_")) for name, found in known if found), None)
 
 
-def _of_module(module: nn.Module) -> Follower | None:
-    slope = None
+def _read(module: nn.Module) -> tuple[list[str], Follower | None]:
+    """The names of a module's classes, and what it is as an activation."""
+    slope, names = None, [cls.__name__ for cls in type(module).__mro__]
     if isinstance(module, nn.LeakyReLU):
         slope = module.negative_slope
     elif isinstance(module, nn.RReLU):
         slope = (module.lower + module.upper) / 2
     elif isinstance(module, nn.PReLU):
         slope = 0.0 if module.weight.is_meta else float(module.weight.detach().mean())
-    return _follower(_names(module), slope)
-
-
-def _names(module: nn.Module) -> list[str]:
-    return [cls.__name__ for cls in type(module).__mro__]
+    return names, _follower(names, slope)
 
 
 def _is_transparent(names: list[str]) -> bool:
@@ -84,8 +81,8 @@ def find_followers(model: nn.Module) -> tuple[dict[nn.Module, Follower], str]:
     found: dict[nn.Module, Follower] = {}
     leaves = [m for m in model.modules() if not any(True for _ in m.children())]
     for i, leaf in enumerate(leaves):
-        after = next((m for m in leaves[i + 1 :] if not _is_transparent(_names(m))), None)
-        found[leaf] = (_of_module(after) if after is not None else None) or _LINEAR
+        behind = (follower for names, follower in map(_read, leaves[i + 1 :]) if not _is_transparent(names))
+        found[leaf] = next(behind, None) or _LINEAR
     for module in model.modules():
         if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):  # the activation is a function
             name = getattr(module.activation, "__name__", type(module.activation).__name__)
@@ -127,8 +124,7 @@ def _after(node: Any, modules: dict[str, nn.Module]) -> Follower:
             continue
         seen.add(user)
         if user.op == "call_module" and user.target in modules:
-            module = modules[user.target]
-            follower, names = _of_module(module), _names(module)
+            names, follower = _read(modules[user.target])
         else:
             names, slope = [user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")], None
             if names[0].startswith("leaky_relu"):
@@ -186,7 +182,11 @@ def _fans_of(m: Any, follower: Follower) -> Iterator[tuple[str, Tensor, float, f
 def weights_in(model: nn.Module, followers: dict[nn.Module, Follower]) -> list[Weight]:
     """The weights of a model that have an expectation; a shared one where it comes first."""
     found: dict[int, Weight] = {}
-    for prefix, m in _modules_with_names(model):
+    parameters = [name for name, _ in model.named_parameters()]
+    is_clear = len(set(map(strip_wrappers, parameters))) == len(parameters)  # no module of the user's is "module"
+    for path, m in model.named_modules():
+        prefix = f"{path}." if path else ""
+        prefix = strip_wrappers(prefix) if is_clear else prefix
         if any(p is not None and why_not_judged(p) for p in m._parameters.values()):
             continue
         if isinstance(m, (nn.Embedding, nn.EmbeddingBag)):
@@ -219,12 +219,3 @@ def why_not_judged(tensor: Tensor) -> str:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return f"its values are {tensor.dtype}"
     return "" if tensor.numel() else "empty"
-
-
-def _modules_with_names(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules, each with the prefix of its parameters' names, without the prefixes of wrappers."""
-    parameters = [name for name, _ in model.named_parameters()]
-    is_clear = len(set(map(strip_wrappers, parameters))) == len(parameters)  # no module of the user's is "module"
-    for name, module in model.named_modules():
-        prefix = f"{name}." if name else ""
-        yield (strip_wrappers(prefix) if is_clear else prefix), module

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import kernels
-from .._text import NAME_WIDTH, in_columns, listed, prose, shown
+from .._text import NAME_WIDTH, in_columns, listed, number, prose, shown
 from ..diagnosis.signals import as_in_gpt2
 from ..kernels.tensors import as_tensor
 from ..names import strip_wrappers
@@ -39,11 +39,11 @@ class _Layers(AttributeDict):
     """Layers by the name of their weight; the layer's own name and its place find them too."""
 
     def __missing__(self, key: Any) -> AttributeDict:
-        if isinstance(key, int) and -len(self) <= key < len(self):
-            return list(self.values())[key]
-        if f"{key}.weight" in self:
-            return self[f"{key}.weight"]
-        raise KeyError(f"no layer is named '{shown(key)}'; the layers are: {listed(self, 16)}")
+        names = list(self)
+        name = names[key] if isinstance(key, int) and -len(self) <= key < len(self) else f"{key}.weight"
+        if name not in self:
+            raise KeyError(f"no layer is named '{shown(key)}'; the layers are: {listed(self, 16)}")
+        return self[name]
 
 
 class InitializationReport(AttributeDict):
@@ -76,9 +76,7 @@ class InitializationReport(AttributeDict):
         columns = ["expected_std", "actual_std", "ratio", *(["variance_ratio"] if self.variance_ok is not None else [])]
         rows = [("layer", "status", *(column.replace("_", " ") for column in columns), "rule")]
         for name, entry in self.layers.items():
-            looks = [".3e" if column.endswith("std") else ".2f" for column in columns]
-            values = [entry.get(column) for column in columns]
-            cells = ["-" if value is None else f"{value:{look}}" for value, look in zip(values, looks)]
+            cells = [number(entry.get(column)) for column in columns]
             rows.append((shown(name, NAME_WIDTH), entry.status, *cells, entry.rule))
         text = in_columns(rows, left=(0, 1, len(rows[0]) - 1))
         text.insert(1, "-" * max(map(len, text)))
@@ -87,8 +85,7 @@ class InitializationReport(AttributeDict):
         text.append("all ok" if self["all_ok"] else f"not all ok: {bad} of {len(self.layers)} are off")
         return "\n".join(text)
 
-    def __repr__(self) -> str:
-        return f"InitializationReport({len(self.layers)} layers, all_ok={self['all_ok']})"
+    __repr__ = __str__
 
 
 def check_initialization(
@@ -162,9 +159,9 @@ def check_initialization(
         if layers[name].status == "too_small":
             layers[name].update(status="ok", rule="GPT-2: 0.02, less at the ends of residual branches")
     variances = {} if model is None or batch is None else _output_variances(model, batch, weights)
-    for name, (variance, ratio) in variances.items():
-        layers[name].update(output_variance=variance, variance_ratio=ratio)
-    ratios = [ratio for _, ratio in variances.values() if ratio is not None]
+    for (name, variance), last in zip(variances.items(), [0.0, *variances.values()]):
+        layers[name].update(output_variance=variance, variance_ratio=variance / last if last else None)
+    ratios = [one.variance_ratio for one in layers.values() if one.get("variance_ratio") is not None]
     return InitializationReport(
         layers,
         all_ok=all(one.status == "ok" for one in layers.values()) and not {*missing.values()} & {*WITHOUT_VALUES},
@@ -174,22 +171,21 @@ def check_initialization(
     )
 
 
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor) or hasattr(value, "__array_interface__")
+
+
 def _named(weights: Any) -> dict[str, Tensor]:
-    if isinstance(weights, Mapping):
-        found = {str(name): w for name, w in weights.items()}
-    else:
-        single = isinstance(weights, Tensor) or hasattr(weights, "__array_interface__")
-        if not single and not isinstance(weights, Iterable):
-            what = type(weights).__name__
-            raise TypeError(f"`model_or_weights` must be a module, or a dict or list of weights, got {what}")
-        found = {f"layer{i}": w for i, w in enumerate([weights] if single else weights)}
+    weights = [weights] if _is_array(weights) else weights
+    if not isinstance(weights, Iterable):
+        what = type(weights).__name__
+        raise TypeError(f"`model_or_weights` must be a module, or a dict or list of weights, got {what}")
+    found = weights if isinstance(weights, Mapping) else {f"layer{i}": w for i, w in enumerate(weights)}
     for name, w in found.items():
-        if not isinstance(w, Tensor) and not hasattr(w, "__array_interface__"):
-            raise TypeError(
-                f"`model_or_weights` must hold tensors or arrays, got {type(w).__name__} - at {name!r}. "
-                "Pass the weights themselves, or the model."
-            )
-    return {name: w.detach() if isinstance(w, Tensor) else as_tensor(w) for name, w in found.items()}
+        if not _is_array(w):
+            what = f"{type(w).__name__} - at {name!r}. Pass the weights themselves, or the model."
+            raise TypeError(f"`model_or_weights` must hold tensors or arrays, got {what}")
+    return {str(name): w.detach() if isinstance(w, Tensor) else as_tensor(w) for name, w in found.items()}
 
 
 def _judged(weight: Weight, row: TensorRow) -> AttributeDict:
@@ -210,10 +206,8 @@ def _judged(weight: Weight, row: TensorRow) -> AttributeDict:
     )
 
 
-def _output_variances(model: nn.Module, batch: Any, weights: list[Weight]) -> dict[str, tuple[float, float | None]]:
-    """By the name of each module's first weight, in the order in which modules run: the variance of the output, and its
-    ratio to the one before; None for the first module, and after a constant output. Of several runs the first counts.
-    """
+def _output_variances(model: nn.Module, batch: Any, weights: list[Weight]) -> dict[str, float]:
+    """By the name of each module's first weight, in the order in which modules first run."""
     found: dict[str, float] = {}
 
     def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -230,10 +224,7 @@ def _output_variances(model: nn.Module, batch: Any, weights: list[Weight]) -> di
         for module, name in modules.items():
             hooks.enter_context(module.register_forward_hook(partial(look, name)))
         output_of(model, batch)
-    before = [None, *found.values()]
-    return {
-        name: (variance, variance / last if last else None) for (name, variance), last in zip(found.items(), before)
-    }
+    return found
 
 
 def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = None) -> InitializationReport:
@@ -275,24 +266,17 @@ def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = 
         raise ValueError("`model` must have weights that are not frozen, got none")
     with torch.no_grad():
         for module in model.modules():
-            _set_vectors(module)
+            is_norm = "norm" in type(module).__name__.lower()
+            for name, p in module.named_parameters(recurse=False):
+                if p.requires_grad and "bias" in name and (p.dim() < 2 or is_norm):  # a table of biases is a weight
+                    p.zero_()
+                elif p.requires_grad and is_norm and name == "weight":
+                    p.fill_(1.0)
         for weight in weights_in(model, find_followers(model)[0]):
             own = None if weight.module is None else weight.module._parameters.get(weight.attribute)
             if own is not None and own.requires_grad:
                 _fill(own, weight, generator)
     return check_initialization(model)
-
-
-def _set_vectors(module: nn.Module) -> None:
-    """Zeros for biases, ones for the weights of norms."""
-    is_norm = "norm" in type(module).__name__.lower()
-    for name, p in module._parameters.items():
-        if p is None or not p.requires_grad:
-            continue
-        if "bias" in name and (p.dim() < 2 or is_norm):  # a table of biases is a weight
-            p.zero_()
-        elif is_norm and name == "weight":
-            p.fill_(1.0)
 
 
 def _fill(p: Tensor, weight: Weight, generator: torch.Generator | None) -> None:

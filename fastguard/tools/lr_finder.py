@@ -12,7 +12,7 @@ import torch
 
 from ..records import values
 from ..step.wrappers import innermost
-from .bench import Bench, everything_restored, is_pair, require_module, set_rate, without_guard
+from .bench import Bench, is_pair, refuse_iterator, require_module, set_rate, without_guard
 
 _DIVERGED = 10.0
 MIN_POINTS = 10
@@ -58,12 +58,7 @@ class RangeTest:
         return len(_KEYS)
 
     def __str__(self) -> str:
-        span = f"{self.lrs[0]:.3g} to {self.lrs[-1]:.3g}" if self.lrs else "none"
-        end = {None: "to the end", "nan": "until a loss was not finite", "diverged": "until the loss diverged"}
-        return (
-            f"suggested learning rate: {self.suggested_lr:.3g} ({self.reason})\n"
-            f"learning rates tried: {span}, {len(self.lrs)} points, {end[self.stopped]}"
-        )
+        return f"suggested learning rate: {self.suggested_lr:.3g} ({self.reason}); {len(self.lrs)} rates tried"
 
 
 class LearningRateFinder:
@@ -170,11 +165,7 @@ class LearningRateFinder:
         """
         if (loss_fn is None) == (compute_loss is None):
             raise ValueError("exactly one of `loss_fn` and `compute_loss` must be given")
-        if isinstance(loader, Iterator):
-            raise ValueError(
-                f"`loader` must be iterable again and again, got {type(loader).__name__}, an iterator, which would be "
-                "used up. Pass the loader itself, or a list of batches."
-            )
+        refuse_iterator("loader", loader)
         require_module(model)
         inner = innermost(optimizer)
         whole = None if compute_loss is None else lambda _, batch: compute_loss(batch)
@@ -194,7 +185,7 @@ class LearningRateFinder:
     def _test(self, bench: Bench, loader: Iterable[Any], ratios: list[float]) -> RangeTest:
         """One test, after which everything is restored; each group's rate is the rate times its ratio."""
         optimizer = bench.optimizer
-        with everything_restored(bench.model, optimizer, loader), without_guard(optimizer) as clip:
+        with bench.put_back(loader), without_guard(optimizer) as clip:
             batches = _again_and_again(loader, bench.form == "pair")
 
             def train(lr: float) -> float:
@@ -207,10 +198,8 @@ class LearningRateFinder:
 
 
 def _number(loss: Any) -> float:
-    if isinstance(loss, torch.Tensor):
-        loss = loss.detach()
     try:
-        return float(loss)
+        return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
     except (TypeError, ValueError, RuntimeError):
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise TypeError(f"`train_fn` must return a loss, a single number, got {what}") from None
@@ -221,10 +210,8 @@ def _again_and_again(loader: Iterable[Any], are_pairs: bool) -> Generator[Any, N
         count = 0
         for batch in loader:
             if are_pairs and not is_pair(batch):
-                raise ValueError(
-                    f"`loader` must give pairs (inputs, targets) for `loss_fn`, got {type(batch).__name__}. "
-                    "Pass compute_loss=lambda batch: ... for others."
-                )
+                what = f"{type(batch).__name__}. Pass compute_loss=lambda batch: ... for others"
+                raise ValueError(f"`loader` must give pairs (inputs, targets) for `loss_fn`, got {what}.")
             count += 1
             yield batch
         if not count:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import torch
 
 from ..records import values
-from .bench import randomness_restored, set_up, take
+from .bench import set_up
 from .preflight.evidence import Evidence
-from .preflight.losses import Attempt, Fitting, has_learnt
+from .preflight.losses import Attempt, Fit, Fitting, has_learnt
 
 
 @dataclass(frozen=True)
@@ -96,27 +95,20 @@ def overfit_one_batch(
     True
     """
     values.at_least(1, "steps", steps)
-    if not 0.0 < share < 1.0:
-        raise ValueError(f"`share` must be in (0, 1), got {share!r}")
-    if not seconds > 0.0:
-        raise ValueError(f"`seconds` must be above 0, got {seconds!r}")
-    fit = None
-    with randomness_restored(batch), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what trial steps cause, of shapes and schedulers
-        batches = take(batch, 1)
-        with set_up(model, optimizer, loss_fn, batches) as bench:
-            evidence = Evidence(bench, batches, max_steps=steps, seconds=seconds)
-            _check_trainable(evidence)
-            floor = evidence.baseline
-            given = Fitting(bench, batches, steps, seconds).attempt(1.0, steps)
-            if not _is_below(given, share):
-                fit = Fitting(bench, batches, steps, seconds).run(floor)
-    said = given.start, given.end, floor, given.num_steps, given.lr
-    if fit is None:
-        return OverfitResult(True, *said)
+    values.between(0.0, 1.0, "share", share)
+    values.positive("seconds", seconds, "")
+    with set_up(model, optimizer, loss_fn, batch, 1) as (bench, batches):
+        evidence = Evidence(bench, batches, max_steps=steps, seconds=seconds)
+        _check_trainable(evidence)
+        floor = evidence.baseline
+        given = Fitting(bench, batches, steps, seconds).attempt(1.0, steps)
+        is_learnt = _is_below(given, share)
+        fit = Fit({}) if is_learnt else Fitting(bench, batches, steps, seconds).run(floor)
     tried = sorted((one for factor, one in fit.attempts.items() if factor != 1.0), key=lambda one: one.lr)
     others, with_adam = ({one.lr: one.end for one in some} for some in (tried, fit.with_adam))
-    return OverfitResult(False, *said, others, with_adam, _advice(given, tried, fit.with_adam, floor, share))
+    advice = "" if is_learnt else _advice(given, tried, fit.with_adam, floor, share)
+    said = given.start, given.end, floor, given.num_steps, given.lr
+    return OverfitResult(is_learnt, *said, others, with_adam, advice)
 
 
 def _is_below(one: Attempt, share: float) -> bool:
@@ -138,9 +130,7 @@ def _check_trainable(evidence: Evidence) -> None:
     elif not any(id(p) in evidence.in_optimizer for p in evidence.parameters.values()):
         problem = "has no parameter in `optimizer`"
     if problem:
-        raise ValueError(
-            f"the loss of `batch` must be one finite number to train on, and {problem}. Ask preflight why."
-        )
+        raise ValueError(f"the loss of `batch` must be one finite number to train on, and {problem}. Ask preflight.")
 
 
 def _advice(

@@ -125,10 +125,10 @@ def _one_of(names: Collection[str], what: str = "") -> Callable[[Any], str]:
 
 
 def _warmup(value: Any) -> float:
-    number = _not_negative(value)
-    if number >= 1.0 and number != int(number):
+    number: float = _not_negative(value)
+    if number > 1.0 and number % 1.0:
         raise refused("a whole number of steps, or a share below 1", value)
-    return int(number) if number >= 1.0 or not number else float(number)
+    return number if number % 1.0 else int(number)
 
 
 _positive = _real("a finite number > 0", lambda number: number > 0.0)
@@ -279,10 +279,8 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
             raise ValueError(f"`{key}` {error.problem} - at {where}") from None
     result = TrainingSettings(**found)
     if result.lr_min > result.lr_max or not result.lr_min <= result.learning_rate <= result.lr_max:
-        raise ValueError(
-            f"`learning_rate` must lie from `lr_min` to `lr_max`, got {result.learning_rate:g} with "
-            f"{result.lr_min:g} and {result.lr_max:g} - at {where}. Set `lr_min` or `lr_max` too."
-        )
+        got = f"{result.learning_rate:g} with {result.lr_min:g} and {result.lr_max:g} - at {where}"
+        raise ValueError(f"`learning_rate` must lie from `lr_min` to `lr_max`, got {got}. Set those too.")
     return result
 
 
@@ -303,16 +301,16 @@ def _read(path: Path) -> Any:
     names = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "tomllib"}
     if kind not in names:
         raise ValueError(f"`source` must be a path that ends in {', '.join(names)}, got {str(path)!r}")
-    text = path.read_text(encoding="utf-8")
+    is_yaml, text = names[kind] == "yaml", path.read_text(encoding="utf-8")
     try:
         reader: Any = importlib.import_module(names[kind])
     except ImportError as error:
-        if names[kind] == "yaml":
-            raise missing_package(str(shown(path)), "PyYAML", error, "settings") from error
+        if is_yaml:
+            raise missing_package(shown(path), "PyYAML", error, "settings") from error
         raise ImportError(f"{shown(path)} needs Python 3.11. Use YAML or JSON with an older one.") from error
-    broken = reader.YAMLError if names[kind] == "yaml" else ValueError
+    broken = reader.YAMLError if is_yaml else ValueError
     try:
-        found = reader.safe_load(text) if names[kind] == "yaml" else reader.loads(text)
+        found = reader.safe_load(text) if is_yaml else reader.loads(text)
     except (broken, RecursionError) as error:
         raise ValueError(f"{shown(path)} must be {kind[1:].upper()}, and cannot be read: {error}") from error
     return {} if found is None else found

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from ..records.running import quantiles
 from . import style
 from .runs import DrawnRun, runs_of
-from .style import MAX_POINTS, Curve, Mark, Stretch, marks_of, mean, worst
+from .style import MAX_POINTS, Curve, Mark, Stretch, marks_of
 
 _WINDOW, _MIN_WINDOW = 0.05, 20  # of the clip rate: a share of the run, but at least 20 steps
 MAX_ROWS = 512
@@ -34,9 +35,12 @@ def _names(runs: list[DrawnRun], what: str) -> list[str]:
     return [what] if len(runs) == 1 else [f"{run.name}, {what}" for run in runs]
 
 
-def _add_curves(made: Any, runs: list[DrawnRun], what: str, curve_of: Callable[[DrawnRun], Curve]) -> None:
-    for run, name, colour in zip(runs, _names(runs, what), style.COLOURS):
-        style.add_curve(made, curve_of(run), name, colour)
+def _add_curves(made: Any, runs: list[DrawnRun], what: str, curves: Sequence[Curve], missing: str) -> Any:
+    for curve, name, colour in zip(curves, _names(runs, what), style.COLOURS):
+        style.add_curve(made, curve, name, colour)
+    if not made.data:
+        raise ValueError(missing)
+    return made
 
 
 def plot_loss(source: Any) -> Any:
@@ -97,38 +101,28 @@ def plot_gradient_norm(source: Any) -> Any:
 def plot_learning_rate(source: Any) -> Any:
     """The learning rate of the first group by step, on a logarithmic axis if it spans more than a factor of 100.
 
-    Args, Returns, Cost: as for `plot_loss`.
-
-    Raises:
-        ValueError: no step has a learning rate. Others as for `plot_loss`.
+    Args, Returns, Raises, Cost: as for `plot_loss`. It also raises ValueError if no step has a learning rate.
     """
     runs = runs_of(source)
-    values = [p.middle for run in runs for p in run.curves["lr"].points]
-    if not values:
-        raise ValueError("no step has a learning rate")
+    curves = [run.curves["lr"] for run in runs]
+    values = [point.middle for curve in curves for point in curve.points] or [0.0]
     is_wide = min(values) > 0.0 and max(values) > 100.0 * min(values)
     made = style.figure("Learning rate", "learning rate", log=is_wide)
-    _add_curves(made, runs, "learning rate", lambda run: run.curves["lr"])
     if min(values) == max(values) > 0.0:
         made.update_yaxes(range=[0.0, 2.0 * values[0]])  # plotly would show 3e-4 on an axis from -1 to 1
-    return made
+    return _add_curves(made, runs, "learning rate", curves, "no step has a learning rate")
 
 
 def plot_clip_rate(source: Any) -> Any:
     """The share of steps that were clipped: a rolling mean over 5 % of the run, but at least 20 steps.
 
-    Args, Returns, Cost: as for `plot_loss`. For a history it covers the window.
-
-    Raises:
-        ValueError: no step was clipped. Others as for `plot_loss`.
+    Args, Returns, Raises, Cost: as for `plot_loss`. For a history it covers the window. It also raises ValueError if no
+    step was clipped.
     """
     runs = runs_of(source)
-    if not any(point.high for run in runs for point in run.curves["clipped"].points):
-        raise ValueError("no step was clipped")
-    made = style.figure("Clip rate", "share of steps clipped")
-    _add_curves(made, runs, "clipped", _clip_rate)
-    made.update_yaxes(range=[0.0, 1.0], tickformat=".0%")
-    return made
+    is_clipped = any(point.high for run in runs for point in run.curves["clipped"].points)
+    made = style.figure("Clip rate", "share of steps clipped").update_yaxes(range=[0.0, 1.0], tickformat=".0%")
+    return _add_curves(made, runs, "clipped", [_clip_rate(r) for r in runs if is_clipped], "no step was clipped")
 
 
 def _clip_rate(run: DrawnRun) -> Curve:
@@ -139,42 +133,32 @@ def _clip_rate(run: DrawnRun) -> Curve:
         recent.append(point)
         while recent[0].last_step <= point.last_step - window:
             recent.popleft()
-        curve.add(point.last_step, mean([one.middle for one in recent]))
+        curve.extend((point.last_step,), (fmean(one.middle for one in recent),))
     return curve
 
 
 def plot_loss_scale(source: Any) -> Any:
     """The loss scale of a GradScaler by step, on a logarithmic axis. It falls when half precision overflows.
 
-    Args, Returns, Cost: as for `plot_loss`.
-
-    Raises:
-        ValueError: no step had a loss scale. Others as for `plot_loss`.
+    Args, Returns, Raises, Cost: as for `plot_loss`. It also raises ValueError if no step had a loss scale.
     """
-    made = style.figure("Loss scale", "loss scale", log=True)
-    _add_curves(made, runs_of(source), "loss scale", lambda run: run.curves["loss_scale"])
-    if not made.data:
-        raise ValueError(
-            "no step had a loss scale: there is no GradScaler, or it unscaled the gradients before the step"
-        )
-    return made
+    runs, made = runs_of(source), style.figure("Loss scale", "loss scale", log=True)
+    missing = "no step had a loss scale: there is no GradScaler, or it unscaled the gradients before the step"
+    return _add_curves(made, runs, "loss scale", [run.curves["loss_scale"] for run in runs], missing)
 
 
 def plot_updates(source: Any) -> Any:
     """Norm of the update over norm of the weights at the sampled steps: the median of all weights, in a band from the
     smallest to the largest. A line marks 1e-3, which is usual for Adam.
 
-    Args, Returns, Cost: as for `plot_loss`.
-
-    Raises:
-        ValueError: no update was measured, as `wrap(..., weights=True)` does. Others as for `plot_loss`.
+    Args, Returns, Raises, Cost: as for `plot_loss`. It also raises ValueError if no update was measured, as
+    `wrap(..., weights=True)` does.
     """
-    runs = runs_of(source)
+    runs, missing = runs_of(source), "no update was measured. Pass `weights=True` to `fastguard.wrap`"
+    curves = [_over_weights(run) for run in runs]
     made = style.figure("Updates", "|update| / |weights|", log=True)
-    _add_curves(made, runs, "update / weights", _over_weights)
-    if not made.data:
-        raise ValueError("no update was measured. Pass `weights=True` to `fastguard.wrap`")
-    style.add_line(made, style.span([_over_weights(run) for run in runs]), [1e-3, 1e-3], "1e-3", style.GREY)
+    _add_curves(made, runs, "update / weights", curves, missing)
+    style.add_line(made, style.span(curves), [1e-3, 1e-3], "1e-3", style.GREY)
     return made
 
 
@@ -233,10 +217,8 @@ def plot_gradient_flow(source: Any, *, index: int = -1) -> Any:
         source: a guard, a `TrainingHistory`, the path of a log.
         index: index among the steps with a table; -1 is the newest.
 
-    Returns, Cost: as for `plot_loss`. Marks along the top show tensors with NaN or Inf.
-
-    Raises:
-        ValueError: several runs; no table of tensors; no such step. Others as for `plot_loss`.
+    Returns, Raises, Cost: as for `plot_loss`. Marks along the top show tensors with NaN or Inf. It also raises
+    ValueError for several runs, and if there is no table of tensors, or no such step.
     """
     run = _one(source, "a gradient flow")
     grid = run.grids["rms"]
@@ -270,10 +252,8 @@ def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -
             activations.
         max_rows: the largest number of rows.
 
-    Returns, Cost: as for `plot_loss`. NaN and Inf are red.
-
-    Raises:
-        ValueError: there are several runs, `value` is unknown, or it was not sampled. Others as for `plot_loss`.
+    Returns, Raises, Cost: as for `plot_loss`. NaN and Inf are red. It also raises ValueError for several runs, an
+    unknown `value`, and one that was not sampled.
     """
     return _heat_map(source, value, _MEASURES, max_rows)
 
@@ -286,11 +266,8 @@ def plot_activations(source: Any, value: str = "dead") -> Any:
         source: a guard, a `TrainingHistory`, the path of a log.
         value: "dead", "zeros", "saturation" or "entropy".
 
-    Returns, Cost: as for `plot_loss`.
-
-    Raises:
-        ValueError: there are several runs, `value` is unknown, or no activations were sampled, as
-            `wrap(..., activations=True)` does. Others as for `plot_loss`.
+    Returns, Raises, Cost: as for `plot_loss`. It also raises ValueError for several runs, an unknown `value`, and if no
+    activations were sampled, as `wrap(..., activations=True)` does.
     """
     return _heat_map(source, value, _ACTIVATIONS, MAX_ROWS)
 
@@ -307,20 +284,15 @@ def _heat_map(source: Any, value: str, measures: Mapping[str, tuple[str, str, bo
     size = -(-len(names) // max(1, max_rows))
     groups = [names[i : i + size] for i in range(0, len(names), size)]
     labels = [style.text(g[0] if len(g) == 1 else f"{g[0]} ... {g[-1]}") for g in groups]
-    values, bad, labels_of_cells = [], [], []
-    for group in groups:
-        rows = [grid.values(name) for name in group]
-        columns = list(zip(*rows))
-        top = [worst(column) for column in columns]
-        values.append([_shade(one, is_log) for one in top])
-        bad.append([1.0 if math.isinf(one) else None for one in top])
-        labels_of_cells.append([_label_of(group, column, one) for column, one in zip(columns, top)])
+    columns = [zip(*(grid.values(name) for name in group)) for group in groups]
+    cells = [[_cell(group, values, is_log) for values in row] for group, row in zip(groups, columns)]
+    shades, bad, said = ([[cell[part] for cell in row] for row in cells] for part in range(3))
     x = [last for _, last in grid.steps]
     made = style.figure(title[0].upper() + title[1:], "")
     bar: dict[str, Any] = {"title": {"text": "log10" if is_log else ""}}
     limits = {} if is_log else {"zmin": 0.0, "zmax": 1.0}
-    hover = {"text": labels_of_cells, "hovertemplate": "step %{x}<br>%{text}<extra></extra>", "hoverongaps": False}
-    made.add_heatmap(x=x, y=labels, z=values, colorscale="Cividis", colorbar=bar, name=title, **limits, **hover)
+    hover = {"text": said, "hovertemplate": "step %{x}<br>%{text}<extra></extra>", "hoverongaps": False}
+    made.add_heatmap(x=x, y=labels, z=shades, colorscale="Cividis", colorbar=bar, name=title, **limits, **hover)
     if any(one is not None for row in bad for one in row):
         red = [[0.0, style.RED], [1.0, style.RED]]
         made.add_heatmap(x=x, y=labels, z=bad, colorscale=red, showscale=False, name="NaN or Inf", **hover)
@@ -330,17 +302,13 @@ def _heat_map(source: Any, value: str, measures: Mapping[str, tuple[str, str, bo
     return made
 
 
-def _shade(value: float, is_log: bool) -> float | None:
-    if not math.isfinite(value):
-        return None
-    if not is_log:
-        return value
-    return math.log10(value) if value > 0.0 else None
-
-
-def _label_of(names: Sequence[str], values: Sequence[float], top: float) -> str:
-    """The value of a cell, and which tensor of the group has it."""
-    if math.isnan(top):
-        return ""
-    name = next(name for name, value in zip(names, values) if value == top)
-    return f"{style.text(name)}: " + ("NaN or Inf" if math.isinf(top) else f"{top:.4g}")
+def _cell(names: Sequence[str], values: Sequence[float], is_log: bool) -> tuple[float | None, float | None, str]:
+    """The shade of a group's largest value; 1.0 if that is not finite; the value, and which tensor has it."""
+    there = [(value, name) for name, value in zip(names, values) if not math.isnan(value)]
+    top, name = max(there, key=lambda pair: pair[0], default=(math.nan, ""))
+    if not there:
+        return None, None, ""
+    if math.isinf(top):
+        return None, 1.0, f"{style.text(name)}: NaN or Inf"
+    shade = top if not is_log else math.log10(top) if top > 0.0 else None
+    return shade, None, f"{style.text(name)}: {top:.4g}"

@@ -6,13 +6,14 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from .._text import NAME_WIDTH, shown
 from ..records import Entry, StepStats, TrainingHistory
 from ..records.loading import fill
 from ..records.log import LogReader
-from .style import MAX_POINTS, Curve, Grid, Stretch, mean
+from .style import MAX_POINTS, Curve, Grid, Stretch
 
 MAX_COLUMNS = 400
 MAX_RUNS = 8
@@ -38,7 +39,7 @@ class DrawnRun(TrainingHistory):
         self.path: str | os.PathLike[str] | None = None  # the log that it was read from, or None
         self.guard: Any = None  # the guard of the run, or None
         keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale")
-        self.curves = {**{key: Curve(MAX_POINTS) for key in keys}, "clipped": Curve(MAX_POINTS, mean)}
+        self.curves = {**{key: Curve(MAX_POINTS) for key in keys}, "clipped": Curve(MAX_POINTS, fmean)}
         self.rails: dict[str, list[int]] = {key: [] for key in ("NaN", "Inf", "skipped", "zero", "bad")}
         kinds = ("norm", "rms", "max", "zeros", "update", "near zero", "saturated", "dead", "entropy")
         self.grids = {kind: Grid(MAX_COLUMNS) for kind in kinds}
@@ -117,12 +118,10 @@ class DrawnRun(TrainingHistory):
 
 def runs_of(source: Any) -> list[DrawnRun]:
     """The 1 to 8 runs of a figure, each with a name of its own."""
+    several = source if isinstance(source, (list, tuple, Mapping)) else [source]
+    named = [("", one) for one in several]
     if isinstance(source, Mapping):
         named = [(str(name), one) for name, one in source.items()]
-    elif isinstance(source, (list, tuple)):
-        named = [("", one) for one in source]
-    else:
-        named = [("", source)]
     if not 1 <= len(named) <= MAX_RUNS:
         raise ValueError(f"a figure shows 1 to {MAX_RUNS} runs, got {len(named)}")
     runs = [_run_of(one, name) for name, one in named]
@@ -197,28 +196,16 @@ def _of_history(history: TrainingHistory, name: str) -> DrawnRun:
             run.rails["skipped"].append(step)
     for validation in history.validations:
         if validation.step < begin:
-            curves["val_loss"].add(validation.step, validation.val_loss)
+            curves["val_loss"].extend((validation.step,), (validation.val_loss,))
     run.draw(newest)
-    _take_samples(run, history)
-    _take_tracks(run, history)
-    return run
-
-
-def _take_tracks(run: DrawnRun, history: TrainingHistory) -> None:
-    """Two columns: the gradient of each tensor in its first samples, and recently."""
-    tracks = [(name, track) for name, track in history.tensors.items() if not math.isnan(track.log_rms)]
-    for is_late in (False, True):
-        logs = [track.log_rms if is_late else track.first_log_rms for _, track in tracks]
-        if tracks:
-            step = max(track.last_step if is_late else track.first_step for _, track in tracks)
-            names, rms = [name for name, _ in tracks], [math.exp(log) for log in logs]
-            run.grids["rms"].add(step, names, rms)
-            norms = [value * math.sqrt(track.numel) for value, (_, track) in zip(rms, tracks)]
-            run.grids["norm"].add(step, names, norms)
-
-
-def _take_samples(run: DrawnRun, history: TrainingHistory) -> None:
-    """The windows of sampled activations and weights, by step."""
+    tracks = {name: track for name, track in history.tensors.items() if not math.isnan(track.log_rms)}
+    # Two columns: the gradient of each tensor in its first samples, and recently.
+    for step_of, log_of in (("first_step", "first_log_rms"), ("last_step", "log_rms")) if tracks else ():
+        step = max(getattr(track, step_of) for track in tracks.values())
+        rms = [math.exp(getattr(track, log_of)) for track in tracks.values()]
+        norms = [value * math.sqrt(track.numel) for value, track in zip(rms, tracks.values())]
+        run.grids["rms"].add(step, tracks, rms)
+        run.grids["norm"].add(step, tracks, norms)
     for windows, measures in ((history.activations, _OF_MODULES), (history.weights, _OF_WEIGHTS)):
         by_step: dict[int, list[Any]] = {}
         for _, window in windows.items():
@@ -226,3 +213,4 @@ def _take_samples(run: DrawnRun, history: TrainingHistory) -> None:
                 by_step.setdefault(point.step, []).append(point.value)
         for step, items in sorted(by_step.items()):
             run.draw_samples(step, items, measures)
+    return run

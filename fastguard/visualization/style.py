@@ -45,18 +45,15 @@ class Curve:
     default the median) becomes the mean of both.
     """
 
-    def __init__(self, max_points: int, middle: Callable[[Sequence[float]], float] | None = None) -> None:
+    def __init__(self, max_points: int, middle: Callable[[Sequence[float]], float] = statistics.median) -> None:
         self._max_points, self._width = max_points, 1  # values in a point
-        self._middle = middle or statistics.median
+        self._middle = middle
         self._closed: list[Stretch] = []
         self._steps: list[int] = []
         self._open: list[float] = []
 
-    def add(self, step: int, value: float) -> None:
-        """Takes the value of one step. Cost: 1 us."""
-        self.extend((step,), (value,))
-
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Takes the values of some steps. Cost: 1 us each."""
         self._steps += steps
         self._open += values
         begin = 0
@@ -84,13 +81,8 @@ class Curve:
         return self._width > 1 or any(point.low != point.high for point in self._closed)
 
 
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _merged(a: Stretch, b: Stretch) -> Stretch:
-    middle = a.middle / 2 + b.middle / 2
-    return Stretch(a.first_step, b.last_step, min(a.low, b.low), middle, max(a.high, b.high))
+    return Stretch(a[0], b[1], min(a.low, b.low), a.middle / 2 + b.middle / 2, max(a.high, b.high))
 
 
 def _in_pairs(items: list[Any], merge: Callable[[Any, Any], Any]) -> list[Any]:
@@ -120,36 +112,24 @@ class Grid:
 
     If there are more than `max_columns`, or a million values, neighbours are merged, and the larger value counts. A
     value that is not finite is Inf, and so the largest; a missing value is NaN.
-
-    Attributes:
-        rows: the place of each name.
     """
 
     def __init__(self, max_columns: int) -> None:
         self._max_columns = max_columns
         self._width, self._num_open = 1, 0
-        self.rows: dict[str, int] = {}
-        self._names: tuple[str, ...] = ()
+        self.rows: dict[str, int] = {}  # the place of each name
         self._columns: list[tuple[int, int, array[float]]] = []
 
     def add(self, step: int, names: Iterable[str], values: Iterable[float]) -> None:
         """Takes the values at a step. Cost: 0.2 us a name."""
-        rows, names, values = self.rows, tuple(names), [value if value < math.inf else math.inf for value in values]
-        if names == self._names:  # nearly always
-            column = array("f", values)
-        else:
-            column = array("f", [math.nan]) * len(rows)
-            for name, value in zip(names, values):
-                place = rows.get(name)
-                if place is None:
-                    place = rows[name] = len(rows)
-                    column.append(math.nan)
-                column[place] = value
-            self._names = tuple(rows) if len(names) == len(rows) else ()
+        rows = self.rows
+        places = [rows.setdefault(name, len(rows)) for name in names]
+        column = array("f", [math.nan]) * len(rows)
+        for place, value in zip(places, values):
+            column[place] = value if value < math.inf else math.inf
+        self._columns.append((step, step, column))
         if self._num_open:
-            self._columns[-1] = _worst(self._columns[-1], (step, step, column))
-        else:
-            self._columns.append((step, step, column))
+            self._columns[-2:] = [_worst(*self._columns[-2:])]
         self._num_open = (self._num_open + 1) % self._width
         if len(self._columns) > max(2, min(self._max_columns, _MAX_CELLS // (len(rows) or 1))):
             self._num_open += self._width * (len(self._columns) % 2)
@@ -182,11 +162,6 @@ def _worst(a: tuple[int, int, array[float]], b: tuple[int, int, array[float]]) -
     return a[0], b[1], merged
 
 
-def worst(values: Sequence[float]) -> float:
-    """The largest value that is not missing; NaN if all are."""
-    return max((value for value in values if not math.isnan(value)), default=math.nan)
-
-
 def text(name: object) -> str:
     """`name` with HTML and control characters escaped: plotly interprets some HTML."""
     return shown(name, NAME_WIDTH).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -198,6 +173,7 @@ def figure(title: str, y: str, *, log: bool = False, x: str = "step") -> Any:
         from plotly import graph_objects
     except ImportError as error:
         raise missing_package("fastguard.visualization", "plotly", error, "report") from error
+    axis = {"type": "log", "exponentformat": "power", "nticks": 8} if log else {}
     return graph_objects.Figure().update_layout(
         title={"text": text(title)},
         template="plotly_white",
@@ -205,9 +181,7 @@ def figure(title: str, y: str, *, log: bool = False, x: str = "step") -> Any:
         margin={"l": 70, "r": 20, "t": 50, "b": 50},
         legend={"orientation": "h", "y": -0.2},
         xaxis={"title": {"text": x}},
-        yaxis={"title": {"text": y}, "type": "log", "exponentformat": "power", "nticks": 8}
-        if log
-        else {"title": {"text": y}},
+        yaxis={"title": {"text": y}, **axis},
     )
 
 
@@ -216,14 +190,14 @@ def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "s
     points = curve.points
     if not points:
         return
-    x, group = [point.last_step for point in points], name
+    x = [point.last_step for point in points]
     if curve.is_merged:
         red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
         made.add_scatter(
             x=x + x[::-1],
             y=[point.high for point in points] + [point.low for point in reversed(points)],
             name=text(f"{name}: smallest to largest"),
-            legendgroup=group,
+            legendgroup=name,
             mode="lines",
             fill="toself",
             fillcolor=f"rgba({red},{green},{blue},0.2)",
@@ -235,7 +209,7 @@ def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "s
         x=x,
         y=[point.middle for point in points],
         name=text(name),
-        legendgroup=group,
+        legendgroup=name,
         mode="lines" if len(points) > 1 else "markers",
         line={"color": colour, "dash": dash},
     )

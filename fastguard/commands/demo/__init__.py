@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from ..cli import Parser
 
-_ABOUT = """\
-Trains a small character-level transformer under guard, on the source text of Python's standard library. Half-way it
-makes one element of a gradient Inf: the guard skips that step and names the first bad tensor, and training continues.
-Prints the guard's report, and writes a page of the run."""
-
-
-def _num_steps(text: str) -> int:
-    if int(text) < 20:
-        raise argparse.ArgumentTypeError(f"must be at least 20, got {text}")
-    return int(text)
-
-
-_num_steps.__name__ = "number"  # argparse's messages name it
-
 
 def main(argv: list[str]) -> int:
     """Runs the demo; 0 if the poisoned step was skipped and left everything as it was, else 1."""
-    parser = Parser("fastguard demo", _ABOUT, "Exit code 0 only if the poisoned step was skipped and changed nothing.")
-    parser.add_argument("--quick", action="store_true", help="twenty seconds: fewer steps")
-    parser.add_argument("--steps", type=_num_steps, help="steps to train (default: 1000; with --quick 100)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        default=Path("runs/demo"),
-        help="for run.jsonl and run.html (default: runs/demo)",
+    parser = Parser(
+        "fastguard demo",
+        "Trains a small character-level transformer under guard, on the source text of Python's standard library. "
+        "Half-way it makes one element of a gradient Inf: the guard skips that step and names the first bad tensor, "
+        "and training continues. Prints the guard's report, and writes a page of the run.",
+        "Exit code 0 only if the poisoned step was skipped and changed nothing.",
     )
+    parser.add_argument("--quick", action="store_true", help="twenty seconds: fewer steps")
+    parser.add_argument("--steps", type=int, help="steps to train (default: 1000; with --quick 100)")
+    where = "for run.jsonl and run.html (default: runs/demo)"
+    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/demo"), help=where)
     arguments = parser.parse_args(argv)
-    folder = arguments.out
+    usual, folder = 100 if arguments.quick else 1000, arguments.out
+    steps = usual if arguments.steps is None else arguments.steps
+    if steps < 20:
+        parser.error(f"`--steps` must be at least 20, got {steps}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.jsonl").open("a").close()
@@ -46,4 +35,4 @@ def main(argv: list[str]) -> int:
 
     from .training import run
 
-    return run(arguments.steps or (100 if arguments.quick else 1000), folder)
+    return run(steps, folder)

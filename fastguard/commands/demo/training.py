@@ -77,13 +77,9 @@ def library_text(max_bytes: int = _MAX_BYTES) -> bytes:
     """The standard library's top-level modules, one after another by name, cut off at `max_bytes`."""
     folders = [Path(sysconfig.get_path("stdlib")), Path(os.__file__).parent]
     for folder in folders:
-        text = bytearray()
-        for path in sorted(folder.glob("*.py")):
-            text += path.read_bytes().replace(b"\r\n", b"\n")
-            if len(text) >= max_bytes:
-                break
+        text = b"".join(path.read_bytes().replace(b"\r\n", b"\n") for path in sorted(folder.glob("*.py")))
         if len(text) > 100 * CONTEXT:
-            return bytes(text[:max_bytes])
+            return text[:max_bytes]
     tried = " nor in ".join(map(str, dict.fromkeys(folders)))
     raise CommandError(f"found no *.py files of the standard library to train on, neither in {tried}")
 
@@ -175,13 +171,9 @@ def _train(model: CharTransformer, optimizer: torch.optim.Optimizer, corpus: Cor
 
 def _poison(module: nn.Module, inputs: Any, output: Tensor) -> None:
     """A forward hook: one element of the gradient at the output becomes Inf, as by an overflow in float16."""
-
-    def put_inf(gradient: Tensor) -> Tensor:
-        gradient = gradient.clone()
-        gradient[0, -1, 0] = torch.inf
-        return gradient
-
-    output.register_hook(put_inf)
+    place = torch.zeros_like(output, dtype=torch.bool)
+    place[0, -1, 0] = True
+    output.register_hook(lambda gradient: gradient.masked_fill(place, torch.inf))
 
 
 def _is_skipped(model: CharTransformer, optimizer: torch.optim.Optimizer, step: int, loss: float) -> bool:
@@ -200,16 +192,12 @@ def _is_skipped(model: CharTransformer, optimizer: torch.optim.Optimizer, step: 
     expected = [name for name, _ in model.named_parameters() if name.startswith(f"{where}.")][-1]
     named = next(iter(record.nonfinite), None)
     is_right = record.skipped and num_changed == 0 and named == expected
+    said = f"NOT AS IT SHOULD BE: skipped {record.skipped}; {num_changed} tensors changed; "
+    said += f"first bad tensor {named}, should be {expected}."
     if is_right:
-        print(
-            f"checked: all {len(before)} tensors of parameters and optimizer state are bit-identical to\n"
-            f"  before, and the first tensor with Inf is {named}, as reported.\n"
-        )
-    else:
-        print(
-            f"NOT AS IT SHOULD BE: skipped {record.skipped}; {num_changed} tensors changed; "
-            f"first bad tensor {named}, should be {expected}.\n"
-        )
+        said = f"checked: all {len(before)} tensors of parameters and optimizer state are bit-identical to\n"
+        said += f"  before, and the first tensor with Inf is {named}, as reported."
+    print(f"{said}\n")
     return is_right
 
 

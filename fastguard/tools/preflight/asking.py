@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +12,15 @@ import torch
 
 from ..._text import did_you_mean
 from ...diagnosis import CAUSES, RULES, Finding, diagnose
-from ...diagnosis.finding import SEVERITIES, Seen
+from ...diagnosis.finding import Seen
 from ...diagnosis.registry import CHECKS as CHECKS
-from ...diagnosis.registry import Rule as Rule
-from ...diagnosis.registry import rule
+from ...diagnosis.registry import Rule, rule
 from ...records import values
 from ...records.failures import Failures
 from ...report import Report, Status
 from ...report.report import not_checked
 from ...report.text import num_of_each
-from ..bench import randomness_restored, set_up, take
+from ..bench import set_up
 from .evidence import Evidence
 from .losses import chance
 
@@ -51,23 +49,19 @@ def find_causes(findings: Iterable[Finding]) -> list[Finding]:
     """
     left = [f for f in findings if f.severity != "info"]
     causes = []
+    depths = {name: one.depth for name, one in CHECKS.items()}
+    spoken_for = {id(f): str(f.evidence.get("cause", (CHECKS[f.rule].cause or ("",))[0])) for f in left}
     while left:
-        first = min(left, key=lambda f: (CHECKS[f.rule].depth, *(-part for part in f.weight)))
-        name, depth = _cause_of(first), CHECKS[first.rule].depth
-        reasons = sorted((f for f in left if _cause_of(f) == name), key=lambda f: f.weight, reverse=True)
-        severity = reasons[0].severity
-        followed = [
-            f
-            for f in left
-            if f not in reasons
-            and CHECKS[f.rule].depth > depth
-            and (SEVERITIES.index(f.severity) <= SEVERITIES.index(severity) or CHECKS[f.rule].depth >= _TRIAL)
-        ]
+        first = min(left, key=lambda f: (depths[f.rule], *(-part for part in f.weight)))
+        name = spoken_for[id(first)]
+        reasons = sorted((f for f in left if spoken_for[id(f)] == name), key=lambda f: f.weight, reverse=True)
+        deeper = [f for f in left if f not in reasons and depths[f.rule] > depths[first.rule]]
+        followed = [f for f in deeper if f.weight[0] <= reasons[0].weight[0] or depths[f.rule] >= _TRIAL]
         left = [f for f in left if f not in reasons and f not in followed]
         causes.append(
             Finding(
                 _ONLY_HERE.get(name) or CAUSES[name].summary,
-                severity=severity,
+                severity=reasons[0].severity,
                 layers=next((f.layers for f in reasons if f.layers), ()),
                 evidence={"speaks_for_it": [f.rule for f in reasons]},
                 confidence=1.0 - math.prod(1.0 - f.confidence for f in reasons),
@@ -78,11 +72,6 @@ def find_causes(findings: Iterable[Finding]) -> list[Finding]:
             )
         )
     return sorted(causes, key=lambda one: one.weight, reverse=True)
-
-
-def _cause_of(finding: Finding) -> str:
-    known = CHECKS[finding.rule].cause
-    return str(finding.evidence.get("cause", known[0] if known else ""))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -165,38 +154,26 @@ def preflight(
     >>> report.status, report.causes[0].rule, report.causes[0].symptoms[0].rule
     ('critical', 'wrong-output-layer', 'softmax-before-cross-entropy')
     """
-    asked = _asked(checks)
+    names = [checks] if isinstance(checks, str) else list(CHECKS if checks is None else checks)
+    for name in names:
+        if name not in CHECKS:
+            raise ValueError(f"`checks` must name checks, got {name!r}. {did_you_mean(name, CHECKS)}")
+    asked = [CHECKS[name] for name in names]
     values.at_least(1, "num_batches", num_batches)
     values.at_least(1, "num_steps", num_steps)
     values.positive("seconds", seconds, "It is about how long the trial steps may take.")
     started = time.perf_counter()
     failures = Failures()
-    with randomness_restored(batch), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of shapes and schedulers, from trial steps
-        batches = take(batch, num_batches)
-        with set_up(model, optimizer, loss_fn, batches) as bench:
-            evidence = Evidence(bench, batches, max_steps=num_steps, seconds=seconds)
-            found = diagnose(evidence, rules=asked, thresholds=thresholds, failures=failures)  # type: ignore[arg-type]
-            numbers = _numbers(evidence)
+    with set_up(model, optimizer, loss_fn, batch, num_batches) as (bench, batches):
+        evidence = Evidence(bench, batches, max_steps=num_steps, seconds=seconds)
+        found = diagnose(evidence, rules=asked, thresholds=thresholds, failures=failures)  # type: ignore[arg-type]
+        numbers = _numbers(evidence)
     causes = find_causes(found)
-    numbers |= {
-        "num_checks": len(asked),
-        "num_failed": len(failures),
-        "seconds": time.perf_counter() - started,
-    }
-    failed = not_checked(list(failures), len(asked))
-    found += [] if failed is None else [failed]
+    numbers |= {"num_checks": len(asked), "num_failed": len(failures), "seconds": time.perf_counter() - started}
+    found += not_checked(list(failures), len(asked))
     status: Status = next((f.severity for f in found if f.severity != "info"), "healthy")
     told = dict.fromkeys(one.recommendation for one in (*causes, *found) if one.recommendation)
     return PreflightReport(status, tuple(found), list(told), numbers, tuple(causes))
-
-
-def _asked(checks: Iterable[str] | None) -> list[Rule]:
-    names = [checks] if isinstance(checks, str) else list(CHECKS if checks is None else checks)
-    for name in names:
-        if name not in CHECKS:
-            raise ValueError(f"`checks` must name checks, got {name!r}. {did_you_mean(name, CHECKS)}")
-    return [CHECKS[name] for name in names]
 
 
 def _numbers(evidence: Evidence) -> dict[str, float]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,56 +16,14 @@ from ...experiments.loss import Answer
 from ...names import named_parameters, strip_wrappers
 from ..bench import Bench, first_tensor, mapped, output_of, tensors_in
 from .losses import Fit, Fitting, ask, constant_baseline
-from .watcher import Activity, Layer, LossCall, Seen, Watcher
+from .watcher import Layer, LossCall, Watcher, is_finite
 
 
-@dataclass(frozen=True)
-class Flow:
+class Flow(NamedTuple):
     # the share of other samples that the first one's output depends on; None if not known
     across_samples: float | None = None
     # whether outputs depend on their own position, and on no later one; None if that is not known
     is_causal: bool | None = None
-
-
-def follow(bench: Bench, inputs: Any) -> Flow:
-    """Differentiates an output by all inputs, in evaluation mode; for integers, by the outputs of embeddings."""
-    shapes = [t.shape for t in tensors_in(inputs)]
-    embedded: list[Tensor] = []
-
-    def note(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        if args[0].shape not in shapes:  # of positions, not of inputs
-            return output
-        embedded.append(output.detach().requires_grad_())
-        return embedded[-1]
-
-    with bench.put_back(), torch.enable_grad(), contextlib.ExitStack() as hooks:
-        bench.model.eval()
-        for module in bench.model.modules():
-            if isinstance(module, nn.Embedding):
-                hooks.enter_context(module.register_forward_hook(note))
-        try:
-            given = mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), inputs)
-            output = first_tensor(output_of(bench.model, given), floating=True)
-            leaves = embedded or [t for t in tensors_in(given) if t.requires_grad]
-            if output is None or not output.requires_grad or not leaves or output.dim() < 2:
-                return Flow()
-            of_first = _reached(output[0], leaves)
-            shares = [
-                float(g[1:].reshape(len(g) - 1, -1).any(1).double().mean())
-                for g in of_first
-                if len(g) == len(output) > 1
-            ]
-            length = leaves[0].shape[1] if leaves[0].dim() > 1 else 0
-            dim = next((d for d in (1, 2) if output.dim() == 3 and output.shape[d] == length > 2), None)
-            is_causal: bool | None = None
-            if dim is not None:
-                middle = length // 2
-                of_middle = [g for g in _reached(output.select(dim, middle), leaves) if g.shape[1] == length]
-                if any(bool(g[:, middle].any()) for g in of_middle):  # else the model itself shifts its inputs
-                    is_causal = not any(bool(g[:, middle + 1 :].any()) for g in of_middle)
-            return Flow(max(shares, default=None), is_causal)
-        except Exception:  # a model that cannot be run in evaluation mode, or differentiated by its inputs
-            return Flow()
 
 
 def _reached(part: Tensor, leaves: list[Tensor]) -> list[Tensor]:
@@ -76,7 +35,7 @@ def _reached(part: Tensor, leaves: list[Tensor]) -> list[Tensor]:
 
 @dataclass(slots=True)
 class TrialPass:
-    seen: Seen = field(default_factory=Seen)  # the functions that were called
+    seen: Watcher  # of the functions that were called
     output: Any = None  # the model's output; None if only the loss function knows it
     loss: float = math.nan  # its value; NaN if there is none
     num_losses: int = 1  # number of elements of the loss
@@ -99,7 +58,38 @@ class Evidence:
         self.groups = bench.optimizer.param_groups
         self._max_steps, self._seconds = max_steps, seconds
         # a trial pass of each batch, from the same start
-        self.passes = [trial_pass(bench, batch, self.parameters) for batch in batches]
+        self.passes = [self._pass(batch) for batch in batches]
+
+    def _pass(self, batch: Any, *, find_origin: bool = False) -> TrialPass:
+        """A forward and a backward pass under a `Watcher`; everything is restored."""
+        watcher = Watcher(find_origin=find_origin)
+        found = TrialPass(watcher)
+        own = set(map(id, self.parameters.values()))
+        outsiders = [p for group in self.bench.optimizer.param_groups for p in group["params"] if id(p) not in own]
+        with self.bench.put_back(), torch.enable_grad():
+            for p in (*outsiders, *self.parameters.values()):
+                p.grad = None
+            found.stage = "forward"
+            try:
+                with watcher.on(self.bench.model), watcher:
+                    found.output, loss = self.bench.run(batch)
+                found.output_made_by = watcher.made_by(first_tensor(found.output, floating=True))
+                found.num_losses, found.requires_grad = loss.numel(), loss.requires_grad
+                if found.num_losses == 1:
+                    found.loss = float(loss.detach())
+                found.stage = "backward"
+                if found.num_losses == 1 and found.requires_grad:
+                    loss.backward()
+            except Exception as error:  # reported by the check "trial-pass-fails"
+                found.error = error
+            found.num_outsiders_reached = sum(p.grad is not None for p in outsiders)
+            gradients = {name: p.grad for name, p in self.parameters.items()}
+            found.gradients = {name: None if g is None else g.to_dense() for name, g in gradients.items()}
+        is_bad = (found.num_losses == 1 and not math.isfinite(found.loss)) or not is_finite([*found.gradients.values()])
+        if not find_origin and found.error is None and is_bad:
+            again = self._pass(batch, find_origin=True)
+            found.seen.origin, found.seen.zero_roots = again.seen.origin, again.seen.zero_roots
+        return found
 
     @property
     def first(self) -> TrialPass:
@@ -113,7 +103,7 @@ class Evidence:
     @property
     def call(self) -> LossCall | None:
         """The first call of a loss of torch.nn.functional; None if there was none."""
-        return self.first.seen.losses[0] if self.first.seen.losses else None
+        return next(iter(self.first.seen.losses), None)
 
     @property
     def calls(self) -> list[LossCall]:
@@ -132,18 +122,15 @@ class Evidence:
     @cached_property
     def inputs(self) -> list[Tensor]:
         is_pair = self.bench.form == "pair"
-        tensors = [first_tensor(self.bench.parts(batch)[0] if is_pair else batch) for batch in self.batches]
-        return [tensor.detach() for tensor in tensors if tensor is not None]
+        return _firsts(self.bench.parts(batch)[0] if is_pair else batch for batch in self.batches)
 
     @cached_property
     def targets(self) -> list[Tensor]:
         """The targets of each batch: those of the loss call, or else the first tensor of a pair's second part."""
         if self.calls:
-            return [call.target.detach() for call in self.calls if isinstance(call.target, Tensor)]
-        if self.bench.form != "pair":
-            return []
-        tensors = [first_tensor(self.bench.parts(batch)[1]) for batch in self.batches]
-        return [tensor.detach() for tensor in tensors if tensor is not None]
+            return _firsts(call.target for call in self.calls)
+        is_pair = self.bench.form == "pair"
+        return _firsts(self.bench.parts(batch)[1] for batch in self.batches) if is_pair else []
 
     @property
     def output(self) -> Tensor | None:
@@ -152,15 +139,9 @@ class Evidence:
             return first_tensor(self.first.output, floating=True)
         return self.call.input if self.call is not None else None
 
-    @cached_property
+    @property
     def layers(self) -> list[Layer]:
         return list(self.first.seen.layers.values())
-
-    @cached_property
-    def hidden(self) -> list[Activity]:
-        """Outputs of activations, except the one that made the model's output."""
-        activities = self.first.seen.activities
-        return activities if self.output_made_by is None else activities[:-1]
 
     @property
     def output_made_by(self) -> tuple[str, int | None] | None:
@@ -196,10 +177,42 @@ class Evidence:
 
     @cached_property
     def flow(self) -> Flow:
-        """Whether outputs depend on other samples, and on later positions."""
-        pair = self.bench.form == "pair"
-        inputs = self.bench.parts(self.batches[0])[0] if pair else next(iter(self.inputs), None)
-        return follow(self.bench, inputs)
+        """What an output depends on: its derivative by all inputs, in evaluation mode; for integers, by the outputs of
+        embeddings."""
+        is_pair = self.bench.form == "pair"
+        inputs = self.bench.parts(self.batches[0])[0] if is_pair else next(iter(self.inputs), None)
+        shapes = [t.shape for t in tensors_in(inputs)]
+        embedded: list[Tensor] = []
+
+        def note(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            if args[0].shape not in shapes:  # of positions, not of inputs
+                return output
+            embedded.append(output.detach().requires_grad_())
+            return embedded[-1]
+
+        with self.bench.put_back(), torch.enable_grad(), contextlib.ExitStack() as hooks:
+            self.bench.model.eval()
+            for module in self.bench.model.modules():
+                if isinstance(module, nn.Embedding):
+                    hooks.enter_context(module.register_forward_hook(note))
+            try:
+                given = mapped(lambda t: t.clone().requires_grad_(t.is_floating_point()), inputs)
+                output = first_tensor(output_of(self.bench.model, given), floating=True)
+                leaves = embedded or [t for t in tensors_in(given) if t.requires_grad]
+                if output is None or not output.requires_grad or not leaves or output.dim() < 2:
+                    return Flow()
+                of_first = [g for g in _reached(output[0], leaves) if len(g) == len(output) > 1]
+                others = [g[1:].reshape(len(g) - 1, -1) for g in of_first]
+                share = max((float(g.any(1).double().mean()) for g in others), default=None)
+                length = leaves[0].shape[1] if leaves[0].dim() > 1 else 0
+                middle, dims = length // 2, [d for d in (1, 2) if output.dim() == 3 and output.shape[d] == length > 2]
+                parts = [output.select(dim, middle) for dim in dims[:1]]
+                at_middle = [g for part in parts for g in _reached(part, leaves) if g.shape[1] == length]
+                if not any(bool(g[:, middle].any()) for g in at_middle):  # the model itself shifts its inputs
+                    return Flow(share)
+                return Flow(share, not any(bool(g[:, middle + 1 :].any()) for g in at_middle))
+            except Exception:  # a model that cannot be run in evaluation mode, or differentiated by its inputs
+                return Flow()
 
     @cached_property
     def fit(self) -> Fit | None:
@@ -210,42 +223,5 @@ class Evidence:
         return Fitting(self.bench, self.batches, self._max_steps, self._seconds).run(self.baseline)
 
 
-def trial_pass(
-    bench: Bench, batch: Any, parameters: dict[str, nn.Parameter], *, find_origin: bool = False
-) -> TrialPass:
-    """A forward and a backward pass under a `Watcher`; everything is restored."""
-    found = TrialPass()
-    watcher = Watcher(find_origin=find_origin)
-    found.seen = watcher.seen
-    own = set(map(id, parameters.values()))
-    outsiders = [p for group in bench.optimizer.param_groups for p in group["params"] if id(p) not in own]
-    with bench.put_back(), torch.enable_grad():
-        for p in (*outsiders, *parameters.values()):
-            p.grad = None
-        found.stage = "forward"
-        try:
-            with watcher.on(bench.model), watcher:
-                found.output, loss = bench.run(batch)
-            found.output_made_by = watcher.made_by(first_tensor(found.output, floating=True))
-            found.num_losses, found.requires_grad = loss.numel(), loss.requires_grad
-            if found.num_losses == 1:
-                found.loss = float(loss.detach())
-            found.stage = "backward"
-            if found.num_losses == 1 and found.requires_grad:
-                loss.backward()
-        except Exception as error:  # reported by the check "trial-pass-fails"
-            found.error = error
-        found.num_outsiders_reached = sum(p.grad is not None for p in outsiders)
-        found.gradients = {name: _kept(p.grad) for name, p in parameters.items()}
-    is_finite = found.num_losses != 1 or math.isfinite(found.loss)
-    is_finite = is_finite and all(bool(torch.isfinite(g).all()) for g in found.gradients.values() if g is not None)
-    if not find_origin and found.error is None and not is_finite:
-        again = trial_pass(bench, batch, parameters, find_origin=True)
-        found.seen.origin, found.seen.zero_roots = again.seen.origin, again.seen.zero_roots
-    return found
-
-
-def _kept(gradient: Tensor | None) -> Tensor | None:
-    if gradient is None:
-        return None
-    return (gradient.to_dense() if gradient.is_sparse else gradient).detach().clone()
+def _firsts(nested: Iterable[Any]) -> list[Tensor]:
+    return [tensor.detach() for one in nested if (tensor := first_tensor(one)) is not None]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...experiments.loss import MAX_ELEMENTS, Answer, Problem, ask_loss
 from ..bench import Bench, mapped, output_of, set_rate, tensors_in
@@ -54,33 +55,30 @@ def constant_baseline(call: LossCall) -> float | None:
 
     Equivalent to: the entropy of the shares of classes; for regression, the loss of the targets' mean (l1: median).
     """
-    if call.reduction != "mean" or call.options.get("weight") is not None or not isinstance(call.target, Tensor):
+    target, options, num = call.target, call.options, num_classes(call)
+    is_weighted = options.get("weight") is not None or options.get("pos_weight") is not None
+    is_mean = options.get("reduction", "mean") == "mean" and not is_weighted
+    if not is_mean or not isinstance(target, Tensor) or not target.numel():
         return None
-    target = call.target.detach()
-    if not target.numel():
-        return None
+    target = target.detach()
     if call.kind in CLASSES:
-        smoothing = float(call.options.get("label_smoothing", 0.0))
         if has_indices(call):
-            found = target.reshape(-1).long()
-            found = found[found != int(call.options.get("ignore_index", -100))]
-            if not found.numel() or int(found.min()) < 0 or int(found.max()) >= num_classes(call):
+            found = target[target != int(options.get("ignore_index", -100))].long()
+            if not found.numel() or int(found.min()) < 0 or int(found.max()) >= num:
                 return None
-            shares = torch.bincount(found, minlength=num_classes(call)).double() / found.numel()
+            shares = torch.bincount(found, minlength=num).double() / found.numel()
         else:
-            shares = target.double().transpose(1, -1).reshape(-1, num_classes(call)).mean(0)
-        p = (1 - smoothing) * shares + smoothing / num_classes(call)
-        return float(-torch.xlogy(p, p).sum())
-    if call.kind in YES_OR_NO:
-        if call.options.get("pos_weight") is not None or bool(((target < 0) | (target > 1)).any()):
-            return None
-        p = target.double().reshape(target.shape[0], -1).mean(0) if target.dim() else target.double()
-        return float(-(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)).mean())
+            shares = target.double().transpose(1, -1).reshape(-1, num).mean(0)
+        smoothing = float(options.get("label_smoothing", 0.0))
+        return float(torch.special.entr((1 - smoothing) * shares + smoothing / num).sum())
+    if call.kind in YES_OR_NO and not bool(((target < 0) | (target > 1)).any()):
+        p = torch.atleast_1d(target).double().mean(0)
+        return float((torch.special.entr(p) + torch.special.entr(1 - p)).mean())
     if call.kind in REGRESSION and target.dim() and target.is_floating_point():
-        by_sample = target.double().reshape(target.shape[0], -1)
-        center = by_sample.median(0).values if call.kind == "l1_loss" else by_sample.mean(0)
-        options = {k: v for k, v in call.options.items() if k in ("beta", "delta")}
-        return float(getattr(F, call.kind)(center.expand_as(by_sample), by_sample, **options))
+        target = target.double()
+        center = target.median(0).values if call.kind == "l1_loss" else target.mean(0)
+        own = {k: v for k, v in options.items() if k in ("beta", "delta")}
+        return float(getattr(F, call.kind)(center.expand_as(target), target, **own))
     return None
 
 
@@ -90,19 +88,19 @@ def ask(bench: Bench, batch: Any, made_by: tuple[str, int | None] | None, is_cau
         asked = _Asked(bench, batch)
         size = sum(t.numel() for t in asked.outputs)
         if size > MAX_ELEMENTS:
-            asked = _Asked(bench, _rows(batch, max(4, asked.num_samples * MAX_ELEMENTS // size)))
+            most = max(4, asked.outputs[0].shape[:1].numel() * MAX_ELEMENTS // size)
+            num_samples = next((t.shape[0] for t in tensors_in(batch) if t.dim()), 0)
+            asked = _Asked(bench, mapped(lambda t: t[:most] if t.dim() and len(t) == num_samples else t, batch))
+        kind, dim = made_by if made_by is not None and bench.form == "pair" else ("", None)
+        ending: Any = _ENDINGS.get(kind)
+        if kind in ("softmax", "log_softmax") and dim is not None:
+            ending = partial(getattr(F, kind), dim=dim)
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # of small tensors, threads cost more than they bring
         try:
-            answer = ask_loss(
-                asked.judge,
-                asked.outputs,
-                asked.targets,
-                inputs=asked.inputs,
-                ending=None if made_by is None or bench.form != "pair" else _ending(*made_by),
-                is_causal=is_causal,
-                are_targets=bench.form == "pair",
-            )
+            known: dict[str, Any] = {"inputs": asked.inputs, "ending": ending, "is_causal": is_causal}
+            are_targets = bench.form == "pair"
+            answer = ask_loss(asked.judge, asked.outputs, asked.targets, are_targets=are_targets, **known)
             return _unsure(asked, answer) if answer.optimum and not answer.problems else answer
         except Exception as error:  # what the loss raises of outputs that no model gave says nothing of it
             return Answer(abstained=f"{type(error).__name__}: {error}")
@@ -114,20 +112,19 @@ def _unsure(asked: _Asked, answer: Answer) -> Answer:
     """`answer`, with a problem more if a loss of torch's cannot be given probabilities that tell the targets."""
     with Watcher() as watcher:
         asked.judge(answer.optimum, asked.targets)
-    known = [(sure, call) for call in watcher.seen.losses if (sure := _sureness(call)) is not None]
-    if known:
-        sure, call = max(known, key=lambda one: one[0])
-        if sure < LEAST_SURE:
-            problem = Problem(
-                "target",
-                f"Where the loss is lowest, {call.kind} still gives the targets a probability of only {sure:.2f}.",
-                "Give it logits without softmax, sigmoid, tanh or normalisation, at their own scale; smooth labels by "
-                "0.1 or less.",
-                {"probability": sure},
-                0.9,
-            )
-            return dataclasses.replace(answer, problems=(problem,))
-    return answer
+    known = [(sure, call.kind) for call in watcher.losses if (sure := _sureness(call)) is not None]
+    sure, kind = max(known, key=lambda one: one[0], default=(1.0, ""))
+    if not sure < LEAST_SURE:
+        return answer
+    problem = Problem(
+        "target",
+        f"Where the loss is lowest, {kind} still gives the targets a probability of only {sure:.2f}.",
+        "Give it logits without softmax, sigmoid, tanh or normalisation, at their own scale; smooth labels by 0.1 or "
+        "less.",
+        {"probability": sure},
+        0.9,
+    )
+    return replace(answer, problems=(problem,))
 
 
 def _sureness(call: LossCall) -> float | None:
@@ -151,40 +148,33 @@ class _Asked:
     def __init__(self, bench: Bench, batch: Any) -> None:
         self._bench, self._batch = bench, batch
         self._calls: list[Any] = []
-        self._given: list[Any] = []
-        self._fake: list[Any] | None = None
+        forward, inputs = bench.model.forward, []
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            inputs.extend([*args, *kwargs.values()])
+            self._calls.append(forward(*args, **kwargs))
+            return self._calls[-1]
+
+        targets = batch
         if bench.form == "pair":
             inputs, targets = bench.parts(batch)
             with torch.no_grad():
                 self._calls = [output_of(bench.model, mapped(torch.clone, inputs))]
         else:
-            inputs, targets = self._given, batch
-            self._run(batch)
+            self._run(batch, noted)
         self.inputs, self.targets = tensors_in(inputs), tensors_in(targets)
         self.outputs = [t for t in tensors_in(self._calls) if t.is_floating_point()]
-        self.num_samples = self.outputs[0].shape[0] if self.outputs and self.outputs[0].dim() else 0
 
-    def _run(self, batch: Any) -> Any:
-        """The loss of a function that calls the model itself; its forward pass is noted, or not done."""
-        model: nn.Module = self._bench.model
-        forward, calls = model.forward, iter(self._fake or ())
-
-        def instead(*args: Any, **kwargs: Any) -> Any:
-            if self._fake is None:
-                self._given += [*args, *kwargs.values()]
-                self._calls.append(forward(*args, **kwargs))
-                return self._calls[-1]
-            return next(calls)
-
-        was_own = "forward" in vars(model)
-        model.forward = instead
+    def _run(self, batch: Any, forward: Callable[..., Any]) -> Any:
+        """The loss of a function that calls the model itself, with `forward` in place of the model's."""
+        attributes: dict[str, Any] = vars(self._bench.model)
+        own = {key: attributes[key] for key in ("forward",) if key in attributes}
+        attributes["forward"] = forward
         try:
             return self._bench.run(batch)[1]
         finally:
-            if was_own:
-                model.forward = forward
-            else:
-                del model.forward
+            del attributes["forward"]
+            attributes |= own
 
     def judge(self, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
         """The loss of other outputs and targets, of the same shapes: what the optimizer minimises."""
@@ -194,20 +184,9 @@ class _Asked:
             given = mapped(lambda _: next(new).clone(), self._bench.parts(self._batch)[1])
             loss = self._bench.judge(made[0], given)
         else:
-            self._fake = made
-            loss = self._run(mapped(lambda _: next(new), self._batch))
+            calls = iter(made)
+            loss = self._run(mapped(lambda _: next(new), self._batch), lambda *args, **kwargs: next(calls))
         return -loss if any(group.get("maximize") for group in self._bench.optimizer.param_groups) else loss
-
-
-def _rows(batch: Any, most: int) -> Any:
-    sizes = [t.shape[0] for t in tensors_in(batch) if t.dim()]
-    return mapped(lambda t: t[:most] if t.dim() and t.shape[0] == sizes[0] else t, batch)
-
-
-def _ending(kind: str, dim: int | None) -> Any:
-    if kind in ("softmax", "log_softmax") and dim is not None:
-        return lambda z: getattr(F, kind)(z, dim=dim)
-    return _ENDINGS.get(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +240,13 @@ class Fitting:
         num_steps = min(self._max_steps, max(LEAST_STEPS, int(self._seconds / (8.0 * max(a_step, 1e-6)))))
         attempts = {factor: self.attempt(factor, num_steps) for factor in FACTORS}
         start = first.start if baseline is None else min(baseline, first.start)
-        if not any(self._moved(one, start) for one in attempts.values()):
+        moved = 0.05 * abs(start)
+        if not any(one.gain > moved for one in attempts.values()):
             for factor in _HIGHER:  # a rate that is far too low
                 if time.perf_counter() > self._deadline + 0.3 * self._seconds or math.isnan(attempts[100.0].end):
                     break
                 attempts[factor] = self.attempt(factor, min(num_steps, 20))
-                if self._moved(attempts[factor], start) or math.isnan(attempts[factor].end):
+                if attempts[factor].gain > moved or math.isnan(attempts[factor].end):
                     break
         if not any(attempts[factor].is_calm for factor in (1.0, 0.1, 0.01)):
             for factor in _LOWER:  # a rate that is far too high
@@ -277,22 +257,21 @@ class Fitting:
             if not any(has_learnt(one, start) for one in attempts.values()) and not math.isnan(attempts[factor].end):
                 attempts[factor] = self.attempt(factor, 3 * num_steps)
         has_failed = not any(has_learnt(one, start) for one in attempts.values())
-        return Fit(attempts, tuple(self._with_adam(lr, 3 * num_steps) for lr in _RATES_OF_ADAM if has_failed))
+        rates = _RATES_OF_ADAM if has_failed else ()
+        return Fit(attempts, tuple(self.attempt(lr, 3 * num_steps, with_adam=True) for lr in rates))
 
-    @staticmethod
-    def _moved(one: Attempt, start: float) -> bool:
-        return one.gain > 0.05 * abs(start)
-
-    def attempt(self, factor: float, num_steps: int) -> Attempt:
-        """`num_steps` steps at `factor` times the given learning rate; everything is restored."""
+    def attempt(self, factor: float, num_steps: int, *, with_adam: bool = False) -> Attempt:
+        """Steps at `factor` times the given rate, or by Adam at the rate `factor`; everything is restored."""
+        bench = copy.copy(self._bench)
         with self._bench.put_back():
-            lr = _scale_rates(self._bench.optimizer, factor)
-            return self._go(self._bench, lr, num_steps)
-
-    def _with_adam(self, lr: float, num_steps: int) -> Attempt:
-        params = [p for p in self._bench.model.parameters() if p.requires_grad]
-        with self._bench.put_back():
-            return self._go(self._bench.with_optimizer(torch.optim.Adam(params, lr)), lr, num_steps)
+            if with_adam:
+                bench.optimizer = torch.optim.Adam([p for p in bench.model.parameters() if p.requires_grad], 1.0)
+            rates = []
+            for group in bench.optimizer.param_groups:  # the rate that a warm-up rises to, if there is one
+                rates.append(max(float(group.get("lr", 0.0)), float(group.get("initial_lr", 0.0))) * factor)
+                if "lr" in group:
+                    set_rate(group, rates[-1])
+            return self._go(bench, rates[0] if rates else math.nan, num_steps)
 
     def _go(self, bench: Bench, lr: float, num_steps: int) -> Attempt:
         watched = [p for p in bench.model.parameters() if p.requires_grad and p.dim() >= 2][:64]
@@ -303,8 +282,9 @@ class Fitting:
             for step in range(num_steps):
                 before = [p.detach().clone() for p in watched] if step < 3 else []
                 losses.append(bench.step(self._batches[step % len(self._batches)]))
-                if before:
-                    ratios.append(_update_ratio(before, watched))
+                pairs = [(old.double(), new.detach().double()) for old, new in zip(before, watched)]
+                moved = [float((new - old).norm() / old.norm()) for old, new in pairs if bool(old.any())]
+                ratios += [median(moved)] if moved else []
                 is_late = time.perf_counter() > self._deadline + 0.2 * self._seconds
                 if not math.isfinite(losses[-1]) or (is_late and len(losses) >= LEAST_STEPS):
                     break
@@ -328,24 +308,4 @@ class Fitting:
 
 def has_learnt(one: Attempt, start: float, share: float = 0.05) -> bool:
     """Whether an attempt ended clearly below `start`."""
-    return math.isfinite(one.end) and start - one.end > share * abs(start)
-
-
-def _scale_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
-    """Multiplies each group's rate (or the one a warm-up rises to) by `factor`, and returns that of the first group."""
-    rates = []
-    for group in optimizer.param_groups:
-        lr = max(float(group.get("lr", 0.0)), float(group.get("initial_lr", 0.0))) * factor
-        if "lr" in group:
-            set_rate(group, lr)
-        rates.append(lr)
-    return rates[0] if rates else math.nan
-
-
-def _update_ratio(before: list[torch.Tensor], now: list[torch.nn.Parameter]) -> float:
-    ratios = []
-    for old, new in zip(before, now):
-        norm = float(old.double().norm())
-        if norm > 0:
-            ratios.append(float((new.detach().double() - old.double()).norm()) / norm)
-    return median(ratios) if ratios else math.nan
+    return start - one.end > share * abs(start)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-LOSSES = {
-    *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss"),
-    *("smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss", "gaussian_nll_loss", "soft_margin_loss"),
-    *("multi_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "multilabel_soft_margin_loss"),
-    *("multilabel_margin_loss", "triplet_margin_loss", "cosine_embedding_loss", "ctc_loss"),
-}
+LOSSES = {"cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"}
+LOSSES |= {name for name in dir(nn.functional) if name.endswith("_loss")}
 REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 ACTIVATIONS = {
     *("relu", "relu6", "sigmoid", "tanh", "softmax", "log_softmax", "softplus", "softsign", "hardtanh", "hardsigmoid"),
@@ -49,36 +45,19 @@ class LossCall:
     made_by: tuple[str, int | None] | None  # the activation that made its input, and its dimension; None if none did
     result: Tensor | None = None  # what it returned; None if it raised
 
-    @property
-    def reduction(self) -> str:
-        """ "mean", "sum" or "none"."""
-        return str(self.options.get("reduction", "mean"))
 
-
-@dataclass(slots=True)
-class Activity:
+class Activity(NamedTuple):
     kind: str
     module: str
     output: Tensor
 
 
-@dataclass(slots=True)
-class Layer:
-    """The input and output of a module with weights, at its first call."""
+class Layer(NamedTuple):
+    """A module with weights, and the input of its first call."""
 
     name: str
     module: nn.Module
     input: Tensor | None
-    output: Tensor | None = None
-
-
-@dataclass(slots=True)
-class Seen:
-    losses: list[LossCall] = field(default_factory=list)
-    activities: list[Activity] = field(default_factory=list)
-    layers: dict[str, Layer] = field(default_factory=dict)
-    origin: tuple[str, str] | None = None
-    zero_roots: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Watcher(TorchFunctionMode):
@@ -86,7 +65,12 @@ class Watcher(TorchFunctionMode):
 
     def __init__(self, *, find_origin: bool = False) -> None:
         super().__init__()
-        self.seen = Seen()
+        self.losses: list[LossCall] = []
+        self.activities: list[Activity] = []
+        self.layers: dict[str, Layer] = {}
+        self.dtypes: set[torch.dtype] = set()  # of results
+        self.origin: tuple[str, str] | None = None
+        self.zero_roots: list[tuple[str, str]] = []
         self._find_origin = find_origin
         self._made: dict[int, tuple[weakref.ref[Tensor], tuple[str, int | None]]] = {}
         self._inside: list[str] = []
@@ -95,26 +79,35 @@ class Watcher(TorchFunctionMode):
         kwargs = kwargs or {}
         name = str(getattr(func, "__name__", ""))
         name = name if name.startswith("__") else name.rstrip("_")
-        call = self._loss_call(name, func, args, kwargs)
-        were_finite = not self._find_origin or all(_is_finite(a) for a in args)
+        call = None
+        given = (*args, kwargs.get("input"), kwargs.get("target")) if name in LOSSES else ()
+        tensors = [a for a in given if isinstance(a, Tensor)]
+        if len(tensors) >= 2:
+            call = LossCall(name, tensors[0], tensors[1], dict(kwargs), self.made_by(tensors[0]))
+            self.losses.append(call)
+        were_finite = not self._find_origin or all(is_finite(a) for a in args)
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor):
             return result
+        self.dtypes.add(result.dtype)
         if call is not None:
             call.result = result
         elif name in ACTIVATIONS:
-            self._activation(name, args, kwargs, result)
+            dim = kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None)
+            is_over_dim = name in ("softmax", "log_softmax", "softmin") and bool(result.dim())
+            self._remember(result, (name, None if dim is None or not is_over_dim else dim % result.dim()))
+            self.activities.append(Activity(name, self._where(), result.detach()))
         elif name in _CARRIERS and args and isinstance(args[0], Tensor):
             made_by = self.made_by(args[0])
             if made_by is not None:
                 self._remember(result, made_by)
         elif name == "log" and args and (self.made_by(args[0]) or ("", None))[0] == "softmax":
             self._remember(result, ("log_softmax", self.made_by(args[0])[1]))  # type: ignore[index]
-        if self._find_origin and self.seen.origin is None and were_finite and not _is_finite(result):
-            self.seen.origin = (name, self._where())
+        if self._find_origin and self.origin is None and were_finite and not is_finite(result):
+            self.origin = (name, self._where())
         is_root = self._find_origin and name in ("sqrt", "norm", "vector_norm", "std") and result.is_floating_point()
         if is_root and bool((result.detach() == 0).any()):  # it has no derivative there
-            self.seen.zero_roots.append((name, self._where()))
+            self.zero_roots.append((name, self._where()))
         return result
 
     def made_by(self, tensor: Any) -> tuple[str, int | None] | None:
@@ -135,51 +128,24 @@ class Watcher(TorchFunctionMode):
     def _enter(self, name: str, module: nn.Module, args: Any) -> None:
         self._inside.append(name)
         tensor = args[0] if args and isinstance(args[0], Tensor) else None
-        if _has_weight(module):
-            self.seen.layers.setdefault(name, Layer(name, module, tensor))
+        is_other = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or "norm" in type(module).__name__.lower()
+        if not is_other and any(p is not None and p.dim() >= 2 for p in module._parameters.values()):
+            self.layers.setdefault(name, Layer(name, module, tensor))
 
     def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         if self._inside and self._inside[-1] == name:
             self._inside.pop()
-        layer = self.seen.layers.get(name)
-        if layer is not None and layer.output is None:
-            first = output[0] if isinstance(output, tuple) and output else output
-            layer.output = first if isinstance(first, Tensor) else None
 
     def _where(self) -> str:
         return self._inside[-1] if self._inside else ""
-
-    def _loss_call(self, name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> LossCall | None:
-        if name not in LOSSES:
-            return None
-        tensors = [a for a in (*args, kwargs.get("input"), kwargs.get("target")) if isinstance(a, Tensor)]
-        if len(tensors) < 2:
-            return None
-        call = LossCall(name, tensors[0], tensors[1], dict(kwargs), self.made_by(tensors[0]))
-        self.seen.losses.append(call)
-        return call
-
-    def _activation(self, name: str, args: Any, kwargs: dict[str, Any], result: Tensor) -> None:
-        dim = kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None)
-        if name in ("softmax", "log_softmax", "softmin") and dim is not None and result.dim():
-            dim %= result.dim()
-        else:
-            dim = None
-        self._remember(result, (name, dim))
-        self.seen.activities.append(Activity(name, self._where(), result.detach()))
 
     def _remember(self, tensor: Tensor, what: tuple[str, int | None]) -> None:
         self._made[id(tensor)] = (weakref.ref(tensor), what)
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
-        return all(map(_is_finite, value))
+        return all(map(is_finite, value))
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_sparse:
         return True
     return bool(torch.isfinite(value.detach()).all())
-
-
-def _has_weight(module: nn.Module) -> bool:
-    is_other = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or "norm" in type(module).__name__.lower()
-    return not is_other and any(p is not None and p.dim() >= 2 for p in module._parameters.values())

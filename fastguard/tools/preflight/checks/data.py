@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from ....diagnosis.finding import Seen
 from ....observers.batch_sample import is_mask
@@ -15,12 +14,6 @@ from ..watcher import REGRESSION
 
 TITLE = "Inputs and targets"
 _MOST = 1 << 20  # elements of a tensor that are read
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """As [samples, features], float64; only the first samples of a large tensor."""
-    flat = tensor.detach().reshape(tensor.shape[0], -1) if tensor.dim() else tensor.detach().reshape(1, 1)
-    return flat[: max(1, _MOST // max(1, flat.shape[1]))].double()
 
 
 @check(
@@ -56,23 +49,17 @@ def inputs_out_of_scale(evidence: Evidence, *, largest_rms: float = 20.0, smalle
     given = evidence.layers[0].input if evidence.layers else None
     if given is None or not given.is_floating_point() or not given.numel() or given.shape[0] < 2:
         return None
-    rows = _rows(given)
-    if not bool(torch.isfinite(rows).all()):
-        return None
+    flat = given.detach().flatten(1) if given.dim() > 1 else given.detach()[:, None]
+    rows = flat[: max(1, _MOST // flat.shape[1])].double()
     rms, largest, stds = float(rows.square().mean().sqrt()), float(rows.abs().max()), rows.std(0)
     varying = stds[stds > 0]
     relative = float(varying.max() / varying.median()) if varying.numel() > 1 and rows.shape[0] >= 8 else 1.0
     is_spread = relative > 300.0 and float(varying.max()) > 1.0
-    if not rms or (smallest_rms <= rms <= largest_rms and not is_spread):
+    if not rms or not math.isfinite(rms) or (smallest_rms <= rms <= largest_rms and not is_spread):
         return None
-    return Seen(
-        rms=rms,
-        largest=largest,
-        spread=relative,
-        layers=[evidence.layers[0].name],
-        sure=0.85 if rms < 3 * largest_rms or is_spread else 0.92,
-        _how=f"one feature varies {relative:.0f} times as much as the median one" if is_spread else "far from 1",
-    )
+    sure = 0.85 if rms < 3 * largest_rms or is_spread else 0.92
+    how = f"one feature varies {relative:.0f} times as much as the median one" if is_spread else "far from 1"
+    return Seen(rms=rms, largest=largest, spread=relative, layers=[evidence.layers[0].name], sure=sure, _how=how)
 
 
 @check(
@@ -98,11 +85,9 @@ def targets_out_of_scale(evidence: Evidence, *, largest_rms: float = 20.0, small
     t = torch.cat([one.reshape(-1).double() for one in targets])
     rms, std, mean = float(t.square().mean().sqrt()), float(t.std()) if t.numel() > 1 else 0.0, float(t.mean())
     at_start = 0.0 if output is None or not output.numel() else float(output.detach().double().square().mean().sqrt())
-    if at_start > 0.1 * rms > 0.1 * largest_rms:
-        return None  # the model scales its output itself
-    if not rms or not math.isfinite(rms) or not std:
-        return None
-    if smallest_rms <= rms <= largest_rms and not (abs(mean) > 10.0 * std and abs(mean) > 3.0):
+    scales_itself = at_start > 0.1 * rms > 0.1 * largest_rms
+    is_usual = smallest_rms <= rms <= largest_rms and not (abs(mean) > 10.0 * std and abs(mean) > 3.0)
+    if scales_itself or is_usual or not rms or not math.isfinite(rms) or not std:
         return None
     fit = evidence.fit
     gets_there = fit is not None and evidence.baseline is not None and fit.given.end < evidence.baseline

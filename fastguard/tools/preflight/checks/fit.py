@@ -18,11 +18,6 @@ def _ends(fit: Fit) -> dict[str, Any]:
     return {f"lr {one.lr:.3g}": one.end for one in sorted(fit.attempts.values(), key=lambda one: one.lr)}
 
 
-def _is_judged(fit: Fit) -> bool:
-    """Whether the given rate was tried for long enough, or broke."""
-    return fit.given.num_steps >= LEAST_STEPS or not math.isfinite(fit.given.end)
-
-
 def _steps_to_halve(one: Attempt) -> float:
     return math.inf if one.gain <= 0 else 0.5 * abs(one.start) * one.num_steps / one.gain
 
@@ -44,22 +39,17 @@ def trial_steps_overshoot(evidence: Evidence, *, rises: float = 1.05, peak: floa
     steps are not judged unless the loss becomes NaN.
     """
     fit = evidence.fit
-    if fit is None or not _is_judged(fit):
+    calm = [one for factor, one in fit.attempts.items() if factor < 1.0 and one.is_calm] if fit is not None else []
+    if fit is None or not calm or (fit.given.num_steps < LEAST_STEPS and math.isfinite(fit.given.end)):
         return None
-    given, start = fit.given, abs(fit.given.start)
-    calm = [one for factor, one in fit.attempts.items() if factor < 1.0 and one.is_calm]
-    if not calm:
-        return None
-    best = max(calm, key=lambda one: one.gain)
-    what = f"goes from {given.start:.3g} to {given.end:.3g}, with a peak of {given.peak:.3g}"
+    given, start, best = fit.given, abs(fit.given.start), max(calm, key=lambda one: one.gain)
+    what = f"goes from {given.start:.3g} to NaN or Inf"
     if math.isfinite(given.end):
+        what = f"goes from {given.start:.3g} to {given.end:.3g}, with a peak of {given.peak:.3g}"
         is_peak = given.peak - given.start > peak * start and given.end > best.end
-        if not (is_peak or given.end > given.start + (rises - 1.0) * start):
+        is_rise = given.end > given.start + (rises - 1.0) * start
+        if not (is_peak or is_rise) or best.end - given.end > -(1.0 - 0.8) * start:
             return None
-        if best.end - given.end > -(1.0 - 0.8) * start:
-            return None
-    else:
-        what = f"goes from {given.start:.3g} to NaN or Inf"
     return Seen(**_ends(fit), _num=given.num_steps, _what=what, _lr=best.lr, _end=best.end)
 
 
@@ -81,7 +71,7 @@ def trial_steps_too_short(evidence: Evidence, *, num_steps: float = 2500.0, fast
     change weights by less than 1e-7 although there are gradients. Fewer than ten steps are not judged.
     """
     fit = evidence.fit
-    if fit is None or not _is_judged(fit) or not math.isfinite(fit.given.end) or not abs(fit.given.start) > 0:
+    if fit is None or fit.given.num_steps < LEAST_STEPS or not math.isfinite(fit.given.gain) or not fit.given.start:
         return None
     given, pace = fit.given, _steps_to_halve(fit.given)
     higher = [one for factor, one in fit.attempts.items() if factor > 1.0 and math.isfinite(one.end)]
@@ -90,19 +80,12 @@ def trial_steps_too_short(evidence: Evidence, *, num_steps: float = 2500.0, fast
     if 0.0 <= given.update_ratio < 1e-7 and any(float(g.abs().max()) > 1e-6 for g in gradients):
         see = "A step changes weights by {update_ratio:.1g} of their size, which float32 can hardly represent."
         return Seen(**_ends(fit), update_ratio=given.update_ratio, see=see, sure=0.95)
-    if not higher or pace < num_steps or not given.update_ratio < 5e-4:
+    best = min(higher, key=_steps_to_halve, default=given)
+    if pace < num_steps or not given.update_ratio < 5e-4 or best is given or _steps_to_halve(best) * faster > pace:
         return None
-    best = min(higher, key=_steps_to_halve)
-    if _steps_to_halve(best) * faster > pace:
-        return None
-    return Seen(
-        **_ends(fit),
-        update_ratio=given.update_ratio,
-        severity="warning",
-        _steps=f"{pace:.0f} steps" if math.isfinite(pace) else "for ever",
-        _lr=best.lr,
-        _best=_steps_to_halve(best),
-    )
+    steps = f"{pace:.0f} steps" if math.isfinite(pace) else "for ever"
+    measured = {**_ends(fit), "update_ratio": given.update_ratio, "_best": _steps_to_halve(best)}
+    return Seen(severity="warning", _steps=steps, _lr=best.lr, **measured)
 
 
 @check(

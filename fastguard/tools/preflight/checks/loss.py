@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...._text import prose
-from ....diagnosis.finding import Seen
+from ....diagnosis.finding import Seen, Severity
 from ..asking import check
 from ..evidence import Evidence
 from ..losses import has_indices, num_classes
@@ -46,22 +46,16 @@ _OF_SHAPES = re.compile(
 def trial_pass_fails(evidence: Evidence) -> Seen | None:
     """A forward or backward pass raised an error, or the loss has several elements, which backward() does not take."""
     first = evidence.first
-    if first.error is None and first.num_losses == 1:
-        return None
     if first.error is None:
-        return Seen(
-            see="The loss has {_num} elements, but backward() needs a single one.",
-            do='Reduce the loss to one number: reduction="mean", or .mean().',
-            sure=0.97,
-            cause="wrong-loss",
-            _num=first.num_losses,
-        )
+        see = "The loss has {_num} elements, but backward() needs a single one."
+        remedy, num = 'Reduce the loss to one number: reduction="mean", or .mean().', first.num_losses
+        return None if num == 1 else Seen(see=see, do=remedy, sure=0.97, cause="wrong-loss", _num=num)
     said = prose(f"{type(first.error).__name__}: {first.error}".strip().splitlines()[0])
+    more: dict[str, Any] = {"cause": "shape-mismatch"} if _OF_SHAPES.search(said) else {}
     if "is out of bounds" in said and evidence.call is not None and has_indices(evidence.call):
         remedy = "Give the last layer one unit per class, and number the classes from 0."
-        return Seen(stage=first.stage, cause="wrong-output-layer", do=remedy, _said=said)
-    cause: dict[str, Any] = {"cause": "shape-mismatch"} if _OF_SHAPES.search(said) else {}
-    return Seen(stage=first.stage, _said=said, **cause)
+        more = {"cause": "wrong-output-layer", "do": remedy}
+    return Seen(stage=first.stage, _said=said, **more)
 
 
 def _problem(evidence: Evidence, *kinds: str) -> Seen | None:
@@ -109,15 +103,11 @@ def _sums_to_one(x: Tensor, dim: int) -> bool:
     return bool((x >= 0).all()) and bool(((x.double().sum(dim) - 1).abs() < 1e-3).all())
 
 
-def _classes_dim(x: Tensor) -> int:
-    return 1 if x.dim() > 1 else 0
-
-
 def _maker(call: LossCall) -> str:
     """The function that made the loss's input; "softmax" by the values if that was not seen."""
     if call.made_by is not None:
         return call.made_by[0]
-    return "softmax" if _sums_to_one(call.input, _classes_dim(call.input)) else ""
+    return "softmax" if _sums_to_one(call.input, int(call.input.dim() > 1)) else ""
 
 
 @check(
@@ -165,11 +155,11 @@ def nll_without_log_softmax(evidence: Evidence) -> Seen | None:
     if call is None or call.kind != "nll_loss" or _is_bad_axis(call):
         return None
     x = call.input.detach().double()
-    sums = x.exp().sum(_classes_dim(x))
+    sums, maker = x.exp().sum(int(x.dim() > 1)), _maker(call)
     if bool((x <= 1e-6).all()) and bool(((sums - 1).abs() < 1e-2).all()):
         return None
-    what = f"the output of {_maker(call)}" if _maker(call) else "other values"
-    return Seen(largest=float(x.max()), sum_of_exp=float(sums.mean()), made_by=_maker(call), _what=what)
+    what = f"the output of {maker}" if maker else "other values"
+    return Seen(largest=float(x.max()), sum_of_exp=float(sums.mean()), made_by=maker, _what=what)
 
 
 def _is_bad_axis(call: LossCall) -> bool:
@@ -225,12 +215,6 @@ def targets_out_of_reach(evidence: Evidence, *, share: float = 0.05, slack: floa
     outside = float(((targets < low - allowed) | (targets > high + allowed)).double().mean())
     if outside <= share:
         return None
-    return Seen(
-        outside=outside,
-        made_by=made_by[0],
-        severity="critical" if outside > 0.3 else "warning",
-        _low=low,
-        _high=high,
-        _first=first,
-        _last=last,
-    )
+    facts: dict[str, Any] = {"_low": low, "_high": high, "_first": first, "_last": last}
+    severity: Severity = "critical" if outside > 0.3 else "warning"
+    return Seen(outside=outside, made_by=made_by[0], severity=severity, **facts)

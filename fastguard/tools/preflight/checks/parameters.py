@@ -20,12 +20,13 @@ _DROPOUTS = (nn.modules.dropout._DropoutNd,)
 
 def _in_a_list(evidence: Evidence, name: str) -> str:
     """The ModuleList or ModuleDict that holds a parameter's module; "" if none does."""
-    path = name.split(".")
-    for end in range(len(path) - 1, 0, -1):
-        holder = ".".join(path[: end - 1])
-        if isinstance(evidence.modules.get(holder), (nn.ModuleList, nn.ModuleDict)):
-            return holder
-    return ""
+    path, lists = name.split("."), (nn.ModuleList, nn.ModuleDict)
+    holders = (".".join(path[:end]) for end in reversed(range(len(path) - 1)))
+    return next((one for one in holders if isinstance(evidence.modules.get(one), lists)), "")
+
+
+def _modules(evidence: Evidence, kinds: tuple[type, ...]) -> dict[str, Any]:
+    return {name: m for name, m in evidence.bench.model.named_modules() if isinstance(m, kinds)}
 
 
 @check(
@@ -42,13 +43,9 @@ def gradient_does_not_arrive(evidence: Evidence) -> Seen | None:
     Info for modules of a ModuleList or ModuleDict in which others get one: they may be chosen by the data.
     """
     first, trainable = evidence.first, evidence.trainable
-    if first.error is not None or first.num_losses != 1 or not trainable:
-        return None
-    missing = list(trainable)
-    if first.requires_grad:
-        passes = [p for p in evidence.passes if p.error is None]
-        missing = [name for name in trainable if all(p.gradients.get(name) is None for p in passes)]
-    if not missing:
+    passes = [p for p in evidence.passes if p.error is None and first.requires_grad]
+    missing = [name for name in trainable if all(p.gradients.get(name) is None for p in passes)]
+    if first.error is not None or first.num_losses != 1 or not missing:
         return None
     counts: dict[str, Any] = {"num_missing": len(missing), "num_trainable": len(trainable), "layers": missing}
     reached = {_in_a_list(evidence, name) for name in trainable if name not in missing} - {""}
@@ -83,14 +80,10 @@ def left_out_of_optimizer(evidence: Evidence) -> Seen | None:
         return None
     own = {id(p) for p in evidence.parameters.values()}
     lost = max(0, sum(key not in own for key in evidence.in_optimizer) - evidence.first.num_outsiders_reached)
-    return Seen(
-        num_missing=len(missing),
-        num_trainable=len(trainable),
-        num_strangers=lost,
-        layers=missing,
-        severity="critical" if 2 * len(missing) > len(trainable) else "warning",
-        _more=f", and {lost} of its {total} tensors are not in the model" if lost else "",
-    )
+    counts: dict[str, Any] = {"num_missing": len(missing), "num_trainable": len(trainable), "num_strangers": lost}
+    more = f", and {lost} of its {total} tensors are not in the model" if lost else ""
+    is_most = 2 * len(missing) > len(trainable)
+    return Seen(severity="critical" if is_most else "warning", layers=missing, _more=more, **counts)
 
 
 @check(
@@ -133,20 +126,16 @@ def samples_mixed(evidence: Evidence) -> Seen | None:
     tensors, targets = tensors_in(evidence.bench.parts(evidence.batches[0])[0]), evidence.targets
     if len(tensors) != 1 or not targets or tensors[0].dim() < 2 or tensors[0].shape[0] < 3:
         return None
-    size = tensors[0].shape[0]
-    is_by_sample = targets[0].dim() >= 1 and targets[0].shape[0] == size and targets[0].dim() <= 2
-    if tensors[0].dim() >= 3 and targets[0].dim() == 2 and targets[0].shape[1] == tensors[0].shape[1]:
-        is_by_sample = False  # [time, samples], perhaps
-    if not tensors[0].is_floating_point() and targets[0].dim() >= 2:
-        is_by_sample = False
-    buffers = [t for t in evidence.bench.model.buffers() if t.dim() >= 2]
-    if not is_by_sample or any(t.shape[-1] == t.shape[-2] == size for t in buffers):
+    given, target, size = tensors[0], targets[0], tensors[0].shape[0]
+    is_by_sample = 1 <= target.dim() <= 2 and target.shape[0] == size
+    if target.dim() == 2:  # [time, samples], perhaps
+        is_by_sample &= given.is_floating_point() and (given.dim() < 3 or target.shape[1] != given.shape[1])
+    is_graph = any(t.dim() >= 2 and t.shape[-1] == t.shape[-2] == size for t in evidence.bench.model.buffers())
+    # Norms without running statistics always use those of the batch.
+    uses_batch = any(norm.running_mean is None for norm in _modules(evidence, _BATCH_NORMS).values())
+    if not is_by_sample or is_graph or uses_batch or not evidence.flow.across_samples:
         return None
-    norms = [m for m in evidence.bench.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    share = evidence.flow.across_samples
-    if not share or any(norm.running_mean is None for norm in norms):  # these always use the statistics of the batch
-        return None
-    return Seen(share=share, num_samples=size)
+    return Seen(share=evidence.flow.across_samples, num_samples=size)
 
 
 @check(
@@ -164,15 +153,9 @@ def leaks_from_the_future(evidence: Evidence) -> Seen | None:
     given, target = evidence.inputs[0], evidence.targets[0]
     if given.dim() < 2 or target.shape[:2] != given.shape[:2] or target.dtype != given.dtype or len(given[0]) < 4:
         return None
-    same = given[:, 1:] == target[:, :-1]
     valid = (target[:, :-1] >= 0) & (given[:, 1:] != given[:, :-1])
-    if not bool(valid.any()) or not float(same[valid].double().mean()) > 0.95:
-        return None
-    return Seen(share_of_next=float(same[valid].double().mean()))
-
-
-def _kind(evidence: Evidence) -> str:
-    return type(evidence.bench.optimizer).__name__
+    share = float((given[:, 1:] == target[:, :-1])[valid].double().mean())  # NaN of none
+    return Seen(share_of_next=share) if share > 0.95 else None
 
 
 @check(
@@ -185,7 +168,7 @@ def _kind(evidence: Evidence) -> str:
 )
 def unusual_optimizer_settings(evidence: Evidence, *, eps: float = 0.01, momentum: float = 0.995) -> Seen | None:
     """eps is at least `eps`, momentum or beta1 above `momentum`, or beta2 below 0.5 or almost 1."""
-    kind = _kind(evidence)
+    kind = type(evidence.bench.optimizer).__name__
     odd = [text for group in evidence.groups for text in odd_settings({**group, "kind": kind}, eps, momentum)]
     return Seen(optimizer=kind, _odd=list(dict.fromkeys(odd))) if odd else None
 
@@ -200,18 +183,15 @@ def unusual_optimizer_settings(evidence: Evidence, *, eps: float = 0.01, momentu
 )
 def heavy_weight_decay(evidence: Evidence, *, in_gradient: float = 0.05, per_step: float = 0.005) -> Seen | None:
     """Weight decay in the gradient is above `in_gradient`, or decoupled decay takes more than `per_step` each step."""
+    kind = type(evidence.bench.optimizer).__name__
     for group in evidence.groups:
         decay, lr, initial_lr = (float(group.get(key) or 0.0) for key in ("weight_decay", "lr", "initial_lr"))
-        is_decoupled = _kind(evidence) in _DECOUPLED or bool(group.get("decoupled_weight_decay"))
+        is_decoupled = kind in _DECOUPLED or bool(group.get("decoupled_weight_decay"))
         shrinks = decay * max(lr, initial_lr)
         if shrinks > per_step if is_decoupled else decay > in_gradient:
             how = f": each step takes {shrinks:.2g} off every weight" if is_decoupled else ", as a part of the gradient"
             return Seen(weight_decay=decay, lr=lr, is_decoupled=is_decoupled, _how=how)
     return None
-
-
-def _modules(evidence: Evidence, kinds: tuple[type, ...]) -> dict[str, Any]:
-    return {name: m for name, m in evidence.bench.model.named_modules() if isinstance(m, kinds)}
 
 
 @check(

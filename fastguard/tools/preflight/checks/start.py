@@ -6,13 +6,12 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ....diagnosis.finding import Seen
+from ....diagnosis.finding import Seen, Severity
 from ...initialization import check_initialization
 from ..asking import check
 from ..evidence import Evidence
-from ..watcher import BREAKERS, LOSSES
+from ..watcher import BREAKERS, LOSSES, is_finite
 
 TITLE = "Initialisation and gradient flow"
 _HE = "He et al. 2015, Glorot and Bengio 2010; the expectations of `fastguard.tools.check_initialization`"
@@ -56,7 +55,8 @@ def weights_out_of_scale(evidence: Evidence, *, least_layers: int = 1) -> Seen |
         for name, layer in result.layers.items()
         if layer.status != "ok" and not (name == last and layer.status == "too_small") and layer.kind != "embedding"
     }
-    is_zero = [name for name, layer in bad.items() if layer.actual_std == 0 and _is_zero(evidence, name)]
+    parameters = evidence.parameters
+    is_zero = [name for name in bad if name in parameters and not bool(parameters[name].detach().any())]
     if len(is_zero) <= len(result.layers) // 2:
         bad = {name: layer for name, layer in bad.items() if name not in is_zero or name == names[0]}
     if len(bad) < least_layers:
@@ -64,11 +64,6 @@ def weights_out_of_scale(evidence: Evidence, *, least_layers: int = 1) -> Seen |
     worst = max(bad, key=lambda name: abs(math.log(max(bad[name].ratio, 1e-12))))
     counts: dict[str, Any] = {"num_off": len(bad), "num_layers": len(result.layers), "ratio": bad[worst].ratio}
     return Seen(layers=bad, _worst=worst, _std=bad[worst].expected_std, **counts)
-
-
-def _is_zero(evidence: Evidence, name: str) -> bool:
-    p = evidence.parameters.get(name)
-    return p is not None and not bool(p.detach().any())
 
 
 @check(
@@ -86,26 +81,13 @@ def identical_units(evidence: Evidence) -> Seen | None:
 
     Zeros in at most half of the hidden layers, and not in the first, are ends of residual branches.
     """
-    names = _weights(evidence)[:-1]
-    found = []
-    for name in names:
-        p = evidence.parameters[name].detach()
-        flat = p.reshape(p.shape[0], -1)
-        if p.shape[0] >= 2 and bool((flat == flat[:1]).all()):
-            found.append(name)
-    zero = [name for name in found if _is_zero(evidence, name)]
+    weights = {name: evidence.parameters[name].detach() for name in _weights(evidence)[:-1]}
+    names = list(weights)
+    found = [name for name, p in weights.items() if len(p) >= 2 and bool((p == p[:1]).all())]
+    zero = [name for name in found if not bool(weights[name].any())]
     if zero and 2 * len(zero) <= len(names) and names[0] not in zero:
         found = [name for name in found if name not in zero]
     return Seen(layers=found, num_layers=len(found)) if found else None
-
-
-def _share_of_dead(output: Tensor) -> float:
-    """Share of units (last dimension of 2-d and 3-d, channels of images) that are at most 0 for every sample."""
-    if output.dim() < 2 or output.shape[0] < 2:
-        return 0.0
-    dim = 1 if output.dim() >= 4 else output.dim() - 1
-    flat = output.transpose(dim, -1).reshape(-1, output.shape[dim])
-    return float((flat <= 0).all(0).double().mean())
 
 
 @check(
@@ -119,18 +101,19 @@ def _share_of_dead(output: Tensor) -> float:
 )
 def dead_units_at_start(evidence: Evidence, *, share: float = 0.75, least_samples: int = 8) -> Seen | None:
     """More than `share` of a ReLU's units return 0 for each of at least `least_samples` samples, before any step."""
-    relus = [one for one in evidence.hidden if one.kind in ("relu", "relu6") and one.output.is_floating_point()]
-    shares = [(_share_of_dead(one.output), one) for one in relus if one.output.shape[0] >= least_samples]
-    dead, worst = max(shares, key=lambda pair: pair[0], default=(0.0, None))
-    if worst is None or dead <= share:
+    activities = evidence.first.seen.activities
+    dead, where = 0.0, ""
+    for one in activities if evidence.output_made_by is None else activities[:-1]:  # without that of the output
+        x = one.output
+        if one.kind in ("relu", "relu6") and x.dim() >= 2 and len(x) >= max(2, least_samples):
+            dim = 1 if x.dim() >= 4 else x.dim() - 1  # of units: the channels of images
+            found = float((x <= 0).transpose(dim, -1).flatten(0, -2).all(0).double().mean())
+            dead, where = max((dead, where), (found, one.module), key=lambda pair: pair[0])
+    if dead <= share:
         return None
-    return Seen(
-        dead=dead,
-        severity="critical" if dead == 1.0 else "warning",
-        sure=0.93 if dead == 1.0 else 0.8,
-        layers=filter(None, [worst.module]),
-        _where=worst.module or "a ReLU",
-    )
+    sure = 0.93 if dead == 1.0 else 0.8
+    severity: Severity = "critical" if dead == 1.0 else "warning"
+    return Seen(dead=dead, severity=severity, sure=sure, layers=filter(None, [where]), _where=where or "a ReLU")
 
 
 @check(
@@ -149,29 +132,21 @@ def non_finite_at_start(evidence: Evidence) -> Seen | None:
     The first NaN or Inf came from a function that is not defined everywhere, from a root or norm of exactly zero, or
     from an overflow in float16.
     """
-    first, gradients = evidence.first, evidence.first.gradients.values()
-    given = (*evidence.inputs, *evidence.targets, *evidence.parameters.values())
-    if first.error is not None or not all(bool(torch.isfinite(t).all()) for t in given if t.is_floating_point()):
+    first, seen = evidence.first, evidence.first.seen
+    given = [*evidence.inputs, *evidence.targets, *evidence.parameters.values()]
+    if first.error is not None or not is_finite(given) or (evidence.ran and is_finite([*first.gradients.values()])):
         return None
-    if evidence.ran and all(bool(torch.isfinite(g).all()) for g in gradients if g is not None):
-        return None
-    name, module = first.seen.origin or ("", "")
-    dtypes = {p.dtype for p in evidence.parameters.values()}
-    dtypes |= {layer.output.dtype for layer in evidence.layers if layer.output is not None}
+    name, module = seen.origin or ("", "")
+    more: dict[str, Any] = {}
     if name in BREAKERS or name in LOSSES:
         what = f"{name} is the first to return NaN or Inf for finite arguments"
-    elif not name and first.seen.zero_roots:
-        name, module = first.seen.zero_roots[0]
+    elif not name and seen.zero_roots:
+        name, module = seen.zero_roots[0]
         what = f"{name} is taken of exactly zero, where it has no derivative, so gradients are NaN or Inf"
-    elif torch.float16 in dtypes:
-        return Seen(
-            layers=filter(None, [module]),
-            function=name,
-            cause="half-precision-overflow",
-            do="Use bfloat16, or keep that layer in float32; look why values are so large.",
-            _loss=first.loss,
-            _what="values leave the range of float16, and gradients are not finite",
-        )
+    elif torch.float16 in seen.dtypes.union(p.dtype for p in evidence.parameters.values()):
+        what = "values leave the range of float16, and gradients are not finite"
+        remedy = "Use bfloat16, or keep that layer in float32; look why values are so large."
+        more = {"cause": "half-precision-overflow", "do": remedy}
     else:
         return None
-    return Seen(layers=filter(None, [module]), function=name, _loss=first.loss, _what=what)
+    return Seen(layers=filter(None, [module]), function=name, _loss=first.loss, _what=what, **more)
