@@ -14,7 +14,7 @@ from ..clip import GlobalNorm
 from ..diagnosis import by_sign, diagnose, needs
 from ..errors import FastguardError, RecoveryFailedError
 from ..observers.observer import while_alive
-from ..ranks import has_other_ranks
+from ..ranks.shards import has_other_ranks
 from ..records.events import RecoveryEvent, describe_recovery
 from .ladder import Groups, Ladder, StepSeen, exchanged, read_events, reduced
 from .settings import Recovery

@@ -18,16 +18,8 @@ from torch.nn.utils import get_total_norm as _torch_get_total_norm
 
 from .. import kernels
 from ..errors import UnsupportedTensorError
-from ..ranks import (
-    as_everywhere,
-    gradients_over_ranks,
-    has_other_ranks,
-    is_sharded,
-    locals_of,
-    measured,
-    norm_over_ranks,
-    tensors_over_ranks,
-)
+from ..ranks.exchange import as_everywhere, gradients_over_ranks, measured, norm_over_ranks, tensors_over_ranks
+from ..ranks.shards import has_other_ranks, is_sharded, locals_of
 from ..records import TensorStats
 
 _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"

@@ -27,7 +27,7 @@ def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor 
     if activations is None or activations is False:
         return None
     if activations is True or isinstance(activations, str):
-        activations = {"modules": None if activations is True else activations}
+        activations = {"modules": "default" if activations is True else activations}
     if isinstance(activations, dict):
         if model is None:
             raise ValueError("`activations` must come with a model, got none. Call wrap(optimizer, model, …).")

@@ -15,8 +15,7 @@ from torch import nn
 
 from ..tensors import Extract, is_dense, unreadable
 from .collector import TOKEN, Collector, Hook, nothing
-from .families import ATTENTION_WEIGHTS
-from .selection import Target, class_name, is_never_caller
+from .selection import ATTENTION_WEIGHTS, Target, class_name, is_never_caller
 
 KIND = "[attention]"
 _NAME = "scaled_dot_product_attention"

@@ -20,10 +20,8 @@ from ...errors import UnsupportedTensorError
 from ...records.failures import Failures, describe
 from ..observer import Transient, leave_to_python
 from ..tensors import Extract, inputs_of, is_dense, labelled, leaves, unit_dim_of, unreadable
-from .arrivals import Sighting
-from .families import PLAIN, Judgement
-from .readers import DeferredReader, ImmediateReader, Measurement, reader_for
-from .selection import Target
+from .arrivals import DeferredReader, ImmediateReader, Measurement, Sighting, reader_for
+from .selection import PLAIN, Judgement, Target
 
 Inputs: TypeAlias = Callable[[], Sequence[torch.Tensor]]  # of a module, asked for only if they matter
 TOKEN = torch.zeros(1, device="cpu")  # the operators claim to change it, so that none is dropped or moved

@@ -12,8 +12,7 @@ from torch import nn
 
 from ..tensors import Extract, is_dense, leaves, unreadable
 from .collector import Collector, Seen
-from .families import ROUTER
-from .selection import Selector, Target, matcher
+from .selection import ROUTER, Selector, Target, matcher
 
 KIND = "[router]"
 _MAX_TOKENS = 4096
