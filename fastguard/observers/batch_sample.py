@@ -128,7 +128,12 @@ def _sample_of(x: torch.Tensor, most_bytes: int) -> InputSample:
 
 
 class Dependence:
-    """Sums `how_near` over batches, for each input by itself. Cost: 10 to 100 us a batch and input."""
+    """Sums the distance correlation of inputs and targets over batches. Cost: 10 to 100 us a batch and input.
+
+    It is the bias-corrected one, times the root of n (n - 3) / 2: independent, it has mean 0 and standard deviation 1
+    (Szekely and Rizzo 2013). Distances of inputs count as 1 - exp(-2 d) in units of their median, so that near pairs
+    count most.
+    """
 
     def __init__(self) -> None:
         self._found: list[list[float]] = []
@@ -150,21 +155,11 @@ class Dependence:
         counted = [x for x in inputs if not x.is_floating_point()]
         if counted and (len(targets) > count or min((x[1:] == x[:-1]).double().mean() for x in counted) < _LEAST_EQUAL):
             return None
-        found = [how_near(x, targets, len(targets) // count, are_floating) for x in inputs]
-        if all(map(math.isfinite, found)):
+        found = [extension.how_near(*_floats(x), targets, len(targets) // count, are_floating) for x in inputs]
+        if all(one is not None and math.isfinite(one) for one in found):  # None if constant
             self._found = [now for now in self._found if len(now) == len(found)] + [found]
         num = len(self._found)
         return max(map(sum, zip(*self._found))) / math.sqrt(num) if num >= _LEAST_BATCHES else None
-
-
-def how_near(x: torch.Tensor, targets: array[float], each: int, are_floating: bool) -> float:
-    """The bias-corrected distance correlation of inputs and targets, times the root of n (n - 3) / 2; NaN if constant.
-
-    If they are independent, it has mean 0 and standard deviation 1 (Szekely and Rizzo 2013). Distances of inputs count
-    as 1 - exp(-2 d) in units of their median, so that near pairs count most. Each sample has `each` targets.
-    """
-    found = extension.how_near(*_floats(x), targets, each, are_floating)
-    return math.nan if found is None else found
 
 
 def how_it_follows(x: torch.Tensor, targets: array[float]) -> array[float]:

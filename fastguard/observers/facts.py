@@ -123,9 +123,8 @@ class ModelFacts:
             known = {id(p) for p, _ in self._namer.known()}
             known |= self._guarded() if known else set()
             self._ledger.history.note_model(**facts_of_loss(loss, known or None))
-            self._foreign = parameters_of_loss(loss) if known else {}
-            for number in known & self._foreign.keys():
-                del self._foreign[number]
+            in_loss = parameters_of_loss(loss) if known else {}
+            self._foreign = {number: ref for number, ref in in_loss.items() if number not in known}
             node = getattr(loss, "grad_fn", None)
             self._loss = None if node is None else node._sequence_nr()
             for other in [one for one in _ALIVE if one is not self]:
@@ -142,7 +141,7 @@ class ModelFacts:
             "resources": self._resources.facts(run.step) or None,
             "objective": self._objective,
             "clip_limit": limit if isinstance(limit, (int, float)) else None,
-            "clip_policy": "" if policy is None else _shown(policy),
+            "clip_policy": "" if policy is None else repr(policy)[:200],
             "has_scaler": run.has_scaler if run.step else None,
             "num_ranks": self._num_ranks,
             "num_averaged": run.num_averaged,
@@ -255,10 +254,3 @@ def _schedule(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
     groups = [group for o in marked or optimizers for group in o.param_groups[:1]]
     initial = next((_number(group["initial_lr"]) for group in groups if "initial_lr" in group), None)
     return {"has_scheduler": bool(marked), **({} if initial is None else {"initial_lr": initial})}
-
-
-def _shown(policy: Any) -> str:
-    try:
-        return repr(policy)[:200]
-    except Exception:  # from a user's `__repr__`: the class name has to do
-        return type(policy).__name__

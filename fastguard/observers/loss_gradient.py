@@ -230,8 +230,11 @@ class LossGradient:
             "num_target_classes": len(self._classes),
             "num_targets": total,
         }
-        is_enough = not loss.is_sampled or total >= _EACH * len(self._classes)
-        return {**facts, "target_entropy": _entropy(self._classes)} if is_enough else facts
+        if not loss.is_sampled or total >= _EACH * len(self._classes):
+            entropy = -sum(number / total * math.log(number / total) for number in self._classes.values())
+            # with the correction by Miller and Madow for the number of classes
+            facts["target_entropy"] = entropy + (len(self._classes) - 1) / (2 * total)
+        return facts
 
     def _of_numbers(self, loss: Loss) -> dict[str, Any]:
         """The targets that a mean squared error would have, and the losses that would confirm it."""
@@ -248,13 +251,6 @@ class LossGradient:
         return {**facts, "squared_losses": tuple(self._losses)} if is_known else facts
 
 
-def _entropy(classes: Counter[float]) -> float:
-    """Entropy of the classes in nats, with the correction by Miller and Madow for their number."""
-    total = classes.total()
-    plain = -sum(number / total * math.log(number / total) for number in classes.values())
-    return plain + (len(classes) - 1) / (2 * total)
-
-
 def facts_of_loss(loss: Any, parameters: Collection[int] | None) -> dict[str, Any]:
     """Facts about a loss by its graph, such as `loss_ops` and `num_foreign_parameters`; empty if it has none.
 
@@ -268,10 +264,12 @@ def facts_of_loss(loss: Any, parameters: Collection[int] | None) -> dict[str, An
     if parameters is None:
         return {"loss_ops": ops}
     nodes = _nodes(loss)
-    foreign = _parameters(nodes).keys() - parameters
-    is_smooth = len(nodes) < MAX_NODES and all(map(_is_smooth, nodes))
-    facts = {"loss_ops": ops, "is_smooth": is_smooth, "num_foreign_parameters": len(foreign)}
-    return {**facts, "softmax_over_batch": any(map(_is_over_batch, chain[:_NEAR]))}
+    return {
+        "loss_ops": ops,
+        "is_smooth": len(nodes) < MAX_NODES and all(map(_is_smooth, nodes)),
+        "num_foreign_parameters": len(parameters_of_loss(loss).keys() - parameters),
+        "softmax_over_batch": any(map(_is_over_batch, chain[:_NEAR])),
+    }
 
 
 def _is_over_batch(node: Any) -> bool:
@@ -283,11 +281,7 @@ def _is_over_batch(node: Any) -> bool:
 
 def parameters_of_loss(loss: Any) -> dict[int, weakref.ref[torch.Tensor]]:
     """The parameters in the graph of a loss, by their ids. Cost: as of `facts_of_loss`."""
-    return _parameters(_nodes(loss))
-
-
-def _parameters(nodes: Collection[Any]) -> dict[int, weakref.ref[torch.Tensor]]:
-    leaves = (getattr(node, "variable", None) for node in nodes)
+    leaves = (getattr(node, "variable", None) for node in _nodes(loss))
     return {id(leaf): weakref.ref(leaf) for leaf in leaves if isinstance(leaf, torch.nn.Parameter)}
 
 

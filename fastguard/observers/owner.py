@@ -11,8 +11,7 @@ import torch
 
 from ..records import ModelNotes
 from .batches import BatchWatch
-from .coverage import CoverageWatch
-from .left_gradients import LeftGradients
+from .coverage import CoverageWatch, LeftGradients
 from .observer import Observer
 from .sketches import Sketches
 

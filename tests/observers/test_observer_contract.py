@@ -18,8 +18,7 @@ import fastguard.ranks
 from fastguard.kernels import cpu
 from fastguard.observers.activations import ActivationWatch
 from fastguard.observers.batches import BatchWatch
-from fastguard.observers.coverage import CoverageWatch
-from fastguard.observers.left_gradients import LeftGradients
+from fastguard.observers.coverage import CoverageWatch, LeftGradients
 from fastguard.observers.observer import Observer
 from fastguard.observers.sketches import Sketches
 from fastguard.observers.weights import WeightWatch

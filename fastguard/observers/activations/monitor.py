@@ -20,10 +20,9 @@ from ...records.failures import Failures
 from ...records.samples import ActivationStats, ModuleActivity
 from ..observer import held_weakly, unwrapped
 from .arrivals import Arrivals, Origin, draw
-from .attention import AttentionWatch
 from .budget import Budget, Cost
+from .choices import ROUTER_KIND, AttentionWatch, routers_of
 from .collector import Collector, Hook, first_input, nothing, outputs
-from .routers import KIND, routers_of
 from .selection import Selector, choose, class_name, matcher, names_of
 
 _log = logging.getLogger("fastguard")
@@ -134,7 +133,7 @@ class ActivationMonitor:
             self._hooks.append(Hook(target.module, collector, find, show, target.name, at_end=not target.of_input))
         for target, router in routers_found:
             show = partial(router.show, collector, target.name)
-            self._hooks.append(Hook(target.module, collector, router.find, show, target.name + KIND))
+            self._hooks.append(Hook(target.module, collector, router.find, show, target.name + ROUTER_KIND))
         begins, ends = collector.begin, held_weakly(self._pass_ends)
         self._pass_hooks = [
             Hook(root, collector, nothing, begins, at_end=False, on_every_step=True),
