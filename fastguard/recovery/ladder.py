@@ -204,12 +204,13 @@ class Ladder(Part):
             return f"the loss stood at {self.rise.level:.4g} after it had been at {self.level.value:.4g}"
         return ""
 
-    def try_back(self) -> None:
+    def try_back(self) -> Trial:
         """Begins the trial of a snapshot."""
         before, level = self.level, self.rise.level
         least = before.value + before.spread
         self.trial = Trial(before.value, max(level, least) if math.isfinite(level) else least, before.spread)
         self.rise.calm()
+        return self.trial
 
     def accept(self) -> None:
         """Accepts a risen loss that is not the fault of the model, and learns its level again."""
