@@ -122,15 +122,10 @@ def groups_of(meshes: Iterable[Any]) -> list[dist.ProcessGroup]:
 
 
 class FlatShards(NamedTuple):
-    """The layout of the flat parameters of a model over the ranks.
-
-    Attributes:
-        num_shards: number of different parts of each parameter, float64 [T, 1]: 1 of those that are not flat, which
-            are whole on each rank.
-    """
+    """The layout of the flat parameters of a model over the ranks."""
 
     groups: list[dist.ProcessGroup]  # to reduce over, one after the other: of shards, then of their replicas
-    num_shards: torch.Tensor
+    num_shards: torch.Tensor  # number of different parts of each parameter, float64 [T, 1]; 1 of those that are whole
 
 
 def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -> FlatShards | None:

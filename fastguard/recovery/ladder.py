@@ -41,20 +41,17 @@ class LossLevel(Part):
     """
 
     losses: deque[float]
-    _num_new: Count
-    limit: float  # Inf while too little is known
-    value: float  # median of the newest 32 losses; 0 while it is not known
-    spread: float
+    _num_new: Count = 0
+    limit: float = math.inf  # while too little is known
+    value: float = 0.0  # median of the newest 32 losses; 0 while it is not known
+    spread: float = 0.0
     first: list[float]  # the first twenty losses
-    harder: float  # by how much the losses of data that were left out were above the level
+    harder: float = 0.0  # by how much the losses of data that were left out were above the level
 
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
         self.losses = deque(maxlen=_NUM_KEPT)
         self.first = []
-        self._num_new = 0
-        self.value = self.spread = self.harder = 0.0
-        self.limit = math.inf
 
     def take(self, loss: float) -> None:
         """Takes the loss of a healthy step."""
@@ -92,30 +89,25 @@ class Ladder(Part):
 
     level: LossLevel  # of the losses
     rise: LossRise  # detects losses that stay above their level, also below the limit
-    cut: float
-    cut_at: Count
-    lr: float | None
-    lr_back: float | None
+    cut: float = 1.0
+    cut_at: Count = 0
+    lr: float | None = None
+    lr_back: float | None = None
     _norms: deque[float]
-    num_high: Count  # losses in a row above the limit
-    num_bad: Count  # steps in a row with non-finite gradients
+    num_high: Count = 0  # losses in a row above the limit
+    num_bad: Count = 0  # steps in a row with non-finite gradients
     attempts: list[Count]  # steps of the rollbacks
-    is_waiting: bool  # the run was rolled back, and its loss is not yet known to be normal
-    num_sat_out: Count  # steps skipped since then
+    is_waiting: bool = False  # the run was rolled back, and its loss is not yet known to be normal
+    num_sat_out: Count = 0  # steps skipped since then
 
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
         self._norms = deque(maxlen=_NUM_KEPT)
         self.level, self.rise = LossLevel(settings), LossRise()
-        self.cut, self.cut_at = 1.0, 0
-        self.lr = self.lr_back = None
         self.has_aim, self.has_grown = True, False
         self.trial: Trial | None = None  # of a snapshot; None without one
-        self.num_high = self.num_bad = 0
         self.cause = ""  # a reason to roll back that was found elsewhere; "" for none
         self.attempts = []
-        self.is_waiting = False
-        self.num_sat_out = 0
 
     def see(
         self, loss: float | None, norm: float, *, skipped: bool, vetoed: bool = False, lr: float | None = None

@@ -28,18 +28,15 @@ class LossRise(Part):
     Source: E. S. Page, Continuous inspection schemes, Biometrika 41 (1954), 100-115.
     """
 
-    sum: float  # see above; at most twice the alarm
-    known: float  # the largest rise that was accepted
-    num_resting: Count  # number of losses to leave out
-    num_suspect: Count  # suspect losses in a row
-    _lr: float  # of the newest loss
-    _lr_before: float  # of those that the level is of
+    sum: float = 0.0  # see above; at most twice the alarm
+    known: float = 0.0  # the largest rise that was accepted
+    num_resting: Count = 0  # number of losses to leave out
+    num_suspect: Count = 0  # suspect losses in a row
+    _lr: float = math.inf  # of the newest loss
+    _lr_before: float = math.inf  # of those that the level is of
     _newest: deque[float]  # losses since then
 
     def __init__(self) -> None:
-        self.sum = self.known = 0.0
-        self.num_resting = self.num_suspect = 0
-        self._lr = self._lr_before = math.inf
         self._newest = deque(maxlen=_NUM_NEWEST)
 
     def see(self, loss: float, lr: float | None, level: float, spread: float) -> None:
