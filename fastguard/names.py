@@ -58,9 +58,6 @@ class Namer:
     Holds the model and its parameters weakly, and no object for each parameter but its name. The model is asked again
     when it holds other parameters, because FSDP2 and tensor parallelism replace them. Its names outlive it, as those of
     a wrapper made only for `wrap` must.
-
-    Attributes:
-        given: names that were given.
     """
 
     def __init__(self, model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -71,7 +68,7 @@ class Namer:
         self._names: tuple[str | None, ...] = ()  # of these; None from the second time on
         self._others: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # what no module of the model holds
         self._given: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
-        self.given: frozenset[str] = frozenset()
+        self.given: frozenset[str] = frozenset()  # names that were given
         self._ask_model()
 
     def give(

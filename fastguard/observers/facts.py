@@ -190,10 +190,12 @@ def leaves_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def kind_of(module: torch.nn.Module) -> str:
-    """The name of a module's class, before it was scripted or parametrized."""
+    """The name of a module's class, before it was scripted or parametrized, or sharded by `fully_shard`."""
     if isinstance(module, torch.jit.ScriptModule):
         return str(getattr(module, "original_name", "ScriptModule"))
-    return parametrize.type_before_parametrizations(module).__name__
+    kind = parametrize.type_before_parametrizations(module)
+    bases = [base.__name__ for base in kind.__bases__]
+    return next(name for name in bases if name != "FSDPModule") if "FSDPModule" in bases else kind.__name__
 
 
 def _dtypes(params: Iterable[torch.Tensor]) -> list[str]:

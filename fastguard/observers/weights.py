@@ -227,25 +227,16 @@ def sampler_settings(weights: bool | int | Mapping[str, Any] | None) -> dict[str
 
 
 class GradientLine(NamedTuple):
-    """One parameter.
+    """One parameter."""
 
-    Attributes:
-        name: the parameter's name, without the prefixes of wrappers.
-        shape: its shape.
-        grad_norm: 2-norm of its gradient; None if it has none.
-        weight_norm: 2-norm of the parameter.
-        num_zeros, num_nans, num_infs: elements of the gradient.
-        num_elements: size of the gradient, 0 if it has none; real and imaginary parts count apart.
-    """
-
-    name: str
+    name: str  # without the prefixes of wrappers
     shape: tuple[int, ...]
-    grad_norm: float | None
-    weight_norm: float
-    num_zeros: int
+    grad_norm: float | None  # 2-norm of its gradient; None if it has none
+    weight_norm: float  # 2-norm of the parameter
+    num_zeros: int  # like the next two, elements of the gradient
     num_nans: int
     num_infs: int
-    num_elements: int
+    num_elements: int  # of the gradient, 0 if it has none; real and imaginary parts count apart
 
     @property
     def ratio(self) -> float | None:

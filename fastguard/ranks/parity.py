@@ -142,13 +142,9 @@ class AlikeSettings:
     """Compares the settings of a guard over its ranks, before the first collective that depends on them.
 
     Each rank leaves its settings in the process group's store when its guard is made. So no collective hangs if one
-    rank has `recovery=`, say, and the others have not, or are not guarded.
-
-    Args:
-        settings: those that must be equal, as text.
-        rooms: numbers of the ranks that must agree, for each group of them.
-        shapes: of the model's parameters, to tell guards apart; empty if they differ between ranks.
-        waits: wait for ranks without a guard, because collectives follow; otherwise look at ten steps, and warn then.
+    rank has `recovery=`, say, and the others have not, or are not guarded. `rooms` are groups of ranks that must agree,
+    and `shapes` of the model's parameters tell guards apart. With `waits`, because collectives follow, it waits for
+    ranks without a guard; otherwise it looks at ten steps, and warns then.
 
     Cost: four messages to the store when the guard is made, and two at its first step.
     """

@@ -33,18 +33,13 @@ read_events = reader_of(list[RecoveryEvent])
 
 
 class LossLevel(Part):
-    """Where the losses of a healthy run are, how far they scatter, and from where on a loss is too high.
-
-    Attributes:
-        spread: standard deviation, estimated robustly, or 2 % of the level or 5 % of the progress if those are more; 0
-            while it is not known.
-    """
+    """Where the losses of a healthy run are, how far they scatter, and from where on a loss is too high."""
 
     losses: deque[float]
     _num_new: Count = 0
     limit: float = math.inf  # while too little is known
     value: float = 0.0  # median of the newest 32 losses; 0 while it is not known
-    spread: float = 0.0
+    spread: float = 0.0  # robust standard deviation, at least 2 % of the level and 5 % of the progress; 0 if not known
     first: list[float]  # the first twenty losses
     harder: float = 0.0  # by how much the losses of data that were left out were above the level
 
@@ -78,21 +73,14 @@ class LossLevel(Part):
 
 
 class Ladder(Part):
-    """Watches losses and norms, and counts rollbacks.
-
-    Attributes:
-        cut, cut_at: the factor of the learning rate after a rollback, and the step of the rollback.
-        lr, lr_back: the newest learning rate of the schedule, and that of the restored snapshot.
-        has_aim: whether a lower loss is better.
-        has_grown: whether parameters are many times larger than before the loss began to rise.
-    """
+    """Watches losses and norms, and counts rollbacks."""
 
     level: LossLevel  # of the losses
     rise: LossRise  # detects losses that stay above their level, also below the limit
-    cut: float = 1.0
-    cut_at: Count = 0
-    lr: float | None = None
-    lr_back: float | None = None
+    cut: float = 1.0  # the factor of the learning rate after a rollback
+    cut_at: Count = 0  # the step of the rollback
+    lr: float | None = None  # the newest of the schedule
+    lr_back: float | None = None  # that of the restored snapshot
     _norms: deque[float]
     num_high: Count = 0  # losses in a row above the limit
     num_bad: Count = 0  # steps in a row with non-finite gradients
@@ -104,7 +92,8 @@ class Ladder(Part):
         self._settings = settings
         self._norms = deque(maxlen=_NUM_KEPT)
         self.level, self.rise = LossLevel(settings), LossRise()
-        self.has_aim, self.has_grown = True, False
+        self.has_aim = True  # whether a lower loss is better
+        self.has_grown = False  # whether parameters are many times larger than before the loss began to rise
         self.trial: Trial | None = None  # of a snapshot; None without one
         self.cause = ""  # a reason to roll back that was found elsewhere; "" for none
         self.attempts = []

@@ -234,9 +234,7 @@ def have_not_grown(now: torch.Tensor | None, before: torch.Tensor | None) -> tor
 class Snapshots:
     """The newest snapshots, newest first. At least one valid snapshot is never overwritten.
 
-    Args:
-        quarantine: healthy steps after which a snapshot is valid.
-        least: number of healthy steps that is enough if the next loss jumps without warning.
+    One is valid after `quarantine` healthy steps, or after `least` if the next loss jumps without warning.
     """
 
     def __init__(self, keep: int, quarantine: int, least: int) -> None:

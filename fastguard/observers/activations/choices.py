@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ..facts import kind_of
 from ..tensors import Extract, is_dense, leaves, unreadable
 from .collector import TOKEN, Collector, Hook, Seen, nothing
-from .selection import ATTENTION_WEIGHTS, ROUTER, Selector, Target, class_name, is_never_caller, matcher
+from .selection import ATTENTION_WEIGHTS, ROUTER, Selector, Target, is_never_caller, matcher
 
 ATTENTION_KIND = "[attention]"
 _NAME = "scaled_dot_product_attention"
@@ -43,7 +44,7 @@ class AttentionWatch:
 
     def __init__(self, collector: Collector, named: Mapping[str, nn.Module], fits: Callable[[Target], bool]) -> None:
         self._collector = collector
-        targets = [Target(module, name or class_name(module), ATTENTION_WEIGHTS) for name, module in named.items()]
+        targets = [Target(module, name or kind_of(module), ATTENTION_WEIGHTS) for name, module in named.items()]
         self._names = {id(target.module): target.name if fits(target) else None for target in targets}
         self._within: list[int] = []  # ids of the modules that are being called, the innermost last
         self._sites = _sites(named)
@@ -64,8 +65,6 @@ class AttentionWatch:
     def begin(self) -> None:
         self._within.clear()
         with _lock:
-            if self in _watches:
-                return
             _watches.append(self)
             for site in self._sites:
                 if site not in _replaced:

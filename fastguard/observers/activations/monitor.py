@@ -18,12 +18,13 @@ from ..._text import NAME_WIDTH, shown
 from ...records import values
 from ...records.failures import Failures
 from ...records.samples import ActivationStats, ModuleActivity
+from ..facts import kind_of
 from ..observer import held_weakly, unwrapped
 from .arrivals import Arrivals, Origin, draw
 from .budget import Budget, Cost
 from .choices import ROUTER_KIND, AttentionWatch, routers_of
 from .collector import Collector, Hook, first_input, nothing, outputs
-from .selection import Selector, choose, class_name, matcher, names_of
+from .selection import Selector, choose, matcher, names_of
 
 _log = logging.getLogger("fastguard")
 _MAX_NAMED = 6  # modules that could not be read, in the table
@@ -121,7 +122,7 @@ class ActivationMonitor:
         targets = choose(named, modules == "default", fits)
         routers_found = routers_of(named, routers, fits)
         self.names = tuple(target.name for target in targets if not target.is_quiet)
-        self._arrivals.root = class_name(named[""])
+        self._arrivals.root = kind_of(named[""])
         collector = self._collector
         collector.root = weakref.ref(root)
         if attention:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import nn
 
 from ...names import strip_wrappers
+from ..facts import kind_of
 
 THRESHOLD = 0.99  # where nothing better is known
 _MARGIN = 1.0 - THRESHOLD
@@ -132,13 +133,6 @@ class Target(NamedTuple):
     is_quiet: bool = False  # it makes a record only when it is not finite
 
 
-def class_name(module: nn.Module) -> str:
-    """The name of the module's class, before `fully_shard` derived one from it."""
-    kind = type(module)
-    bases = [base.__name__ for base in kind.__bases__]
-    return next(name for name in bases if name != "FSDPModule") if "FSDPModule" in bases else kind.__name__
-
-
 def is_never_caller(module: nn.Module) -> bool:
     """Whether its own `forward` never computes attention: containers, and torch's layers without children."""
     is_layer = not module._modules and type(module).__module__.startswith("torch.nn.")
@@ -165,14 +159,14 @@ def choose(named: dict[str, nn.Module], is_default: bool, fits: Callable[[Target
         if is_default and judgement.family not in (*_ACTIVATIONS, "attention", "norm"):
             is_quiet = bool(name) and not is_block(module, named.get(name.rpartition(".")[0]))
             judgement = judgement._replace(has_units=False) if is_quiet else BLOCK
-        found.append(Target(module, name or class_name(module), judgement, dim, is_quiet=is_quiet))
+        found.append(Target(module, name or kind_of(module), judgement, dim, is_quiet=is_quiet))
     for name, module in named.items():
         projection, hidden = _hidden(module)
         if hidden is not None:
             found.append(Target(projection, f"{name}[hidden]", hidden, -1, of_input=True))
     chosen = list(filter(fits, found))
     if all(target.is_quiet for target in chosen):
-        some = ", ".join(repr(name) for name in list(named)[1:9]) or class_name(named[""])
+        some = ", ".join(repr(name) for name in list(named)[1:9]) or kind_of(named[""])
         raise ValueError(
             f"`modules` must match at least one module, got none - in a model of {len(named)} modules such as {some}. "
             "Patterns are searched in these names."
