@@ -15,7 +15,7 @@ from ..ranks.exchange import all_reduced
 from ..records import values
 from ..records.codec import Count, Part, reader_of
 from ..records.events import RecoveryEvent
-from .rise import LossRise, Trial
+from .rise import ALARM, LossRise, Trial
 from .settings import Recovery
 
 _NUM_KEPT, _NUM_LEVEL, _NUM_NEEDED, _ASK_EVERY = 128, 32, 20, 8
@@ -181,7 +181,7 @@ class Ladder(Part):
             return ""
         if self.has_grown and self.rise.is_odd:
             return "parameters had grown many times over, and the loss rose"
-        if self.rise.is_lasting:
+        if self.rise.sum >= ALARM and not self.rise.is_explained:
             return f"the loss stood at {self.rise.level:.4g} after it had been at {self.level.value:.4g}"
         return ""
 

@@ -9,7 +9,7 @@ from statistics import median
 from ..records.codec import Count, Part
 
 _ALLOWANCE, _CLIPPED = 0.75, 2.0  # standard deviations of one loss
-_ODD, _SUSPECT, _ALARM = 2.0, 5.0, 12.0
+_ODD, _SUSPECT, ALARM = 2.0, 5.0, 12.0
 _NUM_NEWEST, _NUM_USUAL = 8, 128
 _HIGHER = 1.25  # times the earlier learning rate, above which it explains a higher loss
 _SURE, _MOST_ASKED = 6.0, 32  # of a trial
@@ -50,7 +50,7 @@ class LossRise(Part):
             self.num_resting -= 1
             return
         score = _score(loss, level, max(spread, 2.0 * self.known))
-        self.sum = min(max(0.0, self.sum + score - _ALLOWANCE), 2.0 * _ALARM)
+        self.sum = min(max(0.0, self.sum + score - _ALLOWANCE), 2.0 * ALARM)
         if self.sum <= 0.0:
             self._newest.clear()
         else:
@@ -71,11 +71,6 @@ class LossRise(Part):
     def is_explained(self) -> bool:
         """Whether the learning rate is higher than before, which explains a higher loss."""
         return self._lr > _HIGHER * self._lr_before
-
-    @property
-    def is_lasting(self) -> bool:
-        """Whether it has stayed higher without an explanation."""
-        return self.sum >= _ALARM and not self.is_explained
 
     @property
     def level(self) -> float:

@@ -16,9 +16,7 @@ from ..._text import shown
 from ...records.samples import ModuleActivity
 from ..buffers import forward_undone
 from ..observer import Observer
-from .arrivals import Origin as Origin
 from .arrivals import draw, origin_of
-from .budget import Cost as Cost
 from .monitor import ActivationMonitor as ActivationMonitor
 
 

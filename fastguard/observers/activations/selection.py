@@ -108,20 +108,6 @@ def judgement_of(module: nn.Module) -> Judgement:
     return next(judgement for pattern, judgement in _LEAVES_BY_NAME if pattern.search(name))
 
 
-def is_block(module: nn.Module, parent: nn.Module | None) -> bool:
-    """Whether `module` is one of several like it: an entry of a list, or named a block or a layer."""
-    if next(module.children(), None) is None:
-        return False
-    return isinstance(parent, (nn.ModuleList, nn.Sequential)) or bool(_BLOCK_NAME.search(type(module).__name__))
-
-
-def unit_dim_after(module: nn.Module) -> int | None:
-    """The dimension of the units after `module`: 1 after a convolution, -1 after a linear layer; None if not known."""
-    if isinstance(module, (*_CONVOLUTIONS, *_BATCH_NORMS)):
-        return 1
-    return -1 if isinstance(module, (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase)) else None
-
-
 class Target(NamedTuple):
     """Something to watch: the output of `module`, or its input."""
 
@@ -152,15 +138,20 @@ def choose(named: dict[str, nn.Module], is_default: bool, fits: Callable[[Target
     found: list[Target] = []
     dim: int | None = None  # of the units, by the preceding layer in the order of registration
     for name, module in named.items():
-        dim = unit_dim_after(module) or dim
+        if isinstance(module, (*_CONVOLUTIONS, *_BATCH_NORMS)):
+            dim = 1
+        elif isinstance(module, (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase)):
+            dim = -1
         if isinstance(module, _SILENT):
             continue
         judgement, is_quiet = judgement_of(module), False
         if is_default and judgement.family not in (*_ACTIVATIONS, "attention", "norm"):
-            is_quiet = bool(name) and not is_block(module, named.get(name.rpartition(".")[0]))
+            # A block is one of several like it: an entry of a list, or named a block or a layer.
+            is_entry = isinstance(named.get(name.rpartition(".")[0]), (nn.ModuleList, nn.Sequential))
+            is_like_others = is_entry or _BLOCK_NAME.search(type(module).__name__)
+            is_quiet = bool(name and not (is_like_others and [*module.children()]))
             judgement = judgement._replace(has_units=False) if is_quiet else BLOCK
         found.append(Target(module, name or kind_of(module), judgement, dim, is_quiet=is_quiet))
-    for name, module in named.items():
         projection, hidden = _hidden(module)
         if hidden is not None:
             found.append(Target(projection, f"{name}[hidden]", hidden, -1, of_input=True))
