@@ -135,7 +135,9 @@ class ModelFacts:
     def _of_run(self) -> dict[str, Any]:
         run = self._run
         limit = None if run.clip is None else run.clip.limit
-        policy = run.policy
+        policy, over, before = run.policy, self._local, self._ledger.history.model.num_ranks
+        if over is None and run.ranks is not None and not run.ranks.is_alone:
+            over = run.ranks
         return {
             **self._observers.facts(),
             "resources": self._resources.facts(run.step) or None,
@@ -143,20 +145,10 @@ class ModelFacts:
             "clip_limit": limit if isinstance(limit, (int, float)) else None,
             "clip_policy": "" if policy is None else repr(policy)[:200],
             "has_scaler": run.has_scaler if run.step else None,
-            "num_ranks": self._num_ranks,
+            "num_ranks": over.num_ranks if over is not None else before and 1,  # there were more before a resume
             "num_averaged": run.num_averaged,
             "num_restarts": _env.num_restarts() or None,
         }
-
-    @property
-    def _num_ranks(self) -> int | None:
-        """Number of ranks that hold or average the gradients; 1 if there were more before a resume."""
-        if self._local is not None:
-            return self._local.num_ranks
-        ranks = self._run.ranks
-        if ranks is not None and not ranks.is_alone:
-            return ranks.num_ranks
-        return None if self._ledger.history.model.num_ranks is None else 1
 
     def _guarded(self) -> set[int]:
         return set(map(id, self._run.params()))
@@ -164,11 +156,10 @@ class ModelFacts:
     def _compare(self, other: ModelFacts, is_shared: bool) -> None:
         """Parameters of `other` in this loss are as the model's own if both minimise it, and else an adversary's."""
         params = other._guarded() if self._foreign else set()
-        met = [number for number, ref in self._foreign.items() if number in params and ref() is not None]
+        met = {number for number, ref in self._foreign.items() if number in params and ref() is not None}
         history = (self if is_shared else other)._ledger.history
         if is_shared and met:
-            for number in met:
-                del self._foreign[number]
+            self._foreign = {number: ref for number, ref in self._foreign.items() if number not in met}
             history.note_model(num_foreign_parameters=len(self._foreign))
         elif len(met) > (history.model.num_foreign_parameters or 0):
             history.note_model(num_foreign_parameters=len(met))

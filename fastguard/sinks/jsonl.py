@@ -73,9 +73,8 @@ class JsonlSink(Sink, LogState):
 
     def _open(self, append: bool) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        is_cut_off = append and _is_cut_off(self.path)
         self._fd = _open(self.path, 0 if append else os.O_TRUNC)
-        self._torn[0] = is_cut_off
+        self._torn[0] = _is_cut_off(self.path)
         status = os.fstat(self._fd)
         # A FIFO or device is not watched, nor is a file to which the file system gives another number at each look.
         self._is_watched = stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.stat(self.path))
