@@ -24,9 +24,7 @@ from ..observers.facts import ModelFacts
 from ..observers.observer import Observer, held_weakly
 from ..observers.owner import Observers
 from ..observers.weights import WeightWatch
-from ..ranks.local import LocalGradients
-from ..ranks.parity import Parity
-from ..ranks.ranks import Ranks
+from ..ranks import LocalGradients, Parity, Ranks
 from ..records import StepStats, TrainingHistory
 from ..records.events import describe_recovery
 from ..recovery import Rescue

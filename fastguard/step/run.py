@@ -15,9 +15,7 @@ from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Place
 from ..names import Namer
 from ..observers.buffers import Buffers
-from ..ranks.parity import AlikeSettings
-from ..ranks.ranks import Ranks
-from ..ranks.shards import refuse_shards
+from ..ranks import AlikeSettings, Ranks, refuse_shards
 from ..records.failures import Failures
 from .ring import Ring
 from .settings import GuardSettings, texts, users_policy

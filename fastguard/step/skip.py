@@ -23,7 +23,7 @@ import torch
 from torch import optim
 from torch.optim import Optimizer
 
-from ..ranks.shards import has_other_ranks
+from ..ranks import has_other_ranks
 from .backup import Backup, ClosureBackup
 from .wrappers import HOOKED_STEP
 

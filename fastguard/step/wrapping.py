@@ -18,10 +18,7 @@ from ..errors import AlreadyGuardedError, explained
 from ..names import check_models
 from ..observers.activations import ActivationMonitor
 from ..observers.observer import unwrapped
-from ..ranks.local import local_gradients
-from ..ranks.parity import Parity, alike_settings
-from ..ranks.ranks import ranks_over
-from ..ranks.shards import compares_ranks, has_other_ranks, num_averaged
+from ..ranks import Parity, alike_settings, compares_ranks, has_other_ranks, local_gradients, num_averaged, ranks_over
 from ..recovery import Recovery
 from .guard import GUARD, Guard
 from .settings import GuardSettings
