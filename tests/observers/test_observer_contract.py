@@ -60,7 +60,7 @@ def train(model: nn.Module, optimizer: Any, num_steps: int) -> list[torch.Tensor
 
 
 def observers_of(optimizer: Any) -> list[Observer]:
-    return list(optimizer.guard._observers._all())
+    return list(optimizer.guard._observers._next)
 
 
 def hooks_of(model: nn.Module) -> list[Any]:
