@@ -167,8 +167,7 @@ class AlikeSettings:
     def are_compared(self) -> bool:
         """Whether all comparisons are done. Call it before a step.
 
-        Raises:
-            RuntimeError: the ranks have different settings, or some have no such guard when the store's timeout ends.
+        A RuntimeError if ranks have different settings, or some have no such guard when the store's timeout ends.
         """
         self._num_looks += 1
         for room, ranks in list(self._open.items()):

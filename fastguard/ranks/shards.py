@@ -102,8 +102,7 @@ def groups_across(layouts: Collection[ShardLayout]) -> list[dist.ProcessGroup]:
 def groups_of(meshes: Iterable[Any]) -> list[dist.ProcessGroup]:
     """The groups to reduce over, one after the other, to reach all ranks of `meshes`: the world, or one a dimension.
 
-    Raises:
-        TypeError: the meshes have different ranks, and none has all.
+    A TypeError if the meshes have different ranks, and none has all.
     """
     by_ranks = {frozenset(mesh.mesh.flatten().tolist()): mesh for mesh in meshes}
     if not by_ranks:
@@ -131,8 +130,7 @@ class FlatShards(NamedTuple):
 def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -> FlatShards | None:
     """The layout of the flat parameters, or of views of them, among `params`; None if there are none.
 
-    Raises:
-        TypeError: `model` does not own them, or they do not all lie on the same ranks in the same way.
+    A TypeError if `model` does not own them, or they do not all lie on the same ranks in the same way.
     """
     are_flat = [bool(getattr(p, "_fsdp_flattened", False)) for p in params]
     if not any(are_flat):

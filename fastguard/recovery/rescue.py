@@ -67,11 +67,7 @@ class Rescue:
         self._vetoed.discard(header.step)
 
     def begin_step(self, step: int, has_closure: bool) -> bool:
-        """Rolls back, if that is due, ahead of a step of the first optimizer. Returns whether to change the step.
-
-        Raises:
-            RecoveryFailedError: too many attempts have failed.
-        """
+        """Rolls back, if that is due, ahead of a step of the first optimizer. Returns whether to change the step."""
         if step <= self._begun:
             return self._is_active
         run, ladder = self._run, self.ladder

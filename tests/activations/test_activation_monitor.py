@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fastguard import ActivationMonitor, detect_dead_neurons
-from fastguard.observers.activations.budget import Budget
+from fastguard.observers.activations.collector import Budget
 
 from activation_models import Transformer, by_name, relu_net
 

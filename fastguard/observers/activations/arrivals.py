@@ -52,9 +52,7 @@ class ImmediateReader:
 
     def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
         """Reads `x` once; with `dim` also for each index in it."""
-        row, units = run_activation(
-            x.detach(), (judgement.low, judgement.high, judgement.near_zero), dim, self._backend
-        )
+        row, units = run_activation(x.detach(), judgement[1:4], dim, self._backend)
         found = Reading(ActivationRow(*row), units)
         return lambda: found
 
@@ -83,7 +81,7 @@ class DeferredReader:
         row = torch.empty(len(ACTIVATION_COLUMNS), dtype=self._dtype, device=self._device)
         units = torch.empty(num_units, len(CHANNEL_COLUMNS), dtype=self._dtype, device=self._device)
         chosen = choose(x.device, self._backend, "activation_into")
-        chosen.activation_into(x, dim, judgement.limits, row, units)
+        chosen.activation_into(x, dim, judgement[1:4], row, units)
         start, middle, arrived = self._num, self._num + row.numel(), self._arrived
         self._num = end = middle + units.numel()
         self._parts += row, units.view(-1)

@@ -21,9 +21,8 @@ from ...records.samples import ActivationStats, ModuleActivity
 from ..facts import kind_of
 from ..observer import held_weakly, unwrapped
 from .arrivals import Arrivals, Origin, draw
-from .budget import Budget, Cost
 from .choices import ROUTER_KIND, AttentionWatch, routers_of
-from .collector import Collector, Hook, first_input, nothing, outputs
+from .collector import Budget, Collector, Cost, Hook, first_input, nothing, outputs
 from .selection import Selector, choose, matcher, names_of
 
 _log = logging.getLogger("fastguard")

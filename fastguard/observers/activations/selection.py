@@ -34,10 +34,6 @@ class Judgement(NamedTuple):
     row_dim: int | None = None  # dimension along which slices sum to one (softmax); None for other modules
     unit_share: float = 0.99  # share of a unit's elements that must be near zero for it to be dead
 
-    @property
-    def limits(self) -> tuple[float, float, float]:
-        return self.low, self.high, self.near_zero
-
 
 RELU = Judgement("relu", has_units=True)
 GELU = Judgement("gelu", near_zero=_SMOOTH_ZERO, has_units=True)
