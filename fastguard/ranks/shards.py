@@ -34,9 +34,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The local part of `tensor`, or itself if it is not a DTensor. Waits for a collective that is under way."""
     if not _is_dtensor(type(tensor)):
         return tensor
-    local: Any = getattr(tensor, "_local_tensor", None)
-    if local is None:
-        local = tensor.to_local()  # type: ignore[attr-defined]
+    local: Any = tensor._local_tensor  # type: ignore[attr-defined]
     return local.wait() if type(local) is not torch.Tensor and hasattr(local, "trigger_wait") else local
 
 

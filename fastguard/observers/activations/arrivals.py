@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections import deque
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from ..._device import Device
 from ..._text import NAME_WIDTH, in_columns, shown
 from ...kernels import run_activation
 from ...kernels.registry import choose
@@ -67,9 +67,8 @@ class DeferredReader:
     immediate = False
 
     def __init__(self, device: torch.device, backend: str, make_event: Callable[[], Any] | None = None) -> None:
-        self._device, self._backend = device, backend
-        self._module = None if device.type == "cpu" else getattr(torch, device.type, None)
-        self._make_event = make_event or getattr(self._module, "Event", None)
+        self._device, self._backend, self._side = device, backend, Device(device)
+        self._make_event = make_event or self._side.event
         self._dtype = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
         self._parts: list[torch.Tensor] = []
         self._num = 0  # of their elements
@@ -96,15 +95,13 @@ class DeferredReader:
     def deliver(self) -> Any:
         parts, arrived = self._parts, self._arrived
         self._parts, self._num, self._arrived = [], 0, []
-        with contextlib.nullcontext() if self._module is None else self._module.device(self._device):
+        with self._side.entered():
             if parts:
-                pinned = self._device.type in ("cuda", "xpu")
-                arrived.append(torch.empty(sum(map(len, parts)), dtype=self._dtype, device="cpu", pin_memory=pinned))
-                arrived[0].copy_(torch.cat(parts), non_blocking=self._make_event is not None)
-            if self._make_event is None:
-                return None
+                arrived.append(self._side.pinned(sum(map(len, parts)), self._dtype))
+                arrived[0].copy_(torch.cat(parts), non_blocking=True)
             event = self._make_event()
-            event.record()
+            if event is not None:
+                event.record()
         return event
 
 
