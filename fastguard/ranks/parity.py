@@ -124,7 +124,8 @@ def alike_settings(
     """Compares the settings of the ranks that train one model; None if no other rank is known to do so."""
     if not has_other_ranks():
         return None
-    groups, is_ddp = [] if over is None else over.groups, isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    groups = [] if over is None else [*over.groups]
     is_same = (is_ddp and not model.parameters_to_ignore) or is_under_fully_shard(model)
     if is_ddp:
         groups.append(model.process_group)
