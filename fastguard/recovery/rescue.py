@@ -69,7 +69,7 @@ class Rescue:
     def begin_step(self, step: int, has_closure: bool) -> bool:
         """Rolls back, if that is due, ahead of a step of the first optimizer. Returns whether to change the step."""
         if step <= self._begun:
-            return self._is_active
+            return self._run.is_vetoed or self.lr_factor != 1.0
         run, ladder = self._run, self.ladder
         self._end_veto()  # of a step that raised
         self._begun = step
@@ -113,11 +113,7 @@ class Rescue:
             run.clip_by(GlobalNorm(limit if given is None else min(limit, given)))
         if run.is_vetoed:
             self._note(num_left_out=self._ledger.history.model.num_left_out + 1)
-        return self._is_active
-
-    @property
-    def _is_active(self) -> bool:
-        return self._run.is_vetoed or self.lr_factor != 1.0
+        return run.is_vetoed or self.lr_factor != 1.0
 
     def end_step(self) -> None:
         """Takes a snapshot, if one is due, once all optimizers have taken or skipped the step."""

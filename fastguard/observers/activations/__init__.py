@@ -46,11 +46,11 @@ class ActivationWatch(Observer):
 
     def __init__(self, run: Any, judge: Any, monitor: ActivationMonitor) -> None:
         self._run, self._judge, self._monitor = run, weakref.proxy(judge), monitor  # it leads to what closes this
-        monitor._wait(True)
+        monitor._disarm()  # until `start`
 
     def start(self) -> None:
         """Sets the hooks. `QuietHooks` takes the place of a model's hooks only while there are none."""
-        self._monitor._wait(False)
+        self._monitor._arm()
 
     def next_after(self, step: int) -> float:
         return self._monitor._next_end_after(step)

@@ -286,15 +286,6 @@ class Cost(NamedTuple):
     num_steps: int
     interval: int  # steps from one sample to the next at present
 
-    def describe(self, budget: float | None) -> str:
-        """One line, with the allowed share."""
-        limit = "" if budget is None else f", {budget:.1%} allowed"
-        steps = "step" if self.interval == 1 else f"{self.interval} steps"
-        return (
-            f"sampled {self.num_samples} of {self.num_steps} steps, now every {steps}; "
-            f"took {self.seconds * 1e3:.3g} ms ({self.share:.2%} of the time{limit})"
-        )
-
 
 class Budget:
     """Stretches the interval between samples to a multiple of `every` that keeps their cost within `share`.

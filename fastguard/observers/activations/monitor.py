@@ -221,8 +221,12 @@ class ActivationMonitor:
         if unread:
             more = f" and {len(unread) - _MAX_NAMED} more" if len(unread) > _MAX_NAMED else ""
             lines.append(f"not read: {', '.join(unread[:_MAX_NAMED])}{more}")
-        if self._budget.num_steps:
-            lines.append(self.cost.describe(self._budget.share))
+        cost, share = self.cost, self._budget.share
+        if cost.num_steps:
+            limit = "" if share is None else f", {share:.1%} allowed"
+            often = "step" if cost.interval == 1 else f"{cost.interval} steps"
+            lines.append(f"sampled {cost.num_samples} of {cost.num_steps} steps, now every {often}; ")
+            lines[-1] += f"took {cost.seconds * 1e3:.3g} ms ({cost.share:.2%} of the time{limit})"
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -279,11 +283,6 @@ class ActivationMonitor:
         if (step + 1 >= self._next_sample) is not collector.is_on:
             self._disarm() if collector.is_on else self._arm()
         return cost_s
-
-    def _wait(self, is_waiting: bool) -> None:
-        """Removes the hooks, or sets them again: others may have to come first on the model."""
-        if self._hooks and is_waiting is self._collector.is_on:
-            self._disarm() if is_waiting else self._arm()
 
     def _next_end_after(self, step: int) -> int:
         """The next step after `step` at whose end the guard must call `end_step`."""
