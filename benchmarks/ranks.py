@@ -163,8 +163,7 @@ def rank_main(kind: str, world: int, count: int, size: int, rounds: int, rank: i
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     import fastguard
-    from fastguard.ranks import gradients_over_ranks
-    from fastguard.ranks.exchange import NUM_COLUMNS, _gather
+    from fastguard.ranks.exchange import NUM_COLUMNS, _gather, gradients_over_ranks
     from fastguard.ranks.shards import groups_across, layouts_of
 
     torch.set_num_threads(1)

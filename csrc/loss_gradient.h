@@ -21,7 +21,7 @@ struct SampledRows {
   RowRange reach;   // rows whose targets are read from the gradient alone, where those of `values` are not all
 };
 
-// In the order of the names in fastguard/observers/loss_kind.py.
+// In the order of the names in fastguard/observers/loss_gradient.py.
 enum class LossKind {
   unknown, zero, cross_entropy, smoothed, likelihood, log_of_output, with_logits, binary, absolute, squared
 };

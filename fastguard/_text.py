@@ -140,10 +140,6 @@ class _Shown(logging.Filter):
         return True
 
 
-def _show_what_is_logged() -> None:
-    log = logging.getLogger("fastguard")
-    if not any(type(known).__name__ == _Shown.__name__ for known in log.filters):  # it may be imported again
-        log.addFilter(_Shown())
-
-
-_show_what_is_logged()
+_log = logging.getLogger("fastguard")
+if not any(type(known).__name__ == _Shown.__name__ for known in _log.filters):  # it may be imported again
+    _log.addFilter(_Shown())

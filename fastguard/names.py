@@ -37,14 +37,6 @@ def named_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Paramet
     return list(zip(_without_wrappers([name for name, _ in named]), (p for _, p in named), strict=True))
 
 
-def _each_once(model: torch.nn.Module, ids: array[int]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """`model.named_parameters()`, without the set of all that torch makes where none is shared; `ids` are theirs."""
-    if getattr(model.named_parameters, "__func__", None) is not torch.nn.Module.named_parameters:
-        return model.named_parameters()
-    parts = ([i for i in ids if i >> 5 & 7 == part] for part in range(8))  # a set of all would take as much
-    return model.named_parameters(remove_duplicate=any(len({*part}) < len(part) for part in parts))
-
-
 def _without_wrappers(names: list[str]) -> list[str]:
     stripped = list(map(strip_wrappers, names))
     if stripped != names and len(set(stripped)) < len(names):  # a user's own module is called "module"
@@ -58,9 +50,6 @@ class Namer:
     Holds the model and its parameters weakly, and no object for each parameter but its name. The model is asked again
     when it holds other parameters, because FSDP2 and tensor parallelism replace them. Its names outlive it, as those of
     a wrapper made only for `wrap` must.
-
-    Attributes:
-        given: names that were given.
     """
 
     def __init__(self, model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -71,7 +60,7 @@ class Namer:
         self._names: tuple[str | None, ...] = ()  # of these; None from the second time on
         self._others: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}  # what no module of the model holds
         self._given: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
-        self.given: frozenset[str] = frozenset()
+        self.given: frozenset[str] = frozenset()  # names that were given
         self._ask_model()
 
     def give(
@@ -111,7 +100,7 @@ class Namer:
         if model is None or (ids := array("Q", map(id, _held_by(model)))) == self._ids:
             return
         found, names = array("Q"), []
-        for name, p in _each_once(model, ids):
+        for name, p in model.named_parameters():
             found.append(id(p))
             names.append(name)
         names = _without_wrappers(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -184,11 +185,7 @@ class FastguardCallback(Callback):
         if trainer.is_global_zero:
             _log.info("gradient_clip_val=%g: the guard clips instead of Lightning", limit)
         trainer.gradient_clip_val = None
-
-        def give_back() -> None:
-            trainer.gradient_clip_val = limit
-
-        self._give_back = give_back
+        self._give_back = functools.partial(setattr, trainer, "gradient_clip_val", limit)
 
     def _settle(self) -> Any:
         """Ends a manual step that was under way: gives its guard the loss, and returns it."""

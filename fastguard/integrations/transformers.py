@@ -124,11 +124,7 @@ class FastguardCallback(TrainerCallback):
 
 
 def _training() -> tuple[Trainer, str | None]:
-    """The Trainer that calls (events do not include it), and the checkpoint that it resumes from.
-
-    Raises:
-        RuntimeError: no Trainer calls.
-    """
+    """The Trainer that calls (events do not include it), and the checkpoint that it resumes from."""
     frame = sys._getframe(1)
     while frame is not None:
         known = frame.f_locals

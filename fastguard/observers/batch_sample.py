@@ -1,8 +1,9 @@
-"""Strided samples of the inputs and the output of a model: one bounded pass over each."""
+"""Bounded samples of the inputs and the output of a model, and how targets depend on inputs."""
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ _IN_HALVES = 2e-2
 _MASKED = -1e3
 _OF_INPUT = ("abs_max", "mean", "std", "num_nonfinite", "constant_share", "digest")  # figures in a `BatchSample`
 _OF_OUTPUT = ("abs_max", "min", "max", "mean", "std", "num_nonfinite", "spread")
+_MAX_SAMPLES, _MAX_FEATURES = 64, 256
+_MAX_WHOLE = 65536  # of an input that is compared with the targets as a whole
+_LEAST_SAMPLES, _LEAST_BATCHES, _LEAST_EQUAL = 8, 6, 0.05
 
 
 class Figures(NamedTuple):
@@ -97,3 +101,93 @@ def figures_of(x: torch.Tensor) -> Figures | None:
         x = x.detach().as_subclass(torch.Tensor)
     found = extension.sample(x.conj() if x.is_conj() else x)  # not resolved, which would copy it
     return None if found is None else Figures._make(found)
+
+
+class InputSample(NamedTuple):
+    """A copy of an input of the model, or of some features of its first 64 samples."""
+
+    values: torch.Tensor | None  # [n, features]; None if the input says nothing
+    num_samples: int  # of the input
+    is_whole: bool  # whether these are all values of the input
+
+
+def sample_inputs(given: Sequence[torch.Tensor], most_bytes: int = 1 << 19) -> list[InputSample]:
+    """Copies small inputs, and samples of large ones. Cost: at most `most_bytes`, or 128 KiB each."""
+    return [_sample_of(x.detach(), most_bytes // len(given)) for x in given]
+
+
+def _sample_of(x: torch.Tensor, most_bytes: int) -> InputSample:
+    count = x.shape[0] if x.dim() else 0
+    if count < _LEAST_SAMPLES or not x.numel() or x.is_complex():
+        return InputSample(None, count, False)
+    if x.numel() <= _MAX_WHOLE and x.nbytes <= most_bytes:
+        return InputSample(x.clone(memory_format=torch.contiguous_format).view(count, -1), count, True)
+    rows, num_features = x[:_MAX_SAMPLES].unsqueeze(-1), x.numel() // count
+    step = -(-num_features // _MAX_FEATURES)
+    if rows.is_contiguous():
+        return InputSample(rows.view(len(rows), -1)[:, ::step].clone(), count, False)
+    places = torch.unravel_index(torch.arange(0, num_features, step, device=x.device), rows.shape[1:])
+    return InputSample(rows.movedim(0, -1)[places].T.contiguous(), count, False)
+
+
+class Dependence:
+    """Sums the distance correlation of inputs and targets over batches. Cost: 10 to 100 us a batch and input.
+
+    It is the bias-corrected one, times the root of n (n - 3) / 2: independent, it has mean 0 and standard deviation 1
+    (Szekely and Rizzo 2013). Distances of inputs count as 1 - exp(-2 d) in units of their median, so that near pairs
+    count most.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[list[float]] = []
+
+    def add(
+        self, given: Sequence[InputSample], targets: array[float], shape: Sequence[int], are_floating: bool = False
+    ) -> float | None:
+        """Adds a batch: inputs, targets of all rows, and the shape of the output. Returns the value that says most.
+
+        By chance it is standard normal. None before six batches, or if it is not known which target belongs to which
+        sample, or what an input means: integers that are rarely equal are names without a distance, and targets of
+        sequences belong to places.
+        """
+        count, widths = shape[0], (1, shape[-1], shape[min(1, len(shape) - 1)])
+        is_whole = any(len(targets) * width == math.prod(shape) for width in widths) and len(targets) % count == 0
+        inputs = [x.values for x in given if x.values is not None and x.num_samples == count]
+        if not is_whole or count < _LEAST_SAMPLES or not inputs or len(inputs) < len(given):
+            return None
+        counted = [x for x in inputs if not x.is_floating_point()]
+        if counted and (len(targets) > count or min((x[1:] == x[:-1]).double().mean() for x in counted) < _LEAST_EQUAL):
+            return None
+        found = [extension.how_near(*_floats(x), targets, len(targets) // count, are_floating) for x in inputs]
+        if all(one is not None and math.isfinite(one) for one in found):  # None if constant
+            self._found = [now for now in self._found if len(now) == len(found)] + [found]
+        num = len(self._found)
+        return max(map(sum, zip(*self._found))) / math.sqrt(num) if num >= _LEAST_BATCHES else None
+
+
+def how_it_follows(x: torch.Tensor, targets: array[float]) -> array[float]:
+    """How closely each place of the inputs [n, features] follows the targets, from 0 to 1.
+
+    With one target a sample, the absolute correlation of each feature with it. With several, and as many integer inputs
+    or a multiple, the share of equal ones. Empty in all other cases.
+    """
+    each = len(targets) // max(1, len(x))
+    if len(x) < _LEAST_SAMPLES or not each or len(targets) % len(x):
+        return array("d")
+    return array("d", extension.how_it_follows(*_floats(x), targets, each) or ())
+
+
+def equal_at(x: torch.Tensor, targets: array[float], rows: array[float], num_rows: int) -> array[float]:
+    """As `how_it_follows`, for targets of some of `num_rows` rows if each sample has several rows."""
+    each, rest = divmod(num_rows, len(x))
+    if rest or each < 2 or x.is_floating_point() or x.shape[1] % each or len(set(targets)) < 2:
+        return array("d")
+    at, y = torch.frombuffer(rows, dtype=torch.float64).long(), torch.frombuffer(targets, dtype=torch.float64)
+    sample, place = at // each, at % each
+    ways = x.view(len(x), -1, each)[sample, :, place], x.view(len(x), each, -1)[sample, place]
+    return array("d", torch.cat([(way == y[:, None]).double().mean(0) for way in ways]).tolist())
+
+
+def _floats(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """As numbers, and whether they were."""
+    return (x, True) if x.is_floating_point() else (x.double(), False)

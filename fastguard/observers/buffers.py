@@ -42,11 +42,6 @@ class BufferPlace:
     def tensor(self) -> torch.Tensor | None:
         return self.dict[self.key] if self.key in self.dict else None  # noqa: SIM401 - a scripted module's has no `get`
 
-    def num_bytes(self) -> int:
-        """Its size; 0 if there is no buffer that can be copied."""
-        tensor = self.tensor
-        return tensor.nbytes if tensor is not None and tensor_can_be_kept(tensor) else 0
-
     def look(self) -> bool:
         """Whether it was written to for the first time, by the version counter of autograd."""
         seen, self._seen = self._seen, self._mark()
@@ -212,9 +207,9 @@ class Buffers(Observer):
         size = 0 if model is None else sum(p.nbytes for p in model.parameters() if tensor_can_be_kept(p))
         left = {True: _MOST_BYTES, False: max(_SMALL_BYTES, int(_SMALL_SHARE * size))}
         kinds: dict[Any, list[tuple[BufferPlace, torch.Tensor]]] = {}
-        for place in sorted(self._places, key=BufferPlace.num_bytes):
-            now = place.tensor
-            if now is None or not tensor_can_be_kept(now) or now.nbytes > left[place.is_written]:
+        found = [(place, t) for place in self._places if tensor_can_be_kept(t := place.tensor) and t is not None]
+        for place, now in sorted(found, key=lambda pair: pair[1].nbytes):
+            if now.nbytes > left[place.is_written]:
                 continue
             kept = known.get((id(place.dict), place.key), now)
             if kept.shape != now.shape or kept.dtype != now.dtype or kept.device != now.device:

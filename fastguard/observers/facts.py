@@ -134,9 +134,8 @@ class ModelFacts:
             known = {id(p) for p, _ in self._namer.known()}
             known |= self._guarded() if known else set()
             self._ledger.history.note_model(**facts_of_loss(loss, known or None))
-            self._foreign = parameters_of_loss(loss) if known else {}
-            for number in known & self._foreign.keys():
-                del self._foreign[number]
+            in_loss = parameters_of_loss(loss) if known else {}
+            self._foreign = {number: ref for number, ref in in_loss.items() if number not in known}
             node = getattr(loss, "grad_fn", None)
             self._loss = None if node is None else node._sequence_nr()
             for other in [one for one in _ALIVE if one is not self]:
@@ -147,28 +146,20 @@ class ModelFacts:
     def _of_run(self) -> dict[str, Any]:
         run = self._run
         limit = None if run.clip is None else run.clip.limit
-        policy = run.policy
+        policy, over, before = run.policy, self._local, self._ledger.history.model.num_ranks
+        if over is None and run.ranks is not None and not run.ranks.is_alone:
+            over = run.ranks
         return {
             **self._observers.facts(),
             "resources": self._resources.facts(run.step) or None,
             "objective": self._objective,
             "clip_limit": limit if isinstance(limit, (int, float)) else None,
-            "clip_policy": "" if policy is None else _shown(policy),
+            "clip_policy": "" if policy is None else repr(policy)[:200],
             "has_scaler": run.has_scaler if run.step else None,
-            "num_ranks": self._num_ranks,
+            "num_ranks": over.num_ranks if over is not None else before and 1,  # there were more before a resume
             "num_averaged": run.num_averaged,
             "num_restarts": _env.num_restarts() or None,
         }
-
-    @property
-    def _num_ranks(self) -> int | None:
-        """Number of ranks that hold or average the gradients; 1 if there were more before a resume."""
-        if self._local is not None:
-            return self._local.num_ranks
-        ranks = self._run.ranks
-        if ranks is not None and not ranks.is_alone:
-            return ranks.num_ranks
-        return None if self._ledger.history.model.num_ranks is None else 1
 
     def _guarded(self) -> set[int]:
         return set(map(id, self._run.params()))
@@ -176,11 +167,10 @@ class ModelFacts:
     def _compare(self, other: ModelFacts, is_shared: bool) -> None:
         """Parameters of `other` in this loss are as the model's own if both minimise it, and else an adversary's."""
         params = other._guarded() if self._foreign else set()
-        met = [number for number, (ref, _) in self._foreign.items() if number in params and ref() is not None]
+        met = {number for number, (ref, _) in self._foreign.items() if number in params and ref() is not None}
         history = (self if is_shared else other)._ledger.history
         if is_shared and met:
-            for number in met:
-                del self._foreign[number]
+            self._foreign = {number: ref for number, ref in self._foreign.items() if number not in met}
             history.note_model(num_foreign_parameters=len(self._foreign))
         elif len(met) > (history.model.num_foreign_parameters or 0):
             history.note_model(num_foreign_parameters=len(met))
@@ -202,10 +192,12 @@ def leaves_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def kind_of(module: torch.nn.Module) -> str:
-    """The name of a module's class, before it was scripted or parametrized."""
+    """The name of a module's class, before it was scripted or parametrized, or sharded by `fully_shard`."""
     if isinstance(module, torch.jit.ScriptModule):
         return str(getattr(module, "original_name", "ScriptModule"))
-    return parametrize.type_before_parametrizations(module).__name__
+    kind = parametrize.type_before_parametrizations(module)
+    bases = [base.__name__ for base in kind.__bases__]
+    return next(name for name in bases if name != "FSDPModule") if "FSDPModule" in bases else kind.__name__
 
 
 def _dtypes(params: Iterable[torch.Tensor]) -> list[str]:
@@ -266,10 +258,3 @@ def _schedule(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
     groups = [group for o in marked or optimizers for group in o.param_groups[:1]]
     initial = next((_number(group["initial_lr"]) for group in groups if "initial_lr" in group), None)
     return {"has_scheduler": bool(marked), **({} if initial is None else {"initial_lr": initial})}
-
-
-def _shown(policy: Any) -> str:
-    try:
-        return repr(policy)[:200]
-    except Exception:  # from a user's `__repr__`: the class name has to do
-        return type(policy).__name__

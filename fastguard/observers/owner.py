@@ -11,8 +11,7 @@ import torch
 
 from ..records import ModelNotes
 from .batches import BatchWatch
-from .coverage import CoverageWatch
-from .left_gradients import LeftGradients
+from .coverage import CoverageWatch, LeftGradients
 from .observer import Observer
 from .sketches import Sketches
 
@@ -37,17 +36,16 @@ class Observers:
         self._begun = -1  # the step that `begin_step` was called before
         self._due: list[Observer] = []
         self._left, self._sketches = LeftGradients(run, optimizers), Sketches(run, optimizers)
-        self._next: dict[Observer, float] = dict.fromkeys((self._left, self._sketches, CoverageWatch(run), *others), 0)
+        observers: list[Observer] = [self._left, self._sketches, CoverageWatch(run), *others]
         self.batches: BatchWatch | None = None  # stays so without a model, and where it takes no hooks
         if model is not None and not isinstance(model, torch.jit.ScriptModule):
             device = next((p.device.type for o in optimizers for g in o.param_groups for p in g["params"]), "cpu")
             with run.failures.kept("batch sampler", "No forward pass is looked at."):
                 self.batches = BatchWatch(model, run, device)
-        for observer in self._all():
+                observers.append(self.batches)
+        self._next: dict[Observer, float] = dict.fromkeys(observers, 0)  # the step around which to call each
+        for observer in observers:
             weakref.finalize(self, observer.close).atexit = False  # no hook outlives the guard
-
-    def _all(self) -> list[Observer]:
-        return [*self._next] if self.batches is None else [*self._next, self.batches]
 
     def _ask(self, observer: Observer, method: Callable[..., Any], *args: Any) -> Any:
         """What a method of an observer returns; None if it raises, which is counted."""
@@ -107,7 +105,7 @@ class Observers:
 
     def facts(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for observer in self._all():
+        for observer in self._next:
             found.update(self._ask(observer, observer.facts) or {})
         return found
 
@@ -135,5 +133,5 @@ class Observers:
         return before
 
     def close(self) -> None:
-        for observer in self._all():
+        for observer in self._next:
             observer.close()

@@ -98,36 +98,36 @@ class Snapshot:
         self, step: int, named: Sequence[tuple[torch.Tensor, str]], *, may_read: bool = True, is_exact: bool = True
     ) -> None:
         self.step, self._is_exact = step, is_exact
-        chosen = named[:: max(1, -(-len(named) // _NUM_PARAMETERS))]
-        plain = [may_read and sample([p], 1) is not None for p, _ in chosen]
-        others = [pair for pair, is_read in zip(chosen, plain) if not is_read and is_exact]
-        chosen = [pair for pair, is_read in zip(chosen, plain) if is_read]
-        self._values = sample([p for p, _ in chosen], _PER_PARAMETER) or bytearray()
-        self._read = [(weakref.ref(p), name, p.dtype) for p, name in chosen]
-        self._counted = [(weakref.ref(p), name, p._version) for p, name in others]
+        self._read: list[tuple[weakref.ref[torch.Tensor], str, torch.dtype, bytearray]] = []
+        self._counted: list[tuple[weakref.ref[torch.Tensor], str, int]] = []
+        for p, name in named[:: max(1, -(-len(named) // _NUM_PARAMETERS))]:
+            values = sample([p], _PER_PARAMETER) if may_read else None
+            if values is not None:
+                self._read.append((weakref.ref(p), name, p.dtype, values))
+            elif is_exact:
+                self._counted.append((weakref.ref(p), name, p._version))
 
     @property
     def params(self) -> list[torch.Tensor]:
         """Those that are there still."""
-        return [p for ref, *_ in (*self._read, *self._counted) if (p := ref()) is not None]
+        refs = [one[0] for one in self._read] + [one[0] for one in self._counted]
+        return [p for ref in refs if (p := ref()) is not None]
 
     def changed(self, elsewhere: Collection[int] = ()) -> list[str] | None:
         """Names of those that have changed, but for those whose ids are in `elsewhere`; None if they were moved."""
-        params = [p for ref, _, dtype in self._read if (p := ref()) is not None and p.dtype is dtype]
-        now = sample(params, _PER_PARAMETER) if len(params) == len(self._read) else None
-        if now is None or len(now) != len(self._values) or not (self._read or self._counted):
-            return None
         found = [name for ref, name, count in self._counted if (p := ref()) is not None and p._version != count]
-        start = 0
-        for p, (_, name, dtype) in zip(params if now != self._values else (), self._read):
-            end = start + 8 * min(_PER_PARAMETER, p.numel())
-            was, has = (memoryview(v).cast("B")[start:end].cast("d").tolist() for v in (self._values, now))
-            start = end
+        for ref, name, dtype, before in self._read:
+            p = ref()
+            now = sample([p], _PER_PARAMETER) if p is not None and p.dtype is dtype else None
+            if now is None or len(now) != len(before):
+                return None
+            if now == before or id(p) in elsewhere:
+                continue
+            was, has = (memoryview(values).cast("d").tolist() for values in (before, now))
             rounding = 0.0 if self._is_exact else torch.finfo(dtype).eps
             largest = max((abs(value) for value in was if math.isfinite(value)), default=0.0)
             tolerance = max(2.0 * rounding, min(64.0 * rounding, 1e-3)) * largest
-            is_other = any(abs(b - a) > tolerance or math.isfinite(a) is not math.isfinite(b) for a, b in zip(was, has))
-            if is_other and id(p) not in elsewhere:
+            if any(abs(b - a) > tolerance or math.isfinite(a) is not math.isfinite(b) for a, b in zip(was, has)):
                 found.append(name)
         return found
 

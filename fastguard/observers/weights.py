@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 import weakref
@@ -15,7 +14,7 @@ from torch import Tensor, optim
 from .. import kernels
 from .._text import NAME_WIDTH, in_columns, listed, shown
 from ..kernels.tensors import NATIVE_DTYPES, plain
-from ..names import named_parameters
+from ..names import check_models, named_parameters
 from ..records import TensorStats, values
 from ..records.samples import WeightStats
 from .observer import Observer
@@ -228,25 +227,16 @@ def sampler_settings(weights: bool | int | Mapping[str, Any] | None) -> dict[str
 
 
 class GradientLine(NamedTuple):
-    """One parameter.
+    """One parameter."""
 
-    Attributes:
-        name: the parameter's name, without the prefixes of wrappers.
-        shape: its shape.
-        grad_norm: 2-norm of its gradient; None if it has none.
-        weight_norm: 2-norm of the parameter.
-        num_zeros, num_nans, num_infs: elements of the gradient.
-        num_elements: size of the gradient, 0 if it has none; real and imaginary parts count apart.
-    """
-
-    name: str
+    name: str  # without the prefixes of wrappers
     shape: tuple[int, ...]
-    grad_norm: float | None
-    weight_norm: float
-    num_zeros: int
+    grad_norm: float | None  # 2-norm of its gradient; None if it has none
+    weight_norm: float  # 2-norm of the parameter
+    num_zeros: int  # like the next two, elements of the gradient
     num_nans: int
     num_infs: int
-    num_elements: int
+    num_elements: int  # of the gradient, 0 if it has none; real and imaginary parts count apart
 
     @property
     def ratio(self) -> float | None:
@@ -294,20 +284,18 @@ def _cells(line: GradientLine) -> tuple[str, ...]:
     return (shown(line.name, NAME_WIDTH), shape, *numbers, zeros, str(line.num_nans or ""), str(line.num_infs or ""))
 
 
-def check_gradients(
-    model: torch.nn.Module | Iterable[tuple[str, torch.Tensor]], *, backend: str = "auto"
-) -> GradientTable:
+def check_gradients(model: torch.nn.Module, *, backend: str = "auto") -> GradientTable:
     """A table of gradients and weights, one line a parameter; `print` it.
 
     Call it after `backward`, before `step`. Gradients are as they are found: still scaled under a GradScaler, and
     summed over the batches of an accumulation.
 
     Args:
-        model: a module, or named parameters.
+        model: a module.
         backend: as for `fastguard.tensor_stats`.
 
     Raises:
-        TypeError: neither a module nor named parameters.
+        TypeError: `model` is no module.
         UnsupportedTensorError: a parameter that cannot be read; names it.
 
     Cost: one read of every parameter and every gradient, in one call; synchronises on an accelerator.
@@ -322,7 +310,8 @@ def check_gradients(
     weight     1x2    5.000e+00    7.071e-01  7.071e+00   0.0%
     norm of all gradients: 5
     """
-    named = _named(model)
+    check_models((), model)
+    named = named_parameters(model)
     gradients = {name: p.grad for name, p in named if p.grad is not None}
     tensors = {name: p.detach() for name, p in named} | {f"{name}.grad": g for name, g in gradients.items()}
     found: TensorStats = kernels.tensor_stats(list(tensors.values()), names=list(tensors), backend=backend)
@@ -333,16 +322,3 @@ def check_gradients(
         counts = (0, 0, 0, 0) if g is None else (g.num_zeros, g.num_nans, g.num_infs, g.numel)
         lines.append(GradientLine(name, tuple(p.shape), None if g is None else g.norm, rows[name].norm, *counts))
     return GradientTable(lines)
-
-
-def _named(model: Any) -> list[tuple[str, torch.Tensor]]:
-    if isinstance(model, torch.nn.Module):
-        return [*named_parameters(model)]
-    with contextlib.suppress(TypeError, ValueError):
-        found = [(name, p) for name, p in model]
-        if found and all(isinstance(name, str) and isinstance(p, torch.Tensor) for name, p in found):
-            return found
-    raise TypeError(
-        f"`model` must be a torch.nn.Module or its named_parameters(), got {type(model).__name__}. "
-        "Pass the model itself."
-    )

@@ -13,13 +13,13 @@ import torch.distributed as dist
 from .. import kernels
 from ..kernels import cpu
 from ..kernels.registry import CPU_NAMES
-from ..records.columns import COLUMNS, INDEX, ROW, TABLE, norm_of, norm_parts
+from ..records.columns import COLUMNS, INDEX, TABLE, norm_of, norm_parts
 from . import shards
 
 NUM_COLUMNS = len(COLUMNS)
 _ADDED = tuple(i for i, column in enumerate(TABLE) if column.fold == "add")
 _COUNTS = tuple(i for i, column in enumerate(TABLE) if column.is_count)
-_SUM, _SUM_SQ, _DEVIATIONS, _NORM = (INDEX[name] for name in ("sum", "sum_sq", "sum_sq_dev", "finite_norm"))
+_SUM, _DEVIATIONS, _NORM = (INDEX[name] for name in ("sum", "sum_sq_dev", "finite_norm"))
 _MAX, _LEAST, _NUMEL = INDEX["abs_max"], INDEX["abs_min_nonzero"], INDEX["numel"]
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 _CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def divided(table: bytearray, replication: torch.Tensor) -> bytearray:
 
 
 def bytes_of(rows: torch.Tensor) -> bytearray:
-    """A table on the CPU as bytes of float64."""
+    """A table as bytes of float64."""
     copied = bytearray(8 * rows.numel())
     if copied:
         torch.frombuffer(copied, dtype=torch.float64).view(rows.shape).copy_(rows)
@@ -74,9 +74,9 @@ class Wire:
             found = own.new_empty(group.size() * len(own))
             self._count(8 * len(own))
             _gather(found, own, group=group)
-            everyone = found.view(group.size(), -1).tolist()
-            row = fold([words[:NUM_COLUMNS] for words in everyone])
-            heads = [*zip(*(words[NUM_COLUMNS:] for words in everyone))]
+            everyone = found.view(group.size(), -1)
+            row = kernels.fold_rows(bytes_of(everyone[:, :NUM_COLUMNS]))  # in the order of the ranks
+            heads = [*zip(*everyone[:, NUM_COLUMNS:].tolist())]
             for values, head in zip(seen, heads):
                 values += head
             added = [sum(head) for head in heads[len(compared) :]]
@@ -124,11 +124,6 @@ class Wire:
         self.num_bytes += num_bytes
 
 
-def fold(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Folds the rows of the ranks, in their order."""
-    return kernels.fold_rows(bytearray(b"".join(ROW.pack(*row) for row in rows)))
-
-
 def all_reduced(words: torch.Tensor, groups: Sequence[dist.ProcessGroup], how: Any) -> torch.Tensor:
     """`words`, on the CPU, reduced over one group after the other."""
     for group in groups:
@@ -166,12 +161,10 @@ class Pieces(NamedTuple):
 
     def replication(self, num_ranks: int) -> torch.Tensor | None:
         """Number of ranks with the same part, of `num_ranks`: float64, [T, 1] or [1, 1]; None if it is always one."""
-        if isinstance(self.num_shards, torch.Tensor):
-            times = num_ranks / self.num_shards
-            return None if bool((times == 1.0).all()) else times
-        if self.num_shards == num_ranks:
-            return None
-        return torch.full((1, 1), num_ranks / self.num_shards, device="cpu").double()
+        if not isinstance(self.num_shards, torch.Tensor) and self.num_shards == num_ranks:
+            return None  # the usual case, quickly found
+        times = num_ranks / torch.as_tensor(self.num_shards, dtype=torch.float64, device="cpu").view(-1, 1)
+        return None if bool((times == 1.0).all()) else times
 
 
 class PieceReader:
@@ -181,29 +174,15 @@ class PieceReader:
         self._plan = None if cpu.ShardPlan is None else cpu.ShardPlan()
         self._layouts: dict[int, tuple[Any, shards.ShardLayout]] = {}
 
-    def quick_gradients(self, groups: list[list[torch.Tensor]], backend: str, inverse: float = 1.0) -> Pieces | None:
-        """Measures the gradients of `groups`, times `inverse`; None if one must be prepared or summed first."""
+    def quick(self, what: str, held: list[Any], backend: str, *inverse: float) -> Pieces | None:
+        """Measures "tensor"s, if not all are plain, or the "gradient"s of groups of parameters, times `inverse`.
+
+        None if one must be prepared or summed first.
+        """
         if self._plan is None or backend not in CPU_NAMES:
             return None
-        return self._taken(self._plan.gradient_stats(groups, torch.get_num_threads(), inverse))
-
-    def quick_tensors(self, tensors: list[torch.Tensor], backend: str) -> Pieces | None:
-        """Measures `tensors`; None also if all are plain."""
-        if self._plan is None or backend not in CPU_NAMES:
-            return None
-        return self._taken(self._plan.tensor_stats(tensors, torch.get_num_threads()))
-
-    def gradients(self, groups: list[list[torch.Tensor]], backend: str, inverse: float) -> Pieces:
-        """Measures the gradients of `groups`, times `inverse`. A collective sums Partial ones first."""
-        found = self.quick_gradients(groups, backend, inverse)
-        if found is not None:
-            return found
-        gradients, present, fingerprint = kernels.collect_gradients(groups)
-        holders = [*gradients, *(p for group in groups for p in group)]
-        return measured(gradients, holders, backend, inverse)._replace(present=present, fingerprint=fingerprint)
-
-    def _taken(self, result: tuple[Any, ...] | None) -> Pieces | None:
-        if result is None or self._plan is None:
+        result = getattr(self._plan, f"{what}_stats")(held, torch.get_num_threads(), *inverse)
+        if result is None:
             return None
         table, total, present, fingerprint, dtypes, local, kinds, used = result
         known = {kind: self._layout(kind) for kind in used if kind >= 0}
@@ -217,6 +196,15 @@ class PieceReader:
                 each[kind] = count
             parts = each[torch.frombuffer(kinds, dtype=torch.int32).long()].unsqueeze(1)
         return Pieces(table, total, present, fingerprint, cpu.dtypes(dtypes), local, parts, [*known.values()])
+
+    def gradients(self, groups: list[list[torch.Tensor]], backend: str, inverse: float) -> Pieces:
+        """Measures the gradients of `groups`, times `inverse`. A collective sums Partial ones first."""
+        found = self.quick("gradient", groups, backend, inverse)
+        if found is not None:
+            return found
+        gradients, present, fingerprint = kernels.collect_gradients(groups)
+        holders = [*gradients, *(p for group in groups for p in group)]
+        return measured(gradients, holders, backend, inverse)._replace(present=present, fingerprint=fingerprint)
 
     def _layout(self, kind: int) -> shards.ShardLayout:
         """The layout of a kind of sharding, made at its first use."""
@@ -258,13 +246,13 @@ _readers = _Readers()
 
 def gradients_over_ranks(parameters: list[torch.Tensor], backend: str) -> Pieces | None:
     """The local parts of the gradients of `parameters`; None if none is sharded, or one must be prepared."""
-    found = _readers.gradients.quick_gradients([parameters], backend)
+    found = _readers.gradients.quick("gradient", [parameters], backend, 1.0)
     return found if found is not None and found.layouts and found.local else None
 
 
 def tensors_over_ranks(tensors: list[torch.Tensor], backend: str) -> Pieces | None:
     """The local parts of `tensors`; None as above."""
-    return _readers.tensors.quick_tensors(tensors, backend)
+    return _readers.tensors.quick("tensor", tensors, backend)
 
 
 def norm_over_ranks(pieces: Pieces) -> float:
@@ -276,9 +264,7 @@ def norm_over_ranks(pieces: Pieces) -> float:
     wire = Wire(shards.groups_across(pieces.layouts))
     row: Sequence[float] = pieces.total
     times = pieces.replication(wire.num_ranks)
-    if times is not None and times.numel() == 1:
-        row = ROW.unpack(divided(bytearray(ROW.pack(*row)), times))
-    elif times is not None:
+    if times is not None:
         row = kernels.fold_rows(divided(pieces.table, times))
     return norm_of(*norm_parts(counted(wire.join(row)[0])))
 

@@ -9,7 +9,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,19 +37,6 @@ _WINDOW = 20  # steps
 _LEAST_RANKS = 3  # of two, either may be the odd one
 
 
-class _OwnGradients(NamedTuple):
-    """This rank's own gradients of the newest averaged backward pass of a step."""
-
-    sum_sq: float  # squared norm; NaN if it is not finite, or if ranks have different tensors
-    held: list[tuple[int, int, int]]  # index, NaNs and Infs of the first four bad parameters in backward order
-
-
-def _hooked(arrived: Callable[..., None], index: int, parameter: torch.Tensor) -> Any:
-    """Hooks a parameter after its gradient was accumulated, before DistributedDataParallel does."""
-    hook: Any = unserializable_hook(functools.partial(arrived, index))
-    return parameter.register_post_accumulate_grad_hook(hook)
-
-
 class LocalGradients(Observer):
     """Reads each rank's gradients before they are averaged: which are not finite, and which are odd.
 
@@ -66,7 +53,12 @@ class LocalGradients(Observer):
         self._every = every
         self._model = weakref.ref(model)
         self._is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
-        put = functools.partial(_hooked, while_alive(self._arrived))
+        arrived = while_alive(self._arrived)
+
+        def put(index: int, parameter: torch.Tensor) -> Any:  # before DistributedDataParallel does
+            hook: Any = unserializable_hook(functools.partial(arrived, index))
+            return parameter.register_post_accumulate_grad_hook(hook)
+
         if self._is_ddp:
             self._members = dist.get_process_group_ranks(model.process_group)
             averaged = {id(p) for p in model.module.parameters() if p.requires_grad}
@@ -79,7 +71,9 @@ class LocalGradients(Observer):
         self._fired: dict[int, torch.Tensor] = {}
         self._task, self._num_passes = -1, 0
         self._seen: set[int] = set()
-        self._read: dict[int, _OwnGradients] = {}
+        # this rank's own gradients of the newest averaged backward pass of a step: their squared norm (NaN if it is not
+        # finite, or if ranks have different tensors); index, NaNs and Infs of the first four bad ones in backward order
+        self._read: dict[int, tuple[float, list[tuple[int, int, int]]]] = {}
         self._next = 0  # the first step that was not sent yet
         self._awaited: tuple[Any, list[torch.Tensor]] | None = None
         self._odd = OddRanks(self._members)
@@ -172,26 +166,26 @@ class LocalGradients(Observer):
                 self._seen = set()  # another pass, which has added to the gradients of the last one
                 self._num_passes += 1
                 # fully_shard may have reduced the gradients between the passes, and started again
-                known = _OwnGradients(0.0, [] if known is None or self._is_ddp else known.held)
+                known = 0.0, [] if known is None or self._is_ddp else known[1]
+            sum_sq, held = known
             self._seen.update(fired)
             gradients: list[Any] = [parameter.grad for parameter in fired.values()]
             is_part = any(map(shards.is_sharded, gradients))
             table, fold = kernels.run_stats(shards.locals_of(gradients), self._run.backend)
             norm = norm_of(*norm_parts(kernels.fold_rows(table) if fold is None else fold))
-            held = known.held
             if not math.isfinite(norm):
                 rows = torch.frombuffer(table, dtype=torch.float64).view(-1, len(COLUMNS))[:, [_NANS, _INFS]].tolist()
                 bad = [(index, int(nans), int(infs)) for index, (nans, infs) in zip(fired, rows) if nans or infs]
                 held = sorted({one[0]: one for one in [*held, *bad]}.values(), reverse=True)[:_MAX_HELD]
-            sum_sq = math.nan if is_part else known.sum_sq + norm * norm
-            self._read[step] = _OwnGradients(sum_sq if math.isfinite(sum_sq) else math.nan, held)
+            sum_sq = math.nan if is_part else sum_sq + norm * norm
+            self._read[step] = sum_sq if math.isfinite(sum_sq) else math.nan, held
 
     def _tell(self, step: int) -> None:
         """Sends the results since the last exchange, up to `step`; does not wait."""
         first = self._next if step - self._every < self._next <= step else max(0, step - self._every + 1)
         steps = range(first, first + self._every)
-        words = [float(first), float(step), *(self._read[i].sum_sq if i in self._read else math.nan for i in steps)]
-        held = [(i, *one) for i in steps if i in self._read for one in self._read[i].held][:_MAX_HELD]
+        words = [float(first), float(step), *(self._read.get(i, (math.nan,))[0] for i in steps)]
+        held = [(i, *one) for i in steps if i in self._read for one in self._read[i][1]][:_MAX_HELD]
         words += [float(word) for one in held for word in one] + [-1.0] * (4 * (_MAX_HELD - len(held)))
         own = torch.tensor(words, dtype=torch.float64, device="cpu")
         everyone = [torch.empty_like(own) for _ in self._members]

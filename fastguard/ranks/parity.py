@@ -124,7 +124,8 @@ def alike_settings(
     """Compares the settings of the ranks that train one model; None if no other rank is known to do so."""
     if not has_other_ranks():
         return None
-    groups, is_ddp = [] if over is None else over.groups, isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
+    groups = [] if over is None else [*over.groups]
     is_same = (is_ddp and not model.parameters_to_ignore) or is_under_fully_shard(model)
     if is_ddp:
         groups.append(model.process_group)
@@ -142,13 +143,9 @@ class AlikeSettings:
     """Compares the settings of a guard over its ranks, before the first collective that depends on them.
 
     Each rank leaves its settings in the process group's store when its guard is made. So no collective hangs if one
-    rank has `recovery=`, say, and the others have not, or are not guarded.
-
-    Args:
-        settings: those that must be equal, as text.
-        rooms: numbers of the ranks that must agree, for each group of them.
-        shapes: of the model's parameters, to tell guards apart; empty if they differ between ranks.
-        waits: wait for ranks without a guard, because collectives follow; otherwise look at ten steps, and warn then.
+    rank has `recovery=`, say, and the others have not, or are not guarded. `rooms` are groups of ranks that must agree,
+    and `shapes` of the model's parameters tell guards apart. With `waits`, because collectives follow, it waits for
+    ranks without a guard; otherwise it looks at ten steps, and warns then.
 
     Cost: four messages to the store when the guard is made, and two at its first step.
     """
@@ -171,8 +168,7 @@ class AlikeSettings:
     def are_compared(self) -> bool:
         """Whether all comparisons are done. Call it before a step.
 
-        Raises:
-            RuntimeError: the ranks have different settings, or some have no such guard when the store's timeout ends.
+        A RuntimeError if ranks have different settings, or some have no such guard when the store's timeout ends.
         """
         self._num_looks += 1
         for room, ranks in list(self._open.items()):

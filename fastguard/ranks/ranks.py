@@ -68,6 +68,9 @@ class Ranks:
         self._reader = PieceReader()
         is_one = beyond is None or dist.get_world_size(beyond) == 1
         self._wires = [self.wire, *([] if is_one else [Wire([beyond])])]  # type: ignore[list-item]
+        self.groups = [group for wire in self._wires for group in wire.groups]  # to reduce over, one after the other
+        self.num_ranks = math.prod(wire.num_ranks for wire in self._wires)  # of all groups together
+        self.is_alone = not self.groups  # there is no other rank
         self.wants_tables = False  # whether the clip policy wants norms of tensors
         # the `LocalGradients`, which knows each rank's gradients before they were summed; None without one
         self.own: Any = None
@@ -77,21 +80,6 @@ class Ranks:
         # checksum of the settings assigned after `wrap`, which must be the same on all ranks
         self._decided = self.changes = 0.0
         self._num_measured = 0
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is no other rank."""
-        return not self.groups
-
-    @property
-    def groups(self) -> list[dist.ProcessGroup]:
-        """To reduce over, one after the other."""
-        return [group for wire in self._wires for group in wire.groups]
-
-    @property
-    def num_ranks(self) -> int:
-        """Of all groups together."""
-        return math.prod(wire.num_ranks for wire in self._wires)
 
     def costs(self) -> dict[str, float]:
         """Collectives a step on average, and the bytes that each rank sent in them; empty without other ranks."""

@@ -34,9 +34,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The local part of `tensor`, or itself if it is not a DTensor. Waits for a collective that is under way."""
     if not _is_dtensor(type(tensor)):
         return tensor
-    local: Any = getattr(tensor, "_local_tensor", None)
-    if local is None:
-        local = tensor.to_local()  # type: ignore[attr-defined]
+    local: Any = tensor._local_tensor  # type: ignore[attr-defined]
     return local.wait() if type(local) is not torch.Tensor and hasattr(local, "trigger_wait") else local
 
 
@@ -102,8 +100,7 @@ def groups_across(layouts: Collection[ShardLayout]) -> list[dist.ProcessGroup]:
 def groups_of(meshes: Iterable[Any]) -> list[dist.ProcessGroup]:
     """The groups to reduce over, one after the other, to reach all ranks of `meshes`: the world, or one a dimension.
 
-    Raises:
-        TypeError: the meshes have different ranks, and none has all.
+    A TypeError if the meshes have different ranks, and none has all.
     """
     by_ranks = {frozenset(mesh.mesh.flatten().tolist()): mesh for mesh in meshes}
     if not by_ranks:
@@ -122,22 +119,16 @@ def groups_of(meshes: Iterable[Any]) -> list[dist.ProcessGroup]:
 
 
 class FlatShards(NamedTuple):
-    """The layout of the flat parameters of a model over the ranks.
-
-    Attributes:
-        num_shards: number of different parts of each parameter, float64 [T, 1]: 1 of those that are not flat, which
-            are whole on each rank.
-    """
+    """The layout of the flat parameters of a model over the ranks."""
 
     groups: list[dist.ProcessGroup]  # to reduce over, one after the other: of shards, then of their replicas
-    num_shards: torch.Tensor
+    num_shards: torch.Tensor  # number of different parts of each parameter, float64 [T, 1]; 1 of those that are whole
 
 
 def flat_shards(model: torch.nn.Module | None, params: Sequence[torch.Tensor]) -> FlatShards | None:
     """The layout of the flat parameters, or of views of them, among `params`; None if there are none.
 
-    Raises:
-        TypeError: `model` does not own them, or they do not all lie on the same ranks in the same way.
+    A TypeError if `model` does not own them, or they do not all lie on the same ranks in the same way.
     """
     are_flat = [bool(getattr(p, "_fsdp_flattened", False)) for p in params]
     if not any(are_flat):

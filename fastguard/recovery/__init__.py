@@ -5,5 +5,3 @@ from .ladder import check_state as check_state
 from .rescue import Rescue as Rescue
 from .settings import Recovery as Recovery
 from .settings import as_recovery as as_recovery
-
-__all__ = ["Recovery", "Rescue", "Slowed", "as_recovery", "check_state"]

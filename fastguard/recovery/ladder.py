@@ -15,7 +15,7 @@ from ..ranks.exchange import all_reduced
 from ..records import values
 from ..records.codec import Count, Part, reader_of
 from ..records.events import RecoveryEvent
-from .rise import LossRise, Trial
+from .rise import ALARM, LossRise, Trial
 from .settings import Recovery
 
 _NUM_KEPT, _NUM_LEVEL, _NUM_NEEDED, _ASK_EVERY = 128, 32, 20, 8
@@ -33,28 +33,20 @@ read_events = reader_of(list[RecoveryEvent])
 
 
 class LossLevel(Part):
-    """Where the losses of a healthy run are, how far they scatter, and from where on a loss is too high.
-
-    Attributes:
-        spread: standard deviation, estimated robustly, or 2 % of the level or 5 % of the progress if those are more; 0
-            while it is not known.
-    """
+    """Where the losses of a healthy run are, how far they scatter, and from where on a loss is too high."""
 
     losses: deque[float]
-    _num_new: Count
-    limit: float  # Inf while too little is known
-    value: float  # median of the newest 32 losses; 0 while it is not known
-    spread: float
+    _num_new: Count = 0
+    limit: float = math.inf  # while too little is known
+    value: float = 0.0  # median of the newest 32 losses; 0 while it is not known
+    spread: float = 0.0  # robust standard deviation, at least 2 % of the level and 5 % of the progress; 0 if not known
     first: list[float]  # the first twenty losses
-    harder: float  # by how much the losses of data that were left out were above the level
+    harder: float = 0.0  # by how much the losses of data that were left out were above the level
 
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
         self.losses = deque(maxlen=_NUM_KEPT)
         self.first = []
-        self._num_new = 0
-        self.value = self.spread = self.harder = 0.0
-        self.limit = math.inf
 
     def take(self, loss: float) -> None:
         """Takes the loss of a healthy step."""
@@ -81,41 +73,30 @@ class LossLevel(Part):
 
 
 class Ladder(Part):
-    """Watches losses and norms, and counts rollbacks.
-
-    Attributes:
-        cut, cut_at: the factor of the learning rate after a rollback, and the step of the rollback.
-        lr, lr_back: the newest learning rate of the schedule, and that of the restored snapshot.
-        has_aim: whether a lower loss is better.
-        has_grown: whether parameters are many times larger than before the loss began to rise.
-    """
+    """Watches losses and norms, and counts rollbacks."""
 
     level: LossLevel  # of the losses
     rise: LossRise  # detects losses that stay above their level, also below the limit
-    cut: float
-    cut_at: Count
-    lr: float | None
-    lr_back: float | None
+    cut: float = 1.0  # the factor of the learning rate after a rollback
+    cut_at: Count = 0  # the step of the rollback
+    lr: float | None = None  # the newest of the schedule
+    lr_back: float | None = None  # that of the restored snapshot
     _norms: deque[float]
-    num_high: Count  # losses in a row above the limit
-    num_bad: Count  # steps in a row with non-finite gradients
+    num_high: Count = 0  # losses in a row above the limit
+    num_bad: Count = 0  # steps in a row with non-finite gradients
     attempts: list[Count]  # steps of the rollbacks
-    is_waiting: bool  # the run was rolled back, and its loss is not yet known to be normal
-    num_sat_out: Count  # steps skipped since then
+    is_waiting: bool = False  # the run was rolled back, and its loss is not yet known to be normal
+    num_sat_out: Count = 0  # steps skipped since then
 
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
         self._norms = deque(maxlen=_NUM_KEPT)
         self.level, self.rise = LossLevel(settings), LossRise()
-        self.cut, self.cut_at = 1.0, 0
-        self.lr = self.lr_back = None
-        self.has_aim, self.has_grown = True, False
+        self.has_aim = True  # whether a lower loss is better
+        self.has_grown = False  # whether parameters are many times larger than before the loss began to rise
         self.trial: Trial | None = None  # of a snapshot; None without one
-        self.num_high = self.num_bad = 0
         self.cause = ""  # a reason to roll back that was found elsewhere; "" for none
         self.attempts = []
-        self.is_waiting = False
-        self.num_sat_out = 0
 
     def see(
         self, loss: float | None, norm: float, *, skipped: bool, vetoed: bool = False, lr: float | None = None
@@ -200,16 +181,17 @@ class Ladder(Part):
             return ""
         if self.has_grown and self.rise.is_odd:
             return "parameters had grown many times over, and the loss rose"
-        if self.rise.is_lasting:
+        if self.rise.sum >= ALARM and not self.rise.is_explained:
             return f"the loss stood at {self.rise.level:.4g} after it had been at {self.level.value:.4g}"
         return ""
 
-    def try_back(self) -> None:
+    def try_back(self) -> Trial:
         """Begins the trial of a snapshot."""
         before, level = self.level, self.rise.level
         least = before.value + before.spread
         self.trial = Trial(before.value, max(level, least) if math.isfinite(level) else least, before.spread)
         self.rise.calm()
+        return self.trial
 
     def accept(self) -> None:
         """Accepts a risen loss that is not the fault of the model, and learns its level again."""

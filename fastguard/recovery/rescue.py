@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,9 +14,10 @@ from ..clip import GlobalNorm
 from ..diagnosis import by_sign, diagnose, needs
 from ..errors import FastguardError, RecoveryFailedError
 from ..observers.observer import while_alive
-from ..ranks import has_other_ranks
+from ..ranks.shards import has_other_ranks
 from ..records.events import RecoveryEvent, describe_recovery
 from .ladder import Groups, Ladder, StepSeen, exchanged, read_events, reduced
+from .rise import Trial
 from .settings import Recovery
 from .snapshots import Snapshot, Snapshots, are_finite, have_not_grown, largest, parameters_of
 
@@ -24,14 +25,6 @@ _log = logging.getLogger("fastguard")
 WHAT = "recovery"
 _GRACE = 24  # steps after a rollback in which rules still see losses from before it
 _UNSET: Any = object()
-
-
-class _Doubt(NamedTuple):
-    """A snapshot that was restored to try its losses, the state that it replaced, and the reason."""
-
-    tried: Snapshot
-    aside: Snapshot
-    reason: str
 
 
 class Rescue:
@@ -57,7 +50,8 @@ class Rescue:
         self._is_to_fall, self.ladder.has_aim = objective == "minimise", objective not in ("game", "reward")
         self._num_unheard = 0
         self._groups: Groups = ()
-        self._doubt: _Doubt | None = None
+        # a snapshot that was restored to try its losses, their trial, the state that it replaced, and the reason
+        self._doubt: tuple[Snapshot, Trial, Snapshot, str] | None = None
         ledger.skips.instead, ledger.seen = while_alive(self._note_due), while_alive(self.see)
 
     def see(self) -> None:
@@ -73,13 +67,9 @@ class Rescue:
         self._vetoed.discard(header.step)
 
     def begin_step(self, step: int, has_closure: bool) -> bool:
-        """Rolls back, if that is due, ahead of a step of the first optimizer. Returns whether to change the step.
-
-        Raises:
-            RecoveryFailedError: too many attempts have failed.
-        """
+        """Rolls back, if that is due, ahead of a step of the first optimizer. Returns whether to change the step."""
         if step <= self._begun:
-            return self._is_active
+            return self._run.is_vetoed or self.lr_factor != 1.0
         run, ladder = self._run, self.ladder
         self._end_veto()  # of a step that raised
         self._begun = step
@@ -94,8 +84,10 @@ class Rescue:
             arrived = exchanged(self.ladder, arrived, self._groups)
         for one in arrived:
             ladder.see(one.loss, one.norm, skipped=one.skipped, vetoed=one.vetoed, lr=one.lr)
-        if ladder.rise.is_odd and not was_odd:
-            self._look_for_growth(step)
+        if ladder.rise.is_odd and not was_odd and (before := self._snapshots.proved) is not None:
+            flag = have_not_grown(largest(self._parameters()), before.largest)
+            if flag is not None:
+                self._flags.append((step, flag, ""))
         if self._is_fresh:
             self._is_fresh = False
             self._take(step, is_proved=True)
@@ -103,7 +95,7 @@ class Rescue:
         can_veto = all(member.can_skip for member in run.members)
         heard = any(one.loss is not None for one in arrived)
         if self._doubt is not None:
-            self._go_on_trying(step, self._doubt, heard=heard, has_closure=has_closure)
+            self._go_on_trying(step, *self._doubt, heard=heard, has_closure=has_closure)
         elif ladder.is_waiting and not ladder.cause:
             self._sit_out(step, heard=heard, can_veto=can_veto)
         elif reason := ladder.reason():
@@ -121,11 +113,7 @@ class Rescue:
             run.clip_by(GlobalNorm(limit if given is None else min(limit, given)))
         if run.is_vetoed:
             self._note(num_left_out=self._ledger.history.model.num_left_out + 1)
-        return self._is_active
-
-    @property
-    def _is_active(self) -> bool:
-        return self._run.is_vetoed or self.lr_factor != 1.0
+        return run.is_vetoed or self.lr_factor != 1.0
 
     def end_step(self) -> None:
         """Takes a snapshot, if one is due, once all optimizers have taken or skipped the step."""
@@ -193,13 +181,6 @@ class Rescue:
                 self.ladder.has_grown = True
         return found
 
-    def _look_for_growth(self, step: int) -> None:
-        """Compares the sizes of parameters with the newest proved snapshot, once the loss has risen."""
-        before = self._snapshots.proved
-        flag = None if before is None else have_not_grown(largest(self._parameters()), before.largest)
-        if flag is not None:
-            self._flags.append((step, flag, ""))
-
     def _parameters(self) -> list[torch.Tensor]:
         return parameters_of(self._run.optimizers())
 
@@ -249,7 +230,7 @@ class Rescue:
 
     def _try(self, step: int, reason: str, has_closure: bool) -> None:
         """Restores a snapshot for some skipped steps, to see whether their losses are lower."""
-        run, ladder, is_kept = self._run, self.ladder, False
+        ladder = self.ladder
         earlier, most = ladder.attempts_before(step), self._settings.attempts
         is_harm = self._is_to_fall or ladder.has_grown  # weights never grow like that in training
         if earlier >= (most if is_harm else max(1, most - 1)):
@@ -259,38 +240,36 @@ class Rescue:
             return
         self._judge.arrive_all()
         snapshot = self._choose(step, earlier)
-        if snapshot is None:
-            ladder.accept()
-            return
-        aside = self._snapshots.spare(snapshot)
-        with run.failures.kept(WHAT, "A loss that has risen is taken for lawful."):
-            self._fill(aside)
-            is_kept = True
-        if not is_kept:
-            ladder.accept()
-            return
-        self._restore(snapshot)
-        ladder.try_back()
-        self._doubt = _Doubt(snapshot, aside, reason)
-        self._leave_out(step, has_closure, can_veto=True)
+        if snapshot is not None:
+            aside, is_kept = self._snapshots.spare(snapshot), False
+            with self._run.failures.kept(WHAT, "A loss that has risen is taken for lawful."):
+                self._fill(aside)
+                is_kept = True
+            if is_kept:
+                self._restore(snapshot)
+                self._doubt = snapshot, ladder.try_back(), aside, reason
+                self._leave_out(step, has_closure, can_veto=True)
+                return
+        ladder.accept()
 
-    def _go_on_trying(self, step: int, doubt: _Doubt, *, heard: bool, has_closure: bool) -> None:
+    def _go_on_trying(
+        self, step: int, tried: Snapshot, trial: Trial, aside: Snapshot, reason: str, *, heard: bool, has_closure: bool
+    ) -> None:
         """Keeps the restored snapshot if its losses are lower, or restores the state that it replaced."""
-        ladder, trial = self.ladder, self.ladder.trial
         self._num_unheard = 0 if heard else self._num_unheard + 1
-        is_lower = False if trial is None or self._num_unheard >= self._settings.patience else trial.is_lower
+        is_lower = False if self._num_unheard >= self._settings.patience else trial.is_lower
         if is_lower is None:
             self._run.is_vetoed = True
             return
-        self._doubt, num_asked = None, 0 if trial is None else trial.num_asked
+        self._doubt = None
         if is_lower:
-            self._went_back(step, doubt.tried, doubt.reason, step - doubt.tried.step)
-            ladder.is_waiting = False
+            self._went_back(step, tried, reason, step - tried.step)
+            self.ladder.is_waiting = False
         else:
-            self._restore(doubt.aside)
-            self._accept(step, num_asked + (0 if has_closure else 2))
+            self._restore(aside)
+            self._accept(step, trial.num_asked + (0 if has_closure else 2))
             self._leave_out(step, has_closure, can_veto=not has_closure)
-        self._snapshots.take_back(doubt.aside)
+        self._snapshots.free.append(aside)
 
     def _accept(self, step: int, num_batches: int) -> None:
         self.ladder.accept()

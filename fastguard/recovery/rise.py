@@ -9,7 +9,7 @@ from statistics import median
 from ..records.codec import Count, Part
 
 _ALLOWANCE, _CLIPPED = 0.75, 2.0  # standard deviations of one loss
-_ODD, _SUSPECT, _ALARM = 2.0, 5.0, 12.0
+_ODD, _SUSPECT, ALARM = 2.0, 5.0, 12.0
 _NUM_NEWEST, _NUM_USUAL = 8, 128
 _HIGHER = 1.25  # times the earlier learning rate, above which it explains a higher loss
 _SURE, _MOST_ASKED = 6.0, 32  # of a trial
@@ -28,18 +28,15 @@ class LossRise(Part):
     Source: E. S. Page, Continuous inspection schemes, Biometrika 41 (1954), 100-115.
     """
 
-    sum: float  # see above; at most twice the alarm
-    known: float  # the largest rise that was accepted
-    num_resting: Count  # number of losses to leave out
-    num_suspect: Count  # suspect losses in a row
-    _lr: float  # of the newest loss
-    _lr_before: float  # of those that the level is of
+    sum: float = 0.0  # see above; at most twice the alarm
+    known: float = 0.0  # the largest rise that was accepted
+    num_resting: Count = 0  # number of losses to leave out
+    num_suspect: Count = 0  # suspect losses in a row
+    _lr: float = math.inf  # of the newest loss
+    _lr_before: float = math.inf  # of those that the level is of
     _newest: deque[float]  # losses since then
 
     def __init__(self) -> None:
-        self.sum = self.known = 0.0
-        self.num_resting = self.num_suspect = 0
-        self._lr = self._lr_before = math.inf
         self._newest = deque(maxlen=_NUM_NEWEST)
 
     def see(self, loss: float, lr: float | None, level: float, spread: float) -> None:
@@ -53,7 +50,7 @@ class LossRise(Part):
             self.num_resting -= 1
             return
         score = _score(loss, level, max(spread, 2.0 * self.known))
-        self.sum = min(max(0.0, self.sum + score - _ALLOWANCE), 2.0 * _ALARM)
+        self.sum = min(max(0.0, self.sum + score - _ALLOWANCE), 2.0 * ALARM)
         if self.sum <= 0.0:
             self._newest.clear()
         else:
@@ -74,11 +71,6 @@ class LossRise(Part):
     def is_explained(self) -> bool:
         """Whether the learning rate is higher than before, which explains a higher loss."""
         return self._lr > _HIGHER * self._lr_before
-
-    @property
-    def is_lasting(self) -> bool:
-        """Whether it has stayed higher without an explanation."""
-        return self.sum >= _ALARM and not self.is_explained
 
     @property
     def level(self) -> float:

@@ -234,25 +234,22 @@ def have_not_grown(now: torch.Tensor | None, before: torch.Tensor | None) -> tor
 class Snapshots:
     """The newest snapshots, newest first. At least one valid snapshot is never overwritten.
 
-    Args:
-        quarantine: healthy steps after which a snapshot is valid.
-        least: number of healthy steps that is enough if the next loss jumps without warning.
+    One is valid after `quarantine` healthy steps, or after `least` if the next loss jumps without warning.
     """
 
     def __init__(self, keep: int, quarantine: int, least: int) -> None:
         self._keep, self._quarantine, self._least = keep, quarantine, min(least, quarantine)
         self._all: list[Snapshot] = []
-        self._free: list[Snapshot] = []
+        self.free: list[Snapshot] = []  # whose memory is reused
 
     def take(self, step: int, fill: Callable[[Snapshot], None], *, is_proved: bool = False) -> Snapshot:
         """Fills one by `fill`, and returns it. If that raises, there is one less."""
         if len(self._all) < self._keep:
-            snapshot = self._free.pop() if self._free else Snapshot()
+            snapshot = self.free.pop() if self.free else Snapshot()
         else:
             waiting = [one for one in self._all if not one.is_proved]
-            oldest = waiting[-1] if len(waiting) == len(self._all) - 1 else self._all[-1]
-            self._all.remove(oldest)
-            snapshot = oldest
+            snapshot = waiting[-1] if len(waiting) == len(self._all) - 1 else self._all[-1]
+            self._all.remove(snapshot)
         fill(snapshot)
         snapshot.step = snapshot.since = step
         snapshot.is_proved, snapshot.is_spared = is_proved, False
@@ -275,20 +272,16 @@ class Snapshots:
         if not proved:
             return None
         chosen = proved[1] if older and len(proved) > 1 else proved[0]
-        self._give_up(lambda one: one.step > chosen.step)
+        self.forget(chosen.step)
         return chosen
 
     def spare(self, chosen: Snapshot) -> Snapshot:
         """A free snapshot, or the oldest, for the present state while `chosen` is tried."""
         others = [one for one in self._all if one is not chosen]
-        if self._free or len(self._all) < self._keep or not others:
-            return self._free.pop() if self._free else Snapshot()
+        if self.free or len(self._all) < self._keep or not others:
+            return self.free.pop() if self.free else Snapshot()
         self._all.remove(others[-1])
         return others[-1]
-
-    def take_back(self, spare: Snapshot) -> None:
-        """Frees it for reuse."""
-        self._free.append(spare)
 
     @property
     def proved(self) -> Snapshot | None:
@@ -301,16 +294,10 @@ class Snapshots:
         known = [one for one in proved if one.loss == one.loss]
         return min(known, key=lambda one: one.loss) if known else next(iter(proved), None)
 
-    def forget(self) -> None:
-        """Drops all, because the run resumes elsewhere."""
-        self._give_up(lambda one: True)
-
-    def _give_up(self, is_lost: Callable[[Snapshot], bool]) -> None:
-        self._free += [one for one in self._all if is_lost(one)]
-        self._all = [one for one in self._all if not is_lost(one)]
-
-    def __iter__(self) -> Any:
-        return iter(self._all)
+    def forget(self, after: float = -math.inf) -> None:
+        """Gives up those after a step; by default all, because the run resumes elsewhere."""
+        self.free += [one for one in self._all if one.step > after]
+        self._all = [one for one in self._all if one.step <= after]
 
 
 def random_state() -> dict[str, Any]:

@@ -96,11 +96,7 @@ class OnWorker:
     _worker: Worker
 
     def close(self) -> None:
-        """Waits for queued items.
-
-        Raises:
-            TimeoutError: it takes longer than a minute.
-        """
+        """Waits for queued items; a TimeoutError after a minute."""
         self._worker.close()
 
     @property
@@ -144,12 +140,7 @@ class BackgroundSink(OnWorker, Sink):
         self._worker = Worker(self, "BackgroundSink", call, max_records)
 
     def write(self, record: StepStats) -> None:
-        """Queues the record.
-
-        Raises:
-            ValueError: the sink is closed.
-            RuntimeError: the queue is full.
-        """
+        """Queues the record; a ValueError if the sink is closed, a RuntimeError if the queue is full."""
         self._worker.put(("write", record))
 
     def note(self, facts: dict[str, Any]) -> None:
@@ -161,11 +152,7 @@ class BackgroundSink(OnWorker, Sink):
         self._worker.put(("tell", finding))
 
     def close(self) -> None:
-        """Waits for queued records, and closes the other sink.
-
-        Raises:
-            TimeoutError: it takes longer than a minute.
-        """
+        """Waits for queued records, and closes the other sink; a TimeoutError after a minute."""
         super().close()
         self.sink.close()
 

@@ -73,12 +73,15 @@ class JsonlSink(Sink, LogState):
 
     def _open(self, append: bool) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        is_cut_off = append and _is_cut_off(self.path)
         self._fd = _open(self.path, 0 if append else os.O_TRUNC)
-        self._torn[0] = is_cut_off
-        status = os.fstat(self._fd)
+        status, self._torn[0] = os.fstat(self._fd), False
+        is_file = stat.S_ISREG(status.st_mode)
+        if is_file and status.st_size:
+            with self.path.open("rb") as file:
+                file.seek(-1, os.SEEK_END)
+                self._torn[0] = file.read(1) != b"\n"
         # A FIFO or device is not watched, nor is a file to which the file system gives another number at each look.
-        self._is_watched = stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.stat(self.path))
+        self._is_watched = is_file and os.path.samestat(status, os.stat(self.path))
         self._size = status.st_size
 
     def write(self, record: StepStats) -> None:
@@ -304,12 +307,3 @@ def _is_at(path: Path, status: os.stat_result) -> bool:
         return False
     except OSError:
         return True
-
-
-def _is_cut_off(path: Path) -> bool:
-    """Whether `path` is a regular file that ends within a line."""
-    if not path.is_file() or not path.stat().st_size:
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"

@@ -49,12 +49,7 @@ class MlflowSink(OnWorker, TrackerSink):
         self._worker = Worker(self, "MlflowSink", send, _MAX_RECORDS, most=_MOST, wait_s=_WAIT_S)
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Queues a row to be logged.
-
-        Raises:
-            ValueError: the sink is closed, or there is no run.
-            RuntimeError: 10,000 records are already queued.
-        """
+        """Queues a row; a ValueError without a run or after `close`, a RuntimeError if 10,000 are already queued."""
         if self._run is None:
             self._run = self._mlflow.active_run()
             if self._run is None:

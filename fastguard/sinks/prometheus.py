@@ -74,11 +74,7 @@ class PrometheusSink(Sink):
             registry.register(self)
 
     def write(self, record: StepStats) -> None:
-        """Counts the step, and keeps the record for the next scrape.
-
-        Raises:
-            OSError: the port is taken.
-        """
+        """Counts the step, and keeps the record for the next scrape; an OSError if the port is taken."""
         norm = record.norm
         with self._lock:
             totals, largest = self._totals, self._largest

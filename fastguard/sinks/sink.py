@@ -192,14 +192,6 @@ def name_of(sink: Sink) -> str:
     return type(sink).__name__ if shown.startswith("<") else shown  # a default repr says no more than an address
 
 
-def _takes_lines(sink: Sink) -> bool:
-    """Whether `sink` has a `write_line` that belongs to its `write`: a subclass's own `write` must be called."""
-    if "write" in getattr(sink, "__dict__", {}):
-        return False
-    first = next((c for c in type(sink).__mro__ if "write" in c.__dict__ or "write_line" in c.__dict__), object)
-    return "write_line" in first.__dict__
-
-
 class SafeSink(Sink, LineCounts):
     """A sink around another that never raises: it warns once, counts lost records, and keeps trying.
 
@@ -226,7 +218,10 @@ class SafeSink(Sink, LineCounts):
         self.num_lines, self.num_lines_timed, self.line_seconds = 0, 0, 0.0
         self.sink = as_sink(sink)
         self.name = name_of(self.sink) if name is None else name
-        self.takes_lines = _takes_lines(self.sink)
+        # Its `write_line` must belong to its `write`: a subclass's own `write` must be called.
+        owners = [self.sink, *type(self.sink).__mro__]
+        first = next((one for one in owners if {"write", "write_line"} & getattr(one, "__dict__", {}).keys()), object)
+        self.takes_lines = "write_line" in first.__dict__
         self._take_line: Any = cast(Any, self.sink).write_line if self.takes_lines else None
         self.num_taken = self._num_lost = self._num_reported = 0
         self.last_error: BaseException | None = None

@@ -49,11 +49,7 @@ class TensorBoardSink(TrackerSink):
         self._made = imported(_TORCH, "TensorBoardSink", "tensorboard").summary
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Writes one event.
-
-        Raises:
-            ValueError: the writer was closed.
-        """
+        """Writes one event; a ValueError if the writer was closed."""
         writer = self._file_writer()
         made = self._made
         values = [made.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]

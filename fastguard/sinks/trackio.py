@@ -24,10 +24,6 @@ class TrackioSink(RunSink):
     _package = "trackio"
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Logs a row. Trackio warns if it cannot.
-
-        Raises:
-            ValueError: there is no run.
-        """
+        """Logs a row; a ValueError if there is no run. Trackio warns if it cannot."""
         row = self._row(scalars, texts, histograms)
         self._run.log(row, step=step)

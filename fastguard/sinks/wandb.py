@@ -44,12 +44,7 @@ class WandbSink(RunSink):
         self._until_asked, self._interval = 0, 1
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
-        """Logs into the row of `step`, or the current one.
-
-        Raises:
-            wandb.Error: the run was finished.
-            ValueError: there is no run.
-        """
+        """Logs into the row of `step`, or the current one; a ValueError without a run, a wandb.Error if it is over."""
         run, axis = self._run, self.name("step")
         row = {axis: step, **self._row(scalars, texts, histograms)}
         for name in row.keys() - self._defined:

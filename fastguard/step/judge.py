@@ -17,7 +17,7 @@ from .._device import is_capturing
 from ..clip import CheckedPolicy, limits_of, trigger_of
 from ..clip.limits import Ruling
 from ..errors import UnsupportedTensorError
-from ..ranks import locals_of
+from ..ranks.shards import locals_of
 from ..records.columns import norm_of, norm_parts
 from . import device
 from .clipping import HostDecision, gradients_with_factors, ruling_of, shrink

@@ -17,7 +17,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from .. import kernels
 from ..clip import limits_of
 from ..observers.tensors import leaves
-from ..ranks import refuse_sharding_model
+from ..ranks.shards import refuse_sharding_model
 from ..records.columns import norm_of, norm_parts
 from ..recovery.snapshots import load_random_state, random_state
 from ..step import Guard

@@ -19,7 +19,7 @@ import torch
 from .. import kernels
 from .._text import listed, prose, shown
 from ..observers.observer import unwrapped
-from ..ranks import has_other_ranks
+from ..ranks.shards import has_other_ranks
 from ..records import values
 from ..recovery.snapshots import load_random_state, random_state
 from ..report.whole_file import write_whole

@@ -31,7 +31,7 @@ X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
         (True, {"Sequential", "1", "3"}),
         (r"^3$", {"3"}),
         ("all", {"Sequential", "0", "1", "2", "3", "4"}),
-        ({"include": nn.Linear}, {"0", "2", "4"}),
+        ({"modules": nn.Linear}, {"0", "2", "4"}),
     ],
 )
 def test_what_is_watched(activations, names):
@@ -48,7 +48,7 @@ def test_what_is_watched(activations, names):
         (True, False, ValueError, "`activations` must come with a model"),
         (3, True, TypeError, "`activations` must be True, a pattern"),
         ({"often": 1}, True, TypeError, "often"),
-        ("nothing", True, ValueError, "must leave at least one module"),
+        ("nothing", True, ValueError, "must match at least one module"),
         (ActivationMonitor(), True, ValueError, "must be a monitor of a model"),
     ],
 )
@@ -98,7 +98,7 @@ def test_every_evaluation_of_lbfgs_belongs_to_its_step():
     assert optimizer.guard.last.activations == ()
 
 
-@pytest.mark.parametrize("activations", [None, {"every": 1, "overhead_budget": None, "include": "head"}])
+@pytest.mark.parametrize("activations", [None, {"every": 1, "overhead_budget": None, "modules": "head"}])
 def test_replay_after_a_skipped_step(activations):
     net = Transformer()
     optimizer = guarded(net, activations)
@@ -205,7 +205,7 @@ def test_masks_of_minus_infinity_are_no_bad_input():
 
 def test_replay_names_the_module_that_was_not_watched():
     net = Transformer()
-    monitor = ActivationMonitor(net, include="head")
+    monitor = ActivationMonitor(net, modules="head")
     with torch.no_grad():
         net.blocks[1].mlp[0].bias[2] = torch.nan
     tokens = torch.randint(0, 11, (2, 5))

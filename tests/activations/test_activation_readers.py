@@ -5,8 +5,8 @@ import torch
 
 from fastguard import ActivationMonitor
 from fastguard.observers.activations import collector as collecting
-from fastguard.observers.activations.families import RELU, TANH, UNKNOWN
-from fastguard.observers.activations.readers import DeferredReader, ImmediateReader
+from fastguard.observers.activations.arrivals import DeferredReader, ImmediateReader
+from fastguard.observers.activations.selection import RELU, TANH, UNKNOWN
 
 from activation_models import Transformer, relu_net
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fastguard import ActivationMonitor
-from fastguard.observers.activations.routers import routers_of
+from fastguard.observers.activations.choices import routers_of
 from fastguard.observers.activations.selection import names_of
 from fastguard.report import build_report
 from fastguard.report.tables import module_rows, sample_tables

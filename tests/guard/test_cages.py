@@ -17,7 +17,7 @@ from fastguard.clip import ClipPolicy
 from fastguard.diagnosis import CAUSES, RULES, Finding, cause, rule
 from fastguard.names import Namer
 from fastguard.observers.facts import ModelFacts
-from fastguard.observers.loss_kind import OutputSample
+from fastguard.observers.loss_gradient import OutputSample
 from fastguard.observers.weights import WeightSampler
 from fastguard.records import strict_json
 from fastguard.records.failures import describe

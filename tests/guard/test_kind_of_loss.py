@@ -9,9 +9,8 @@ import torch
 from guard_helpers import classes, needs_extension, numbers
 from torch.nn import functional as F
 
-from fastguard.observers.dependence import Dependence, sample_inputs
-from fastguard.observers.loss_gradient import LossGradient
-from fastguard.observers.loss_kind import CLASSIFYING, OutputSample
+from fastguard.observers.batch_sample import Dependence, sample_inputs
+from fastguard.observers.loss_gradient import CLASSIFYING, LossGradient, OutputSample
 from fastguard.records.failures import Failures
 
 pytestmark = needs_extension

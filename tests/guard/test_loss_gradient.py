@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fastguard
-from fastguard.observers.loss_gradient import LossGradient
-from fastguard.observers.loss_kind import OutputSample
+from fastguard.observers.loss_gradient import LossGradient, OutputSample
 from fastguard.records.failures import Failures
 
 pytestmark = needs_extension

@@ -18,8 +18,7 @@ import fastguard.ranks
 from fastguard.kernels import cpu
 from fastguard.observers.activations import ActivationWatch
 from fastguard.observers.batches import BatchWatch
-from fastguard.observers.coverage import CoverageWatch
-from fastguard.observers.left_gradients import LeftGradients
+from fastguard.observers.coverage import CoverageWatch, LeftGradients
 from fastguard.observers.observer import Observer
 from fastguard.observers.sketches import Sketches
 from fastguard.observers.weights import WeightWatch
@@ -61,7 +60,7 @@ def train(model: nn.Module, optimizer: Any, num_steps: int) -> list[torch.Tensor
 
 
 def observers_of(optimizer: Any) -> list[Observer]:
-    return list(optimizer.guard._observers._all())
+    return list(optimizer.guard._observers._next)
 
 
 def hooks_of(model: nn.Module) -> list[Any]:

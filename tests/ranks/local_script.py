@@ -67,7 +67,7 @@ def train(made=small, *, bad=None, num_micro=1, factor=1.0, hook=None, num_steps
             is_same &= all(torch.equal(p.grad, q.grad) for p, q in zip(guarded.parameters(), twin.parameters()))
             if local is not None:
                 exact = sum(float(p.grad.double().square().sum()) for p in alone.parameters())
-                apart = max(apart, abs(local._read[step].sum_sq / exact - 1.0))
+                apart = max(apart, abs(local._read[step][0] / exact - 1.0))
         optimizer.step()
         if step != bad:
             beside.step()

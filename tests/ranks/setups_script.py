@@ -52,7 +52,7 @@ def train(model, num_micro=1, *, bad=True, sinks=(), **settings):
         exact = whole_norm(model.parameters())
         if guard._local is not None and not (bad and step == BAD):
             own = sum(float(p.grad.double().square().sum()) for p in alone.parameters())
-            found["own"] = max(found["own"], abs(guard._local._read[step].sum_sq / own - 1.0))
+            found["own"] = max(found["own"], abs(guard._local._read[step][0] / own - 1.0))
         optimizer.step()
         optimizer.zero_grad()
         last = guard.last

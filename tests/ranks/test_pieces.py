@@ -83,7 +83,7 @@ def reader():
 
 
 def read(reader, tensors):
-    return reader.quick_tensors(tensors, "cpu")
+    return reader.quick("tensor", tensors, "cpu")
 
 
 def test_the_quick_way_says_what_each_tensor_alone_would(reader):
@@ -146,10 +146,10 @@ def test_parameters_without_gradients_tell_their_mesh(reader):
     params[1].grad = part(torch.tensor([3.0, 0.0, 4.0]))
     params[2]._spec.mesh = Mesh()
     params[1].grad._spec.mesh = params[1]._spec.mesh = Mesh()
-    found = reader.quick_gradients([params[:2], params[2:]], "cpu", 2.0)
+    found = reader.quick("gradient", [params[:2], params[2:]], "cpu", 2.0)
     assert found is not None and found.total[1] == 100.0 and found.present == [1]
     assert {*map(id, meshes(found))} == {id(p._spec.mesh) for p in params}
     assert found.fingerprint == kernels.collect_gradients([params[:2], params[2:]])[2]
     params[1].grad = None
-    nothing = reader.quick_gradients([params], "cpu")
+    nothing = reader.quick("gradient", [params], "cpu", 1.0)
     assert nothing is not None and nothing.local == [] and len(meshes(nothing)) == 3 and nothing.table == b""

@@ -124,16 +124,16 @@ def test_the_last_that_counts_is_never_written_over_and_an_older_one_gives_up_wh
     snapshots.take(0, _fill(), is_proved=True)
     for step in range(10, 60, 10):
         snapshots.take(step, _fill(math.nan))
-    assert [one.step for one in snapshots] == [50, 0]
-    assert snapshots.choose(older=True).step == 0 and [one.step for one in snapshots] == [0]
+    assert [one.step for one in snapshots._all] == [50, 0]
+    assert snapshots.choose(older=True).step == 0 and [one.step for one in snapshots._all] == [0]
     snapshots = Snapshots(keep=3, quarantine=1, least=1)
     for step in (0, 10, 20):
         snapshots.take(step, _fill(), is_proved=True)
     assert snapshots.choose(older=True).step == 10
-    assert [one.step for one in snapshots] == [10, 0]
+    assert [one.step for one in snapshots._all] == [10, 0]
     snapshots.take(30, _fill(), is_proved=True)
     snapshots.take(40, _fill())
-    assert [one.step for one in snapshots] == [40, 30, 10]
+    assert [one.step for one in snapshots._all] == [40, 30, 10]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -21,7 +21,7 @@ from benchmarks.speed import memory, training_memory
 from benchmarks.speed.cases import CASES
 from fastguard.observers import batch_sample
 from fastguard.observers.activations import ActivationMonitor
-from fastguard.observers.activations.attention import attention_extracts
+from fastguard.observers.activations.choices import attention_extracts
 from fastguard.observers.batches import NormStatistics
 from fastguard.observers.weights import WeightSampler
 from fastguard.records.failures import Failures

@@ -16,9 +16,7 @@ from ..._text import shown
 from ...records.samples import ModuleActivity
 from ..buffers import forward_undone
 from ..observer import Observer
-from .arrivals import Origin as Origin
 from .arrivals import draw, origin_of
-from .budget import Cost as Cost
 from .monitor import ActivationMonitor as ActivationMonitor
 
 
@@ -27,7 +25,7 @@ def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor 
     if activations is None or activations is False:
         return None
     if activations is True or isinstance(activations, str):
-        activations = {"modules": None if activations is True else activations}
+        activations = {"modules": "default" if activations is True else activations}
     if isinstance(activations, dict):
         if model is None:
             raise ValueError("`activations` must come with a model, got none. Call wrap(optimizer, model, …).")
@@ -48,11 +46,11 @@ class ActivationWatch(Observer):
 
     def __init__(self, run: Any, judge: Any, monitor: ActivationMonitor) -> None:
         self._run, self._judge, self._monitor = run, weakref.proxy(judge), monitor  # it leads to what closes this
-        monitor._wait(True)
+        monitor._disarm()  # until `start`
 
     def start(self) -> None:
         """Sets the hooks. `QuietHooks` takes the place of a model's hooks only while there are none."""
-        self._monitor._wait(False)
+        self._monitor._arm()
 
     def next_after(self, step: int) -> float:
         return self._monitor._next_end_after(step)

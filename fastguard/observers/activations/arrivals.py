@@ -1,19 +1,29 @@
-"""Readings of sampled steps that are on their way, the records made of them, and the last records of each layer."""
+"""Readers of activations, readings that are on their way, the records made of them, and the last ones of each layer."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from ..._device import Device
 from ..._text import NAME_WIDTH, in_columns, shown
-from ...records.samples import CHANNEL_COLUMNS, ActivationRow, ActivationStats, ModuleActivity, merge_activation_rows
-from .families import Judgement
-from .readers import Measurement
+from ...kernels import run_activation
+from ...kernels.registry import choose
+from ...kernels.tensors import float64_bytes, plain
+from ...records.samples import (
+    ACTIVATION_COLUMNS,
+    CHANNEL_COLUMNS,
+    ActivationRow,
+    ActivationStats,
+    ModuleActivity,
+    merge_activation_rows,
+)
+from .selection import Judgement
 
 _NUM_ORIGINS = 32
 _NUM_UNCLAIMED = 64  # sampled steps with records that were not taken
@@ -22,43 +32,81 @@ _SUM_ABS = CHANNEL_COLUMNS.index("sum_abs")
 _HEAD = ("module", "family", "mean", "std", "|max|", "zero", "saturated", "dead units", "")
 
 
-def _as_table(units: bytes) -> torch.Tensor:
-    """The units of a reading, [C, CHANNEL_COLUMNS]."""
-    return torch.frombuffer(bytearray(units), dtype=torch.float64).view(-1, len(CHANNEL_COLUMNS))
+class Reading(NamedTuple):
+    """The result of one pass over a tensor: a row, and a table of CHANNEL_COLUMNS (float64 bytes)."""
+
+    row: ActivationRow
+    units: bytes | None
 
 
-class UnitVerdict(NamedTuple):
-    """Of one module: units, dead and saturated ones, their first indices, and the number of batches in the window."""
-
-    num_units: int = 0
-    num_dead_units: int = 0
-    num_saturated_units: int = 0
-    dead_units: tuple[int, ...] = ()
-    saturated_units: tuple[int, ...] = ()
-    num_batches: int = 1
+Measurement: TypeAlias = Callable[[], Reading]  # call it only once its delivery has arrived
 
 
-class UnitRuns:
-    """Counts for each unit the batches in a row in which a `share` of its elements was dead, or saturated."""
+class ImmediateReader:
+    """Reads with the kernels of the tensor's device, and has the figures at once. On a GPU this would synchronise."""
 
-    def __init__(self, window: int, share: float) -> None:
-        self._window, self._share = window, share
-        self._runs: dict[str, tuple[torch.Tensor | None, int]] = {}  # int32 [C, 2], and the number of batches
+    immediate = True
 
-    def add(self, key: str, table: torch.Tensor, elements: float, share: float | None = None) -> UnitVerdict:
-        """Adds a sampled step of a module: sums of CHANNEL_COLUMNS, [C, 4], over so many `elements` of each unit."""
-        size, (runs, num) = table.shape[0], self._runs.get(key, (None, 0))
-        if runs is None or runs.shape[0] != size:  # other units than before
-            runs, num = torch.zeros(size, 2, dtype=torch.int32, device="cpu"), 0
-        runs, num = (runs + 1) * (table[:, :2] >= elements * (share or self._share)), min(num + 1, self._window)
-        self._runs[key] = runs, num
-        flags = runs >= num
-        dead, saturated = flags.sum(0).tolist()
-        return UnitVerdict(size, dead, saturated, _first(flags, 0, dead), _first(flags, 1, saturated), num)
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+
+    def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
+        """Reads `x` once; with `dim` also for each index in it."""
+        row, units = run_activation(x.detach(), judgement[1:4], dim, self._backend)
+        found = Reading(ActivationRow(*row), units)
+        return lambda: found
+
+    def deliver(self) -> Any:
+        """Sends the readings to the host. Returns the event of their arrival; None if they are there."""
+        return None
 
 
-def _first(flags: torch.Tensor, column: int, count: int) -> tuple[int, ...]:
-    return tuple(flags[:, column].nonzero()[:_NUM_NAMED, 0].tolist()) if count else ()
+class DeferredReader:
+    """Reads into small tensors on the device, and never waits: a delivery copies all to pinned memory at once."""
+
+    immediate = False
+
+    def __init__(self, device: torch.device, backend: str, make_event: Callable[[], Any] | None = None) -> None:
+        self._device, self._backend, self._side = device, backend, Device(device)
+        self._make_event = make_event or self._side.event
+        self._dtype = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+        self._parts: list[torch.Tensor] = []
+        self._num = 0  # of their elements
+        self._arrived: list[torch.Tensor] = []  # gets what the next delivery copies
+
+    def measure(self, x: torch.Tensor, judgement: Judgement, dim: int | None) -> Measurement:
+        x = plain(x.detach(), 0)
+        num_units = 0 if dim is None else x.shape[dim]
+        row = torch.empty(len(ACTIVATION_COLUMNS), dtype=self._dtype, device=self._device)
+        units = torch.empty(num_units, len(CHANNEL_COLUMNS), dtype=self._dtype, device=self._device)
+        chosen = choose(x.device, self._backend, "activation_into")
+        chosen.activation_into(x, dim, judgement[1:4], row, units)
+        start, middle, arrived = self._num, self._num + row.numel(), self._arrived
+        self._num = end = middle + units.numel()
+        self._parts += row, units.view(-1)
+
+        def reading() -> Reading:
+            (found,) = arrived
+            table = float64_bytes(found[middle:end]) if num_units else None
+            return Reading(ActivationRow(*found[start:middle].tolist()), table)
+
+        return reading
+
+    def deliver(self) -> Any:
+        parts, arrived = self._parts, self._arrived
+        self._parts, self._num, self._arrived = [], 0, []
+        with self._side.entered():
+            if parts:
+                arrived.append(self._side.pinned(sum(map(len, parts)), self._dtype))
+                arrived[0].copy_(torch.cat(parts), non_blocking=True)
+            event = self._make_event()
+            if event is not None:
+                event.record()
+        return event
+
+
+def reader_for(device: torch.device, backend: str) -> ImmediateReader | DeferredReader:
+    return ImmediateReader(backend) if device.type == "cpu" else DeferredReader(device, backend)
 
 
 class Sighting(NamedTuple):
@@ -103,14 +151,17 @@ class Origin(NamedTuple):
 class Arrivals:
     """Makes records of sampled steps, in the order of the steps, when their figures have arrived."""
 
-    def __init__(self, window_size: int, runs: UnitRuns) -> None:
+    def __init__(self, window_size: int, window: int) -> None:
         self.root = ""  # name of the whole model
         self.latest: tuple[ModuleActivity, ...] = ()  # records of the newest step
         self.origins: deque[Origin] = deque(maxlen=_NUM_ORIGINS)  # where NaN or Inf appeared, oldest first
         # steps whose figures have not arrived, with their readings, and the events that fire when they have
         self.pending: deque[tuple[int, list[Sighting], list[Any]]] = deque()
         self.seconds = 0.0  # host time spent here since it was last set to zero
-        self._window_size, self._runs = window_size, runs
+        self._window_size, self._window = window_size, window
+        # for each unit of a module (int32 [C, 2]) the batches in a row in which it was dead, or saturated; and of how
+        # many batches
+        self._runs: dict[str, tuple[torch.Tensor | None, int]] = {}
         # statistics of each layer, oldest first, each with the share that is dead
         self.layers: dict[str, deque[tuple[ActivationStats, float]]] = {}
         self.unclaimed: dict[int, tuple[ModuleActivity, ...]] = {}  # records of steps that were not taken
@@ -161,25 +212,39 @@ class Arrivals:
     def _record(self, group: list[Sighting], order: int, inputs_finite: bool | None) -> ModuleActivity:
         key, judgement = group[0].key, group[0].judgement
         rows = [sighting.row() for sighting in group]
-        tables = [units for sighting in group if (units := sighting.measured().units)]
-        verdict, load = UnitVerdict(), None
-        if len(tables) == len(rows) and len(set(map(len, tables))) == 1:  # the same units in every reading
-            table = sum(map(_as_table, tables[1:]), start=_as_table(tables[0]))
+        units = [bytearray(sighting.measured().units or b"") for sighting in group]
+        of_units: dict[str, Any] = {}
+        if units[0] and len(set(map(len, units))) == 1:  # the same units in every reading
+            tables = [torch.frombuffer(one, dtype=torch.float64) for one in units]
+            table = sum(tables[1:], start=tables[0]).view(-1, len(CHANNEL_COLUMNS))
             elements = sum(row.numel for row in rows) // table.shape[0]
             if elements:
-                verdict = self._runs.add(key, table, elements, judgement.unit_share)
-                load = tuple((table[:, _SUM_ABS] / elements).tolist()) if judgement.family == "router" else None
+                of_units = self._judge_units(key, table[:, :2] >= elements * judgement.unit_share)
+                if judgement.family == "router":
+                    of_units["load"] = tuple((table[:, _SUM_ABS] / elements).tolist())
         return ModuleActivity(
             name=key,
             family=judgement.family,
             stats=ActivationStats.from_row(rows[0] if len(rows) == 1 else merge_activation_rows(rows)),
             order=order,
             inputs_finite=inputs_finite,
-            **verdict._asdict(),
+            **of_units,
             entropy=_figure("mean", (sighting.entropy for sighting in group)),
             max_logit=_figure("max_val", (sighting.largest for sighting in group)),
-            load=load,
         )
+
+    def _judge_units(self, key: str, are_bad: torch.Tensor) -> dict[str, Any]:
+        """Adds a sampled step of a module, in which each unit was dead or not, and saturated or not: bool [C, 2]."""
+        runs, num = self._runs.get(key, (None, 0))
+        if runs is None or runs.shape != are_bad.shape:  # other units than before
+            runs, num = torch.zeros(are_bad.shape, dtype=torch.int32, device="cpu"), 0
+        runs, num = self._runs[key] = (runs + 1) * are_bad, min(num + 1, self._window)
+        flags = runs >= num
+        found: dict[str, Any] = {"num_units": len(flags), "num_batches": num}
+        for kind, count, of_kind in zip(("dead", "saturated"), flags.sum(0).tolist(), flags.T):
+            found[f"num_{kind}_units"] = count
+            found[f"{kind}_units"] = tuple(of_kind.nonzero()[:_NUM_NAMED, 0].tolist()) if count else ()
+        return found
 
     def add(self, layer: str, stats: ActivationStats, dead: float) -> None:
         """Adds statistics to those of a layer, with the share that is dead."""

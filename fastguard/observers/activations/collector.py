@@ -1,4 +1,4 @@
-"""Hooks on modules, and what collects their readings for the passes of one step.
+"""Hooks on modules, what collects their readings for the passes of one step, and how often it may.
 
 In a compiled graph hooks are operators that mutate a token, so that the graph stays whole. There they stay, and each
 value of `Collector.is_on` has its own graph; elsewhere they are set at sampled steps only.
@@ -7,8 +7,11 @@ value of `Collector.is_on` has its own graph; elsewhere they are set at sampled 
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,10 +23,8 @@ from ...errors import UnsupportedTensorError
 from ...records.failures import Failures, describe
 from ..observer import Transient, leave_to_python
 from ..tensors import Extract, inputs_of, is_dense, labelled, leaves, unit_dim_of, unreadable
-from .arrivals import Sighting
-from .families import PLAIN, Judgement
-from .readers import DeferredReader, ImmediateReader, Measurement, reader_for
-from .selection import Target
+from .arrivals import DeferredReader, ImmediateReader, Measurement, Sighting, reader_for
+from .selection import PLAIN, Judgement, Target
 
 Inputs: TypeAlias = Callable[[], Sequence[torch.Tensor]]  # of a module, asked for only if they matter
 TOKEN = torch.zeros(1, device="cpu")  # the operators claim to change it, so that none is dropped or moved
@@ -31,6 +32,9 @@ _numbers = itertools.count()
 _hooks: weakref.WeakValueDictionary[int, Hook] = weakref.WeakValueDictionary()
 _MAX_CALLS = 8  # of one module within a pass, with a record each
 _MAX_SKIPPED = 1000
+_RECENT_COSTS = 3
+_RECENT_STEPS = 20
+_GROWTH = 4  # at most, of the interval from one sample to the next
 
 
 class _Known(NamedTuple):
@@ -270,3 +274,53 @@ def _see(
 
 
 _see.register_fake(lambda *args: None)
+
+
+class Cost(NamedTuple):
+    """Cost so far."""
+
+    seconds: float  # host time spent in the monitor
+    share: float  # of the time since the end of the first step; 0.0 before the second
+    # num_samples, num_steps: sampled steps, and all steps
+    num_samples: int
+    num_steps: int
+    interval: int  # steps from one sample to the next at present
+
+
+class Budget:
+    """Stretches the interval between samples to a multiple of `every` that keeps their cost within `share`.
+
+    A sample costs the least of the last three, without the very first, which loads and compiles; a step takes the
+    median of the last twenty. The interval grows at most fourfold at once, so that one slow sample decides little.
+    """
+
+    def __init__(self, every: int, share: float | None) -> None:
+        self.every, self.share, self.interval = every, share, every
+        self.num_samples = self.num_steps = 0
+        self._spent_s = self._elapsed_s = self._since_sample_s = self._spent_of_elapsed_s = 0.0
+        self._costs: deque[float] = deque(maxlen=_RECENT_COSTS)
+        self._steps: deque[float] = deque(maxlen=_RECENT_STEPS)
+
+    def step(self, seconds: float | None, cost_s: float, sampled: bool, num_steps: int = 1) -> None:
+        """Takes the steps since the last call: their time if known, the monitor's part, if the last was sampled."""
+        self.num_steps += num_steps
+        self._spent_s += cost_s
+        self._since_sample_s += cost_s  # figures may arrive, and be counted, some steps later
+        if seconds is not None:
+            self._elapsed_s += seconds
+            self._spent_of_elapsed_s += cost_s
+            self._steps.append(max(0.0, seconds - cost_s) / num_steps)
+        if not sampled:
+            return
+        self.num_samples += 1
+        if self.num_samples > 1:
+            self._costs.append(self._since_sample_s)
+        if self._costs and self._steps and self.share is not None:
+            step_s = max(statistics.median(self._steps), 1e-9)
+            needed = math.ceil(min(self._costs) / (self.share * step_s * self.every))
+            self.interval = self.every * max(1, min(needed, _GROWTH * self.interval // self.every))
+        self._since_sample_s = 0.0
+
+    def cost(self) -> Cost:
+        share = self._spent_of_elapsed_s / self._elapsed_s if self._elapsed_s else 0.0
+        return Cost(self._spent_s, share, self.num_samples, self.num_steps, self.interval)

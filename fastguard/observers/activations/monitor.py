@@ -18,13 +18,12 @@ from ..._text import NAME_WIDTH, shown
 from ...records import values
 from ...records.failures import Failures
 from ...records.samples import ActivationStats, ModuleActivity
+from ..facts import kind_of
 from ..observer import held_weakly, unwrapped
-from .arrivals import Arrivals, Origin, UnitRuns, draw
-from .attention import AttentionWatch
-from .budget import Budget, Cost
-from .collector import Collector, Hook, first_input, nothing, outputs
-from .routers import KIND, routers_of
-from .selection import Selector, Target, choose, chosen_by, class_name, names_of
+from .arrivals import Arrivals, Origin, draw
+from .choices import ROUTER_KIND, AttentionWatch, routers_of
+from .collector import Budget, Collector, Cost, Hook, first_input, nothing, outputs
+from .selection import Selector, choose, matcher, names_of
 
 _log = logging.getLogger("fastguard")
 _MAX_NAMED = 6  # modules that could not be read, in the table
@@ -47,17 +46,13 @@ class ActivationMonitor:
         modules: "default" (activation functions, attention, norms, blocks, hidden layers of gated MLPs, and the model
             as a whole; other modules make a record only if an output is not finite), "all", a regular expression
             searched in the names, a module type, a module, or several of these.
-        include: keep only modules that match; without `modules`, of all modules.
-        exclude: leave out modules that match.
         attention: watch the weights, their entropy and the largest logit in calls of
             `torch.nn.functional.scaled_dot_product_attention`, computed again for a few queries; see Limits.
         routers: modules that choose among experts; the monitor watches the load of each expert, the entropy and experts
             without tokens. "default" (modules next to a list of experts, or to a module named so), a selector as for
             `modules`, or None.
         every: steps from one sample to the next, beginning with the first step.
-        window: number of sampled steps; a unit is dead if it was so in all of them.
-        unit_dim: dimension of the units in the outputs; default 1 after convolutions, -1 after linear layers.
-        unit_share: share of the elements of a unit that must be near zero (saturated) for it to be dead (saturated).
+        window: number of sampled steps; a unit is dead if 99 % of its elements were near zero in all of them.
         overhead_budget: share of the training time that sampling may take. If it takes more, samples become rarer, in
             multiples of `every`. None: no limit.
         training_only: leave out passes in `eval()` mode.
@@ -92,15 +87,11 @@ class ActivationMonitor:
         model: nn.Module | int | None = None,
         *,
         window_size: int = 100,
-        modules: Selector | None = None,
-        include: Selector | None = None,
-        exclude: Selector | None = None,
+        modules: Selector = "default",
         attention: bool = True,
         routers: Selector | None = "default",
         every: int = 10,
         window: int = 10,
-        unit_dim: int | None = None,
-        unit_share: float = 0.99,
         overhead_budget: float | None = 0.01,
         training_only: bool = True,
         backend: str = "auto",
@@ -109,15 +100,13 @@ class ActivationMonitor:
             window_size, model = model, None
         for name, count in (("window_size", window_size), ("every", every), ("window", window)):
             values.at_least(1, name, count)
-        if not 0.0 < unit_share <= 1.0:
-            raise ValueError(f"`unit_share` must be in (0, 1], got {unit_share!r}")
         if overhead_budget is not None and not overhead_budget > 0.0:
             raise ValueError(f"`overhead_budget` must be > 0 or None, got {overhead_budget!r}")
         if not isinstance(model, (nn.Module, type(None))):
             raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
         self._backend = kernels.resolve_backend(backend)
         self._budget = Budget(every, overhead_budget)
-        self._arrivals = Arrivals(window_size, UnitRuns(window, unit_share))
+        self._arrivals = Arrivals(window_size, window)
         self._collector = Collector(self._backend, training_only=training_only)
         self._step = self._next_sample = self._num_silent = 0
         self._ended_at: float | None = None
@@ -128,22 +117,23 @@ class ActivationMonitor:
         self.names: tuple[str, ...] = ()
         if model is None:
             return
-        root, named, fits = unwrapped(model), names_of(model), chosen_by(modules, include, exclude)
-        if modules is None:
-            modules = "default" if include is None else "all"
-        targets = choose(named, isinstance(modules, str) and modules == "default", fits, unit_dim)
+        root, named, fits = unwrapped(model), names_of(model), matcher("modules", modules)
+        targets = choose(named, modules == "default", fits)
         routers_found = routers_of(named, routers, fits)
         self.names = tuple(target.name for target in targets if not target.is_quiet)
-        self._arrivals.root = class_name(named[""])
+        self._arrivals.root = kind_of(named[""])
         collector = self._collector
         collector.root = weakref.ref(root)
         if attention:
             self._attention = AttentionWatch(collector, named, fits)
             self._hooks += self._attention.hooks(named.values())
-        self._hooks += [_hook_of(target, collector) for target in targets]
+        for target in targets:
+            show = partial(collector.see, target._replace(module=None))  # a hook does not keep its module alive
+            find = first_input if target.of_input else outputs
+            self._hooks.append(Hook(target.module, collector, find, show, target.name, at_end=not target.of_input))
         for target, router in routers_found:
             show = partial(router.show, collector, target.name)
-            self._hooks.append(Hook(target.module, collector, router.find, show, target.name + KIND))
+            self._hooks.append(Hook(target.module, collector, router.find, show, target.name + ROUTER_KIND))
         begins, ends = collector.begin, held_weakly(self._pass_ends)
         self._pass_hooks = [
             Hook(root, collector, nothing, begins, at_end=False, on_every_step=True),
@@ -231,8 +221,12 @@ class ActivationMonitor:
         if unread:
             more = f" and {len(unread) - _MAX_NAMED} more" if len(unread) > _MAX_NAMED else ""
             lines.append(f"not read: {', '.join(unread[:_MAX_NAMED])}{more}")
-        if self._budget.num_steps:
-            lines.append(self.cost.describe(self._budget.share))
+        cost, share = self.cost, self._budget.share
+        if cost.num_steps:
+            limit = "" if share is None else f", {share:.1%} allowed"
+            often = "step" if cost.interval == 1 else f"{cost.interval} steps"
+            lines.append(f"sampled {cost.num_samples} of {cost.num_steps} steps, now every {often}; ")
+            lines[-1] += f"took {cost.seconds * 1e3:.3g} ms ({cost.share:.2%} of the time{limit})"
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -270,16 +264,25 @@ class ActivationMonitor:
 
         Cost: a microsecond on a step that was not sampled.
         """
-        if step == self._step - 1:
+        if step == self._step - 1 or not self._hooks:
             return 0.0
         if step < self._step:  # the run went back
             self._next_sample = min(self._next_sample, step + 1)
-        return self._end_step(step)
-
-    def _wait(self, is_waiting: bool) -> None:
-        """Removes the hooks, or sets them again: others may have to come first on the model."""
-        if self._hooks and is_waiting is self._collector.is_on:
-            self._disarm() if is_waiting else self._arm()
+        collector, started = self._collector, time.perf_counter()
+        sampled = collector.is_on and self._send(step)
+        num_steps, self._step = max(1, step + 1 - self._step), step + 1
+        cost_s = time.perf_counter() - started
+        self._arrivals.collect()
+        cost_s += collector.seconds + self._arrivals.seconds
+        collector.seconds = self._arrivals.seconds = 0.0
+        elapsed = None if self._ended_at is None else started - self._ended_at
+        self._budget.step(elapsed, cost_s, sampled, num_steps)
+        self._ended_at = started
+        if sampled:
+            self._next_sample = step - step % self._budget.every + self._budget.interval
+        if (step + 1 >= self._next_sample) is not collector.is_on:
+            self._disarm() if collector.is_on else self._arm()
+        return cost_s
 
     def _next_end_after(self, step: int) -> int:
         """The next step after `step` at whose end the guard must call `end_step`."""
@@ -325,27 +328,7 @@ class ActivationMonitor:
         self._collector.end()
         if not self._is_guarded:
             with self.failures.kept("activation sampler", "What it saw of that pass was left out."):
-                self._end_step(self._step)
-
-    def _end_step(self, step: int) -> float:
-        """Delivers the samples of this step, and sets or removes hooks for the next. Returns the seconds it took."""
-        if not self._hooks:
-            return 0.0
-        collector, started = self._collector, time.perf_counter()
-        sampled = collector.is_on and self._send(step)
-        num_steps, self._step = max(1, step + 1 - self._step), step + 1
-        cost_s = time.perf_counter() - started
-        self._arrivals.collect()
-        cost_s += collector.seconds + self._arrivals.seconds
-        collector.seconds = self._arrivals.seconds = 0.0
-        elapsed = None if self._ended_at is None else started - self._ended_at
-        self._budget.step(elapsed, cost_s, sampled, num_steps)
-        self._ended_at = started
-        if sampled:
-            self._next_sample = step - step % self._budget.every + self._budget.interval
-        if (step + 1 >= self._next_sample) is not collector.is_on:
-            self._disarm() if collector.is_on else self._arm()
-        return cost_s
+                self.end_step(self._step)
 
     def _send(self, step: int) -> bool:
         sightings, events = self._collector.deliver()
@@ -379,12 +362,6 @@ class ActivationMonitor:
         for hook in (*self._hooks, *(self._pass_hooks if self._is_guarded else ())):
             if not hook.is_compiled:
                 hook.remove()
-
-
-def _hook_of(target: Target, collector: Collector) -> Hook:
-    show = partial(collector.see, target._replace(module=None))  # a hook does not keep its module alive
-    find = first_input if target.of_input else outputs
-    return Hook(target.module, collector, find, show, target.name, at_end=not target.of_input)
 
 
 def _remove(collector: Collector, hooks: Iterable[Hook], attention: AttentionWatch | None) -> None:

@@ -1,7 +1,8 @@
-"""Chooses the modules to watch, their names, and how to judge them."""
+"""Chooses the modules to watch, their names, and how to judge their outputs."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
@@ -9,13 +10,98 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import nn
 
 from ...names import strip_wrappers
-from .families import BLOCK, GELU, RELU, Judgement, is_block, judgement_of, unit_dim_after
+from ..facts import kind_of
 
+THRESHOLD = 0.99  # where nothing better is known
+_MARGIN = 1.0 - THRESHOLD
+_SMOOTH_ZERO = 1e-3  # GELU and SiLU come close to zero without reaching it
 Selector: TypeAlias = str | type[nn.Module] | nn.Module | Iterable[Any]
 
 _SILENT = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # never called
 _ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax")
 _CALL_MODULES = (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder)  # and nothing else
+
+
+class Judgement(NamedTuple):
+    """What counts as saturated and as zero in the output of one module."""
+
+    family: str  # as in `ModuleActivity`
+    # low, high: values outside are saturated; infinite if the family has no such limit
+    low: float = -math.inf
+    high: float = math.inf
+    near_zero: float = 1e-6  # elements with |x| below it count as near zero
+    has_units: bool = False  # whether to judge each index of the unit dimension on its own
+    row_dim: int | None = None  # dimension along which slices sum to one (softmax); None for other modules
+    unit_share: float = 0.99  # share of a unit's elements that must be near zero for it to be dead
+
+
+RELU = Judgement("relu", has_units=True)
+GELU = Judgement("gelu", near_zero=_SMOOTH_ZERO, has_units=True)
+TANH = Judgement("tanh", -THRESHOLD, THRESHOLD, has_units=True)
+SIGMOID = Judgement("sigmoid", _MARGIN, THRESHOLD, has_units=True)
+ATTENTION = Judgement("attention")
+NORM = Judgement("norm")
+BLOCK = Judgement("block")
+LINEAR = Judgement("linear")
+PLAIN = Judgement("other")  # only checked for NaN and Inf, such as the second tensor of a tuple
+ATTENTION_WEIGHTS = Judgement("attention_weights", high=THRESHOLD)
+ROUTER = Judgement("router", has_units=True, unit_share=1.0)  # an expert of 256 gets few tokens, and is alive
+UNKNOWN = Judgement("other", -THRESHOLD, THRESHOLD, has_units=True)
+
+_BATCH_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)  # instance norms among them
+_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
+_LINEARS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.Identity, nn.Flatten, nn.Unflatten)
+_SOFTMAXES = (nn.Softmax, nn.Softmin, nn.LogSoftmax)
+_FAMILIES: tuple[tuple[tuple[Any, ...], Judgement], ...] = (
+    ((nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Threshold), RELU),
+    ((nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Hardswish, nn.GLU), GELU),
+    ((nn.Sigmoid, nn.Hardsigmoid), SIGMOID),
+    ((nn.Tanh, nn.Softsign, nn.RNNBase, nn.RNNCellBase), TANH),
+    ((*_BATCH_NORMS, nn.LayerNorm, nn.LocalResponseNorm), NORM),
+    ((nn.MultiheadAttention,), ATTENTION),
+    ((*_LINEARS, *_CONVOLUTIONS), LINEAR),
+)
+# By the name of the class, for modules of other libraries; the first that fits.
+_LEAVES_BY_NAME = (
+    (re.compile(r"gelu|silu|swish|mish|swiglu|geglu", re.I), GELU),
+    (re.compile(r"relu", re.I), RELU),
+    (re.compile(r"sigmoid", re.I), SIGMOID),
+    (re.compile(r"tanh", re.I), TANH),
+    (re.compile(r"dropout|drop_?path|pool|upsample|pad|conv\d?d?$|linear|embedding", re.I), LINEAR),
+    (re.compile(r"attention|attn", re.I), ATTENTION),
+    (re.compile(""), UNKNOWN),
+)
+_ATTENTION_NAME = re.compile(r"attention|attn", re.I)
+_NORM_NAME = re.compile(r"norm(\dd)?$", re.I)
+_BLOCK_NAME = re.compile(r"block|bottleneck|layer$", re.I)
+
+
+def judgement_of(module: nn.Module) -> Judgement:
+    """How to judge the output of `module`, by its type or else by the name of its class."""
+    if isinstance(module, nn.ReLU6):  # a Hardtanh to torch
+        return RELU._replace(high=6.0 * THRESHOLD)
+    if isinstance(module, nn.Hardtanh):
+        slack = _MARGIN * (module.max_val - module.min_val) / 2
+        return Judgement("hardtanh", module.min_val + slack, module.max_val - slack, has_units=True)
+    if isinstance(module, (nn.ELU, nn.CELU)):
+        return GELU._replace(low=-THRESHOLD * module.alpha)
+    if isinstance(module, nn.SELU):
+        return GELU._replace(low=-THRESHOLD * 1.7580993408473766)  # scale * alpha, what it tends to
+    if isinstance(module, nn.RNN) and module.nonlinearity == "relu":
+        return RELU
+    if isinstance(module, _SOFTMAXES):
+        # Each slice has at most one entry above the threshold: its largest probability.
+        high = math.log(THRESHOLD) if isinstance(module, nn.LogSoftmax) else THRESHOLD
+        return Judgement("softmax", high=high, row_dim=-1 if module.dim is None else module.dim)
+    for types, judgement in _FAMILIES:
+        if isinstance(module, types):
+            return judgement
+    name = type(module).__name__
+    if _NORM_NAME.search(name):
+        return NORM
+    if next(module.children(), None) is not None:
+        return ATTENTION if _ATTENTION_NAME.search(name) else BLOCK
+    return next(judgement for pattern, judgement in _LEAVES_BY_NAME if pattern.search(name))
 
 
 class Target(NamedTuple):
@@ -29,13 +115,6 @@ class Target(NamedTuple):
     is_quiet: bool = False  # it makes a record only when it is not finite
 
 
-def class_name(module: nn.Module) -> str:
-    """The name of the module's class, before `fully_shard` derived one from it."""
-    kind = type(module)
-    bases = [base.__name__ for base in kind.__bases__]
-    return next(name for name in bases if name != "FSDPModule") if "FSDPModule" in bases else kind.__name__
-
-
 def is_never_caller(module: nn.Module) -> bool:
     """Whether its own `forward` never computes attention: containers, and torch's layers without children."""
     is_layer = not module._modules and type(module).__module__.startswith("torch.nn.")
@@ -47,9 +126,7 @@ def names_of(model: nn.Module) -> dict[str, nn.Module]:
     return {strip_wrappers(f"{name}.").rstrip("."): module for name, module in model.named_modules()}
 
 
-def choose(
-    named: dict[str, nn.Module], is_default: bool, fits: Callable[[Target], bool], unit_dim: int | None
-) -> list[Target]:
+def choose(named: dict[str, nn.Module], is_default: bool, fits: Callable[[Target], bool]) -> list[Target]:
     """The targets in a model whose modules are `named`; a ValueError if nothing matches.
 
     With `is_default`, all but activation functions, attention, norms, blocks and the whole model are quiet.
@@ -57,24 +134,29 @@ def choose(
     found: list[Target] = []
     dim: int | None = None  # of the units, by the preceding layer in the order of registration
     for name, module in named.items():
-        dim = unit_dim_after(module) or dim
+        if isinstance(module, (*_CONVOLUTIONS, *_BATCH_NORMS)):
+            dim = 1
+        elif isinstance(module, (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase)):
+            dim = -1
         if isinstance(module, _SILENT):
             continue
         judgement, is_quiet = judgement_of(module), False
         if is_default and judgement.family not in (*_ACTIVATIONS, "attention", "norm"):
-            is_quiet = bool(name) and not is_block(module, named.get(name.rpartition(".")[0]))
+            # A block is one of several like it: an entry of a list, or named a block or a layer.
+            is_entry = isinstance(named.get(name.rpartition(".")[0]), (nn.ModuleList, nn.Sequential))
+            is_like_others = is_entry or _BLOCK_NAME.search(type(module).__name__)
+            is_quiet = bool(name and not (is_like_others and [*module.children()]))
             judgement = judgement._replace(has_units=False) if is_quiet else BLOCK
-        found.append(Target(module, name or class_name(module), judgement, unit_dim or dim, is_quiet=is_quiet))
-    for name, module in named.items():
+        found.append(Target(module, name or kind_of(module), judgement, dim, is_quiet=is_quiet))
         projection, hidden = _hidden(module)
         if hidden is not None:
             found.append(Target(projection, f"{name}[hidden]", hidden, -1, of_input=True))
     chosen = list(filter(fits, found))
     if all(target.is_quiet for target in chosen):
-        some = ", ".join(repr(name) for name in list(named)[1:9]) or class_name(named[""])
+        some = ", ".join(repr(name) for name in list(named)[1:9]) or kind_of(named[""])
         raise ValueError(
-            "`modules`, `include` and `exclude` must leave at least one module to watch, got none - in a model of "
-            f"{len(named)} modules such as {some}. Patterns are searched in these names."
+            f"`modules` must match at least one module, got none - in a model of {len(named)} modules such as {some}. "
+            "Patterns are searched in these names."
         )
     return chosen
 
@@ -92,21 +174,11 @@ def _hidden(module: nn.Module) -> tuple[nn.Module | None, Judgement | None]:
     return None, None
 
 
-def chosen_by(modules: Selector | None, include: Selector | None, exclude: Selector | None) -> Callable[[Target], bool]:
-    """A function that says whether a target matches these; "default" and "all" match everything."""
-    is_open = modules is None or (isinstance(modules, str) and modules in ("default", "all"))
-    wanted = [] if is_open else [matcher("modules", modules)]
-    if include is not None:
-        wanted.append(matcher("include", include))
-    unwanted = [] if exclude is None else [matcher("exclude", exclude)]
-    return lambda target: all(one(target) for one in wanted) and not any(one(target) for one in unwanted)
-
-
 def matcher(argument: str, selector: Any) -> Callable[[Target], bool]:
-    """A function that says whether a target matches `selector`, the value of `argument`."""
+    """Whether a target matches `selector`, the value of `argument`; "default" and "all" match everything."""
     if isinstance(selector, str):
         try:
-            pattern = re.compile(selector)
+            pattern = re.compile("" if selector in ("default", "all") else selector)
         except re.error as error:
             raise ValueError(f"`{argument}` must be a regular expression, got {selector!r}: {error}") from None
         return lambda target: pattern.search(target.name) is not None

@@ -9,7 +9,7 @@ from guard_helpers import guarded_model, loss_at, make_model, take_step
 
 import fastguard
 from fastguard.observers.activations import collector
-from fastguard.observers.activations.readers import DeferredReader
+from fastguard.observers.activations.arrivals import DeferredReader
 from fastguard.sinks import read_jsonl
 from fastguard.step.device import NUM_PENDING as NUM_SLOTS
 
