@@ -10,6 +10,9 @@ from typing import Any
 import tomllib
 
 
+SETS = ("", "fresh", "third", "fourth")
+
+
 @dataclass(frozen=True)
 class Program:
     """One program, as it was published or with a fault.
@@ -47,7 +50,7 @@ class Program:
 
 
 def read(which: str = "") -> tuple[list[Program], list[Program], dict[str, str]]:
-    """The programs of a set, "", "fresh" or "third", the same with faults, and the stand-ins for modules."""
+    """The programs of a set, one of `SETS`, the same with faults, and the stand-ins for modules."""
     given = _read(which, "programs")
     programs = [Program(**one, blind=bool(which)) for one in given["program"]]
     by_name = {program.name: program for program in programs}
@@ -56,7 +59,8 @@ def read(which: str = "") -> tuple[list[Program], list[Program], dict[str, str]]
                 patches={**by_name[one["program"]].patches, **one["texts"]})
         for one in _read(which, "faults")["fault"]
     ]  # fmt: skip
-    return programs, faults, given["modules"]
+    modules = _read("third", "programs")["modules"] if which == "fourth" else {}
+    return programs, faults, {**modules, **given.get("modules", {})}
 
 
 def _read(which: str, what: str) -> dict[str, Any]:

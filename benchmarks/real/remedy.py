@@ -16,7 +16,7 @@ from typing import Any
 
 from fastguard.experiments.arms import arms_for
 
-from .programs import Program, read
+from .programs import SETS, Program, read
 from .run import run
 from .score import judge
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("answers", type=Path)
     parser.add_argument("--repos", type=Path, required=True)
     parser.add_argument("--save", type=Path, required=True)
-    parser.add_argument("--set", default="", choices=["", "fresh", "third"])
+    parser.add_argument("--set", default="", choices=SETS)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--timeout", type=float, default=600.0)

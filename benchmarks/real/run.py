@@ -28,7 +28,7 @@ from fastguard.diagnosis import by_sign
 from fastguard.records import TrainingHistory
 from fastguard.report import build_report
 
-from .programs import Program, read
+from .programs import SETS, Program, read
 
 ROOT = Path(__file__).parents[2]
 OURS = ["-m", "fastguard", "run", "--no-page"]
@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--ask", type=Path)
-    parser.add_argument("--set", default="", choices=["", "fresh", "third"])
+    parser.add_argument("--set", default="", choices=SETS)
     parser.add_argument("--options", default="", help="more options of fastguard run, such as --options=--experiments")
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()

@@ -16,8 +16,10 @@ import torch
 from torch.nn.utils import clip_grad_norm_ as _torch_clip_grad_norm_
 from torch.nn.utils import get_total_norm as _torch_get_total_norm
 
-from .. import kernels, ranks
+from .. import kernels
 from ..errors import UnsupportedTensorError
+from ..ranks.exchange import as_everywhere, gradients_over_ranks, measured, norm_over_ranks, tensors_over_ranks
+from ..ranks.shards import has_other_ranks, is_sharded, locals_of
 from ..records import TensorStats
 
 _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -29,7 +31,7 @@ def _served(tensors: list[Any]) -> bool:
     Other subclasses than DTensor, sparse, meta and integer tensors have rules of their own: torch's.
     """
     return all(
-        (type(t) is torch.Tensor or type(t) is torch.nn.Parameter or ranks.is_sharded(t))
+        (type(t) is torch.Tensor or type(t) is torch.nn.Parameter or is_sharded(t))
         and t.layout is torch.strided
         and not t.is_meta
         and (t.is_floating_point() or t.is_complex())
@@ -51,7 +53,7 @@ def _result(
         dtype = torch.float32 if dtype.itemsize < 4 else dtype
         norm = norm if norm <= torch.finfo(dtype).max else math.inf
     result = torch.scalar_tensor(norm, dtype=dtype, device=tensors[0].device if tensors else "cpu")
-    return result if mesh is None else ranks.as_everywhere(result, mesh)
+    return result if mesh is None else as_everywhere(result, mesh)
 
 
 def _check_finite(norm: float, norm_type: float, error_if_nonfinite: bool) -> None:
@@ -67,21 +69,21 @@ def _norm(
     tensors: list[Any], norm_type: float, backend: str, holders: list[Any] | None = None
 ) -> tuple[float, Iterable[torch.dtype], Any] | None:
     """The norm and the dtypes of `tensors`, over the ranks of `holders`, and a mesh; None for what torch has to do."""
-    is_shared = any(map(ranks.is_sharded, holders or ()))  # though none of `tensors` may be, or there may be none here
+    is_shared = any(map(is_sharded, holders or ()))  # though none of `tensors` may be, or there may be none here
     if norm_type != 2.0 or not (tensors or is_shared):
         return None
     quick = None if is_shared else kernels.plain_stats(tensors, backend)
     if quick is not None:
         table, total, dtypes = quick
         return TensorStats(table, None, total).total().norm, dtypes, None
-    pieces = ranks.tensors_over_ranks(tensors, backend) if holders is None else None
+    pieces = tensors_over_ranks(tensors, backend) if holders is None else None
     if pieces is not None:
-        return ranks.norm_over_ranks(pieces), pieces.dtypes, pieces.mesh
+        return norm_over_ranks(pieces), pieces.dtypes, pieces.mesh
     if not _served(tensors):
         return None
-    if is_shared or any(map(ranks.is_sharded, tensors)):
-        pieces = ranks.measured(tensors, holders or tensors, backend)
-        return ranks.norm_over_ranks(pieces), pieces.dtypes or {h.dtype for h in holders or ()}, pieces.mesh
+    if is_shared or any(map(is_sharded, tensors)):
+        pieces = measured(tensors, holders or tensors, backend)
+        return norm_over_ranks(pieces), pieces.dtypes or {h.dtype for h in holders or ()}, pieces.mesh
     table, fold = kernels.run_stats(tensors, backend)
     return TensorStats(table, None, fold).total().norm, {t.dtype for t in tensors}, None
 
@@ -171,8 +173,8 @@ def clip_grad_norm_(
         parameters = list(parameters)
         if is_generator and not parameters:
             warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=2)
-    is_sharded_first = bool(parameters) and ranks.is_sharded(parameters[0])
-    if not is_sharded_first and _FSDP1 in sys.modules and ranks.has_other_ranks():
+    is_sharded_first = bool(parameters) and is_sharded(parameters[0])
+    if not is_sharded_first and _FSDP1 in sys.modules and has_other_ranks():
         is_flat = any(getattr(p, "_fsdp_flattened", False) for p in parameters)
         # Its own clip_grad_norm_ calls torch's, in whose place ours may stand, where nothing is sharded.
         if is_flat and sys._getframe(1).f_globals.get("__name__") != _FSDP1:
@@ -187,9 +189,9 @@ def clip_grad_norm_(
         if clipped is not None:
             _check_finite(clipped[0], norm_type, error_if_nonfinite)
             return _result(*clipped, ())
-        pieces = ranks.gradients_over_ranks(parameters, backend)
+        pieces = gradients_over_ranks(parameters, backend)
         if pieces is not None:
-            norm = ranks.norm_over_ranks(pieces)
+            norm = norm_over_ranks(pieces)
             _clip(pieces.local, norm, max_norm, error_if_nonfinite, backend)
             return _result(norm, pieces.dtypes, pieces.local, pieces.mesh)
     gradients = kernels.collect_gradients([parameters])[0]
@@ -197,7 +199,7 @@ def clip_grad_norm_(
     if found is None:
         return _torch_clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     norm, dtypes, mesh = found
-    _clip(ranks.locals_of(gradients), norm, max_norm, error_if_nonfinite, backend)
+    _clip(locals_of(gradients), norm, max_norm, error_if_nonfinite, backend)
     return _result(norm, dtypes, gradients or parameters, mesh)
 
 
