@@ -169,7 +169,6 @@ LIMITS = {
         (noted(falling_losses(100, pace=5.0, floor=1e-4, noise=0.0), batch(output_width=4), **CLASS), "warning"),
     ],
     "sorted-targets": [
-        (sorted_run(), "warning"),
         (sorted_run(4), "warning"),
         (sorted_run(3), None),  # three of one class are no wonder
         (sorted_run(num_targets=63), None),

@@ -131,7 +131,6 @@ LIMITS = {
         (make_turning_history([3.0] * 40), "info"),
         (make_history([3.0 + 1e-5 * step for step in range(40)]), None),
         (only_norms(0.0), None),
-        (only_norms(1e-7), "info"),
         (only_norms(1e-7, 9e-6, 60), "warning"),
         (only_norms(1e-7, 1e-4, 60), "info"),
         *((limited(limit), "info") for limit in (1.0, 0.05, 1.6)),

@@ -58,8 +58,7 @@ def read(which: str = "") -> tuple[list[Program], list[Program], dict[str, str]]
                 patches={**by_name[one["program"]].patches, **one["texts"]})
         for one in _read(which, "faults")["fault"]
     ]  # fmt: skip
-    modules = _read("third", "programs")["modules"] if which == "fourth" else {}
-    return programs, faults, {**modules, **given.get("modules", {})}
+    return programs, faults, (_read("third", "programs")["modules"] if which == "fourth" else {}) | given["modules"]
 
 
 def _read(which: str, what: str) -> dict[str, Any]:

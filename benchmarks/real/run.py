@@ -3,7 +3,6 @@
     python -m benchmarks.real.run --repos FOLDER [--only PART]                    # as it is and under `fastguard run`
     python -m benchmarks.real.run --repos FOLDER --ask benchmarks/results/real.json    # and with faults, once each
     python -m benchmarks.real.score benchmarks/results/real.json
-    python -m benchmarks.real.run --repos FOLDER --set fresh --jobs 2 --ask benchmarks/results/real-fresh.json
 
 FOLDER has, or gets, a clone of each repository as `owner+name`. The first says whether the exit code, and the random
 state and parameters at the end, are the same, and how long both took. The second runs what is not yet in its file.

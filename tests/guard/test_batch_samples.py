@@ -38,6 +38,7 @@ def test_figures():
     assert (found.output_min, found.output_max, found.output_width) == (0.25, 0.75, 2)
     assert (found.output_mean, found.output_spread) == (0.5, pytest.approx(0.125))
     assert (found.output_is_unit, found.output_rows_sum_to_one, found.input_is_integer) == (True, True, False)
+    assert all(math.isnan(sampled(x, y).output_spread) for y in (object(), torch.ones(2).long()))  # the inputs alone
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -131,12 +132,6 @@ def test_tensors_are_found_in_what_models_take_and_return(made):
 )
 def test_where_there_is_nothing_to_read_there_is_no_sample(x, y):
     assert sample_of((x,), {}, y, True, True) is None
-
-
-@pytest.mark.parametrize("y", [object(), torch.ones(8, dtype=torch.long), torch.distributions.Normal(0.0, 1.0)])
-def test_inputs_are_sampled_where_no_output_can_be_read(y):
-    found = sampled(torch.ones(8, 2), y)
-    assert (found.num_samples, found.input_mean, found.output_width) == (8, 1.0, 1) and math.isnan(found.output_spread)
 
 
 @pytest.mark.parametrize("shape", [(5,), (64, 3), (1, 100), (16, 5, 7), (1, 12, 9)], ids=str)

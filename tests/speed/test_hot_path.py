@@ -42,9 +42,9 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 39_664,
-    "core": 12_054,
-    "files": 218,
+    "package": 38_102,
+    "core": 11_480,
+    "files": 211,
     "tests": 33_763,
     "benchmarks": 17_900,
     "README": 158,
