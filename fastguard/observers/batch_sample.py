@@ -52,8 +52,9 @@ class Given(NamedTuple):
 def sample_of(data: Sequence[Given], output: Any, training: bool, with_grad: bool) -> BatchSample | None:
     """Figures of the inputs, from `data_of`, and the output of one pass; None if no inputs can be read here."""
     given = [x for x in data if x.tensor.dim()] or list(data)  # a single number next to tensors is not data
-    returned = [x for _, x in leaves(output) if can_be_read(x) and (x.is_floating_point() or x.is_complex())]
-    if not given:
+    floating = [x for _, x in leaves(output) if x.is_floating_point() or x.is_complex()]
+    returned = [x for x in floating if can_be_read(x)]
+    if not given or len(floating) > len(returned) == 0:
         return None
     x, known = next((x for x in given if x.tensor.is_floating_point() or x.tensor.is_complex()), given[0])
     y = next((y for y in returned if y.dim()), returned[0] if returned else torch.empty(0))
