@@ -17,7 +17,7 @@ from .tensors import can_be_read, strided
 _NUM_WATCHED = 20  # steps
 _MAX_STEPS = 64  # after which it is given up where there are no backward passes
 _MAX_READ = 65536
-_FIRST_READ = 16  # elements, one of which is not zero as a rule
+_FIRST_READ = 16  # elements; usually at least one of them is not zero
 _REST = 64  # steps without a look while no gradient is missing
 _NUM_REACHED, _MAX_LOOKS = 20, 40  # steps for which it counts backward passes; after which it ends
 _NUM_LATELY = 100  # steps

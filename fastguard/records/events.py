@@ -25,6 +25,11 @@ class Entry(NamedTuple):
     overhead_s: float | None
 
     @property
+    def clipped_norm(self) -> float:
+        """The norm after clipping."""
+        return self.norm * self.clip_coef
+
+    @property
     def is_clean(self) -> bool:
         """Whether the step may enter a baseline: it was not skipped, and its norm is finite."""
         return not self.skipped and _isfinite(self.norm)

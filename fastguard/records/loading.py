@@ -109,15 +109,11 @@ def _table(plain: Any) -> TensorStats:
         except (TypeError, OverflowError):  # "Infinity", an endless number, or no number: read row by row below
             pass
         else:
-            if all(_is_usual(name, data[i :: len(COLUMNS)]) for i, name in enumerate(COLUMNS)):
+            columns = {name: data[i :: len(COLUMNS)] for i, name in enumerate(COLUMNS)}
+            if all(math.isfinite(sum(x)) and (n == "sum" or min(x, default=0.0) >= 0.0) for n, x in columns.items()):
                 return TensorStats(data.tobytes(), tuple(plain))
     each = values.by_name(_row, plain).values()
     return TensorStats(array("d", chain.from_iterable(each)).tobytes(), tuple(plain))
-
-
-def _is_usual(column: str, numbers: array[float]) -> bool:
-    """Whether all numbers are finite, and none is negative in a column that has no negative numbers."""
-    return math.isfinite(sum(numbers)) and (column == "sum" or not numbers or min(numbers) >= 0.0)
 
 
 def _row(plain: Any) -> list[float]:

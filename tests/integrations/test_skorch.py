@@ -84,7 +84,7 @@ def test_norms_losses_and_history():
     shown = [batch["fastguard/grad/norm"] for epoch in made.history for batch in epoch["batches"]]
     assert shown == [entry.norm for entry in recent]
     assert made.history[:, "fastguard/num_skipped"] == [0, 0]
-    assert all(entry.norm * entry.clip_coef == pytest.approx(0.5, rel=1e-4) for entry in recent)
+    assert all(entry.clipped_norm == pytest.approx(0.5, rel=1e-4) for entry in recent)
 
 
 def test_a_bad_batch_is_skipped():

@@ -114,12 +114,11 @@ _LEAST_STD, _LEAST_SHARE = 1e-3, 0.2  # of the spread that the fan-in asks for
 
 
 def estimated_update_ratio(history: TrainingHistory, *, at_first: bool = False, lr: float = 0.0) -> float | None:
-    """By which share of itself the median weight matrix is changed a step, lately, `at_first` or at a rate of `lr`;
-    None if not known.
+    """Estimates the share of itself that the median weight matrix changes a step: lately, `at_first`, or at `lr`.
 
-    Weights are taken as large as they began, those with less than a fifth of the usual spread only if all have: then as
-    large as that fifth. Of optimizers that divide by the size of the gradient an element moves by
-    the learning rate (of Adagrad by ever less); of SGD by that times the gradient, over one minus the momentum.
+    None if unknown. Initial weights stand for the weights; matrices below a fifth of the usual spread count only if all
+    are, as a fifth. Optimizers that divide by the gradient's size move an element by the learning rate (Adagrad by ever
+    less), SGD by that times the gradient over one minus the momentum.
     """
     s, notes = signals_of(history), history.model
     kinds = {str(settings.get("kind", "")) for settings in notes.optimizer_settings}

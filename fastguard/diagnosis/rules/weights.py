@@ -68,7 +68,7 @@ def _is_hurt(history: TrainingHistory, restless: float) -> bool:
     remedy="Raise the learning rate by 10 to 100 times, or look for a scheduler that holds it down.",
 )
 def update_ratio_low(history: TrainingHistory, *, ratio: float = 5e-4, ratio_alone: float = 1e-7) -> Seen | None:
-    """The median weight changes by less than `ratio` of itself a step while the loss falls by less than 3 %.
+    """Each step changes the median weight by less than a share `ratio`, and the loss falls by less than 3 %.
 
     Without losses the limit is `ratio_alone`. All samples count (two at least), after 30 steps at half of the largest
     learning rate or more, once it no longer rises.
