@@ -231,10 +231,6 @@ BAD = {
             {"step": 20, "what": "weights", "name": "a", "num_tensors": 2, "num_ranks": 4, "ranks": [3]}
         ],
     ),
-    "odd-rank": run(
-        falling_losses(50),
-        odd_ranks=[{"rank": 3, "num_ranks": 4, "step": 22, "last_step": 45, "num_steps": 24, "ratio": 4.0}],
-    ),
     "same-output-for-all": batches_run(
         flat_losses(220), lambda s: batch(output_spread=0.5 if s < 30 else 0.0)(s)
     ),

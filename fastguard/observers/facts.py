@@ -46,12 +46,10 @@ class ModelFacts:
         model: torch.nn.Module | None,
         namer: Namer,
         objective: str | None,
-        local: Any = None,
     ) -> None:
         self._run, self._ledger, self._observers = run, ledger, observers
         self._namer = namer
         self._objective = objective
-        self._local = local
         self._resources = ResourceUse()
         self._settings: list[dict[str, Any]] = []
         self._foreign: dict[int, tuple[weakref.ref[Any], int]] = {}  # parameters of the loss that are not the model's
@@ -146,9 +144,9 @@ class ModelFacts:
     def _of_run(self) -> dict[str, Any]:
         run = self._run
         limit = None if run.clip is None else run.clip.limit
-        policy, over, before = run.policy, self._local, self._ledger.history.model.num_ranks
-        if over is None and run.ranks is not None and not run.ranks.is_alone:
-            over = run.ranks
+        policy, over, before = run.policy, run.ranks, self._ledger.history.model.num_ranks
+        if over is not None and over.is_alone:
+            over = None
         return {
             **self._observers.facts(),
             "resources": self._resources.facts(run.step) or None,

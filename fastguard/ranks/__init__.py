@@ -1,7 +1,5 @@
 """Process groups: measures gradients over all ranks, so that every rank makes the same decision."""
 
-from .local import LocalGradients as LocalGradients
-from .local import local_gradients as local_gradients
 from .parity import AlikeSettings as AlikeSettings
 from .parity import Parity as Parity
 from .parity import alike_settings as alike_settings

@@ -72,8 +72,6 @@ class Ranks:
         self.num_ranks = math.prod(wire.num_ranks for wire in self._wires)  # of all groups together
         self.is_alone = not self.groups  # there is no other rank
         self.wants_tables = False  # whether the clip policy wants norms of tensors
-        # the `LocalGradients`, which knows each rank's gradients before they were summed; None without one
-        self.own: Any = None
         # the last result of `find_trouble`: (rank, tensor, NaNs, Infs) each, in backward order, four a rank
         self.trouble: list[tuple[int, str, int, int]] = []
         self._unnamed: tuple[int, Any] = -2, ()  # step whose NaN came from a rank unknown, `bad_ranks` before it
@@ -86,12 +84,10 @@ class Ranks:
         if self.is_alone:
             return {}
         steps = max(1, self._num_measured)
-        costs = {
+        return {
             "num_collectives_per_step": sum(wire.num_collectives for wire in self._wires) / steps,
             "collective_bytes_per_step": sum(wire.num_bytes for wire in self._wires) / steps,
         }
-        own = {} if self.own is None else self.own.costs()
-        return {name: number + own.get(name, 0.0) for name, number in costs.items()}
 
     def measure(
         self,
@@ -148,14 +144,8 @@ class Ranks:
         return Shared(rows, total, positions, *found, int(rank) if is_whose else None)
 
     def find_trouble(self, step: int, shared: Shared, names: Sequence[str], history: Any) -> None:
-        """Gathers into `trouble` which ranks brought NaN or Inf into a non-finite step, or else hold it.
-
-        Args:
-            history: where to note them, unless `own` knows who brought it and does; None to note nothing.
-        """
-        self.trouble = [] if self.own is None else self.own.find_trouble(step)
-        if self.trouble:
-            return
+        """Gathers into `trouble` which ranks hold NaN or Inf at a bad step; notes them in `history`, if given."""
+        self.trouble = []
         rank, table = dist.get_rank(), shared.own
         places = range(len(names)) if shared.present is None else shared.present
         rows = torch.frombuffer(table, dtype=torch.float64).view(-1, NUM_COLUMNS).tolist() if table else []

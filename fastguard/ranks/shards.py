@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..observers.observer import ModuleHook
-
 _FSDP1 = "FullyShardedDataParallel"
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 _REMEDY = "Shard with fully_shard (FSDP2), whose parameters can be guarded; or clip with model.clip_grad_norm_."
-_Put = Callable[[int, torch.Tensor], Any]
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
@@ -179,39 +175,6 @@ def refuse_sharding_model(model: nn.Module | None) -> None:
         raise TypeError(f"`model` must not be sharded, got a {_FSDP1} module. {_REMEDY}")
 
 
-class Unsharded:
-    """Sets hooks on the whole parameters that `fully_shard` gathers before the forward pass of a module."""
-
-    def __init__(self, model: nn.Module, params: Sequence[torch.Tensor], put: _Put) -> None:
-        self._put = put
-        index = {id(p): i for i, p in enumerate(params)}
-        self._known: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
-        self._handles = []
-        for module in filter(_is_fsdp2, model.modules()):
-            owned = [
-                (m, name, index[id(p)]) for m in _own(module) for name, p in m._parameters.items() if id(p) in index
-            ]
-            if owned:
-                self._handles.append(module.register_forward_pre_hook(ModuleHook(self.meet, owned)))
-
-    def meet(self, owned: Sequence[tuple[nn.Module, str, int]], *_: Any) -> None:
-        """Sets hooks on whole parameters that have none, when a module is called."""
-        for module, name, place in owned:
-            p = module._parameters.get(name)
-            known = self._known.get(place)
-            if p is None or not p.requires_grad or (known is not None and known[0]() is p):
-                continue
-            if known is not None:
-                known[1].remove()
-            self._known[place] = weakref.ref(p), self._put(place, p)
-
-    def remove(self) -> None:
-        """Removes all hooks."""
-        for handle in [*self._handles, *(handle for _, handle in self._known.values())]:
-            handle.remove()
-        self._handles, self._known = [], {}
-
-
 def is_under_fully_shard(model: nn.Module | None) -> bool:
     """Whether one of its modules is under `fully_shard`."""
     return model is not None and any(map(_is_fsdp2, model.modules()))
@@ -264,8 +227,3 @@ def _is_fsdp2(module: nn.Module) -> bool:
     from torch.distributed.fsdp import FSDPModule
 
     return isinstance(module, FSDPModule)
-
-
-def _own(module: nn.Module) -> list[nn.Module]:
-    """`module`, and the modules in it whose parameters are gathered with its own."""
-    return [module, *(m for child in module.children() if not _is_fsdp2(child) for m in _own(child))]

@@ -94,7 +94,7 @@ class RecoveryEvent(_RecoveryDetails):
 
 
 class BadRank(TypedDict):
-    """A rank whose own gradients were not finite: the first such step and tensor, and the number of such steps."""
+    """A rank whose part of the gradients was not finite: the first such step and tensor, and their number of steps."""
 
     rank: Count
     num_ranks: Count
@@ -103,17 +103,6 @@ class BadRank(TypedDict):
     num_infs: Count
     num_steps: Count
     name: str
-
-
-class OddRank(TypedDict):
-    """A rank whose own gradient norm differs: it was recently `ratio` times the median of all ranks."""
-
-    rank: Count
-    num_ranks: Count
-    step: Count
-    last_step: Count
-    num_steps: Count
-    ratio: float
 
 
 class ReplicaDifference(TypedDict):

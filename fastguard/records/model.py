@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from . import codec, values
 from .codec import Count, Length
-from .events import MAX_RANKS, BadRank, Experiment, OddRank, RecoveryEvent, ReplicaDifference
+from .events import BadRank, Experiment, RecoveryEvent, ReplicaDifference
 
 OBJECTIVES = ("minimise", "game", "reward")
 _number_pair = codec.reader_of(tuple[float, float])
@@ -41,10 +41,6 @@ def _objective(value: Any) -> str:
     if value not in ("", *OBJECTIVES):
         raise values.MisfitError(f"must be one of {list(OBJECTIVES)}, got {value!r}")
     return values.text(value)
-
-
-def _odd_ranks(value: Any) -> tuple[OddRank, ...]:
-    return tuple(values.each(codec.reader_of(OddRank), value))[:MAX_RANKS]
 
 
 Names = Annotated[tuple[str, ...], _names]
@@ -149,9 +145,8 @@ class ModelNotes:
     target_dependence: float | None = None
 
     # Ranks and replicas.
-    num_ranks: Length | None = None  # that share the gradients or stages of the model, or are watched; None for one
-    bad_ranks: tuple[BadRank, ...] = ()  # the first 16 ranks whose own gradients were not finite; the same on all ranks
-    odd_ranks: Annotated[tuple[OddRank, ...], _odd_ranks] = ()  # whose own gradients differed in size from the others'
+    num_ranks: Length | None = None  # that share the gradients or stages of the model; None for one
+    bad_ranks: tuple[BadRank, ...] = ()  # the first 16 ranks whose part of the gradients was not finite
     num_averaged: Length | None = None  # ranks over which gradients were averaged before the guard read them
     num_restarts: Length | None = None  # restarts by torchrun before the newest steps; None for never
     resources: dict[str, float] = field(default_factory=dict)  # use of the machine per step (`observers.resources`)

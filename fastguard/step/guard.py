@@ -6,7 +6,6 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from ..observers.facts import ModelFacts
 from ..observers.observer import Observer, held_weakly
 from ..observers.owner import Observers
 from ..observers.weights import WeightWatch
-from ..ranks import LocalGradients, Parity, Ranks
+from ..ranks import Parity, Ranks
 from ..records import StepStats, TrainingHistory
 from ..records.events import describe_recovery
 from ..recovery import Rescue
@@ -65,10 +64,7 @@ class Guard(GuardState):
         names: Sequence[str] | Mapping[torch.Tensor, str] | None = None,
         over: Ranks | None = None,
         parity: Parity | None = None,
-        local: LocalGradients | None = None,
     ) -> None:
-        if local is not None:
-            made.callback(local.close)
         self._namer = namer = Namer(model, optimizers)
         if names is not None:
             namer.give(names, optimizers)
@@ -81,12 +77,7 @@ class Guard(GuardState):
             self._run.buffers, self._run.buffers_at = buffers, 0
             made.callback(buffers.close)
         self._ledger = Ledger(self._run.ring, self._run.failures, sinks, settings.max_consecutive_skips)
-        self._local = local
-        if local is not None:
-            local.start(self._run, partial(getattr, self._ledger, "history"))
-            self._ledger.where_among_ranks = local.describe_trouble
         if over is not None:
-            over.own = local
             self._ledger.where_among_ranks = over.describe_trouble
         if is_quiet:
             self._ledger.level = logging.DEBUG
@@ -97,7 +88,7 @@ class Guard(GuardState):
         if parity is not None:
             parity.start(self._run)
         weights = None if settings.weights is None else WeightWatch(self._run, self._judge, settings.weights)
-        others: list[Observer] = [one for one in (parity, local, weights) if one is not None]
+        others: list[Observer] = [one for one in (parity, weights) if one is not None]
         self._monitor = monitor_for(settings.activations.value, model)
         self._activations: ActivationWatch | None = None
         if self._monitor is not None:
@@ -120,7 +111,7 @@ class Guard(GuardState):
         for hooks in self._attach():
             made.callback(hooks.remove)
             self._hooks.append(hooks)
-        self._facts = ModelFacts(self._run, self._ledger, observers, model, namer, settings.objective, local)
+        self._facts = ModelFacts(self._run, self._ledger, observers, model, namer, settings.objective)
         asks = self._run.failures, self._facts.record, settings.check_every
         self._checkup = Checkup(self.history, *asks, is_quiet=is_quiet)
         self._ledger.watch(self._checkup)
@@ -310,7 +301,7 @@ class Guard(GuardState):
         history = self.history
         with failures.kept("the step just taken", "The report is without it."):
             history = self._ledger.history_with_held()
-        guard, sinks, ranks = weakref.ref(self), self._ledger.costs(), self._run.ranks or self._local
+        guard, sinks, ranks = weakref.ref(self), self._ledger.costs(), self._run.ranks
         about: dict[str, Any] = {"sinks_lost": lost, "failures": failures, "numbers": ranks.costs() if ranks else {}}
         return build_report(history, sinks=sinks, source=lambda: guard() or history, **about)
 

@@ -18,7 +18,7 @@ from ..errors import AlreadyGuardedError, explained
 from ..names import check_models
 from ..observers.activations import ActivationMonitor
 from ..observers.observer import unwrapped
-from ..ranks import Parity, alike_settings, compares_ranks, has_other_ranks, local_gradients, num_averaged, ranks_over
+from ..ranks import Parity, alike_settings, compares_ranks, has_other_ranks, num_averaged, ranks_over
 from ..recovery import Recovery
 from .guard import GUARD, Guard
 from .settings import GuardSettings
@@ -111,7 +111,6 @@ def wrap(
     ranks: str = "first",
     process_group: dist.ProcessGroup | None = None,
     parity: bool | int | None = None,
-    watch_ranks: bool | int | None = None,
     experiments: Any = None,
 ) -> AnyOptimizer:
     """Guards `optimizer` in place and returns the same object, with its `Guard` as `optimizer.guard`.
@@ -163,9 +162,6 @@ def wrap(
             DistributedDataParallel averages over ranks of the group count once.
         parity: compare replicas bit for bit: True for gradients every 20 steps and weights every 100, or one number of
             steps for both. Differences are the finding `replicas-differ`.
-        watch_ranks: with DistributedDataParallel or `fully_shard`, read each rank's own gradients before they are
-            averaged: a skip names the rank and the tensor, and `odd-rank` finds ranks whose norms differ. True:
-            exchange every 10 steps; or a number of steps (docs/scale.md).
         experiments: try causes that are neither sure nor unlikely: True, or `fastguard.experiments.Experiments`. Forked
             copies of the process take the same steps with one thing changed (docs/guide/try.md).
 
@@ -214,16 +210,15 @@ def wrap(
     kernels.require_devices(backend, groups)
     beside = Parity(model, None if parity is True else parity) if compares_ranks("parity", parity) else None
     proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]
-    local = local_gradients(model, groups, watch_ranks)
     told: dict[str, Any] = {"sinks": sinks, "is_quiet": is_quiet, "proxies": proxies, "names": names}
     with contextlib.ExitStack() as made:
-        guard = Guard(inner, model, settings, made=made, over=over, parity=beside, local=local, **told)
+        guard = Guard(inner, model, settings, made=made, over=over, parity=beside, **told)
         guard._made = made.pop_all()
     params, run = [p for group in groups for p in group], guard._run
     world = dist.get_world_size() if over is None and has_other_ranks() else None  # a framework may hide its wrapper
-    run.num_averaged = None if local is not None else num_averaged(model, params) or world
+    run.num_averaged = num_averaged(model, params) or world
     with run.failures.kept("comparison of the ranks' settings", "They are not compared."):
-        has_collectives = settings.recovery is not None or bool(parity) or local is not None
+        has_collectives = settings.recovery is not None or bool(parity)
         run.alike = alike_settings(settings.of_all_ranks(), model, params, over, has_collectives)
         run.is_alike = run.alike is None
     show(guard, proxies)

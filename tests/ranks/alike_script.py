@@ -73,7 +73,7 @@ def main():
         "fsdp, clips assigned": train(fsdp, later=clips(1.0 + RANK)),
         "fsdp, clip on one": train(fsdp, later=clips(1.0 if first else None)),
         "fsdp, skip on one": train(fsdp, later=stops_skipping if first else None),
-        "ddp, watch_ranks": train(ddp, watch_ranks=True if first else None),
+        "ddp, parity": train(ddp, parity=True if first else None),
         "ddp, one guard": train(ddp, is_guarded=first),
         "unguarded": unguarded(),
     }

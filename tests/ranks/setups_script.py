@@ -4,18 +4,16 @@ import math
 
 import torch
 import torch.distributed as dist
-from one_rank import FOLDER, RANK, WORLD, fsdp, join, leave, local, net, told
+from one_rank import FOLDER, RANK, WORLD, fsdp, join, leave, local, net, small, told
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FullyShardedDataParallel,
     MixedPrecisionPolicy,
     ShardingStrategy,
-    fully_shard,
 )
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import fastguard
@@ -34,13 +32,10 @@ def train(model, num_micro=1, *, bad=True, sinks=(), **settings):
     told.clear()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     optimizer = fastguard.wrap(optimizer, model, max_norm=LIMIT, sinks=sinks, **settings)
-    guard, alone = optimizer.guard, net()
+    guard = optimizer.guard
     torch.manual_seed(10 + RANK)
-    found = {"norm": 0.0, "own": 0.0, "bits": [], "skipped": []}
+    found = {"norm": 0.0, "bits": [], "skipped": []}
     for step in range(NUM_STEPS):
-        whole = {name: p.full_tensor() for name, p in model.named_parameters()}
-        alone.load_state_dict(whole)
-        alone.zero_grad()
         for micro in range(num_micro):
             x = torch.randn(8, 16)
             if bad and step == BAD and RANK == 1 and micro == 0:
@@ -48,11 +43,7 @@ def train(model, num_micro=1, *, bad=True, sinks=(), **settings):
             if num_micro > 1:
                 model.set_requires_gradient_sync(micro == num_micro - 1)
             (model(x).float() + 1.0).square().mean().backward()
-            (alone(x) + 1.0).square().mean().backward()
         exact = whole_norm(model.parameters())
-        if guard._local is not None and not (bad and step == BAD):
-            own = sum(float(p.grad.double().square().sum()) for p in alone.parameters())
-            found["own"] = max(found["own"], abs(guard._local._read[step][0] / own - 1.0))
         optimizer.step()
         optimizer.zero_grad()
         last = guard.last
@@ -68,40 +59,19 @@ def train(model, num_micro=1, *, bad=True, sinks=(), **settings):
     found["told"] = [text for text in told if text.startswith("step ")]
     guard.close()
     guard.detach()
-    found["hooks"] = sum(len(module._forward_pre_hooks) for module in model.modules())
     return found
 
 
 def struck_shard():
-    """A NaN that no rank's own gradient had: it came to rank 1's part after the sum."""
+    """A NaN that came to rank 1's part after the sum."""
     model = fsdp(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = fastguard.wrap(optimizer, model, watch_ranks=True)
+    optimizer = fastguard.wrap(optimizer, model)
     model(torch.ones(2, 16)).sum().backward()
     if RANK == 1:
         local(model[2].weight.grad).view(-1)[0] = math.nan
     optimizer.step()
     return {"bad": list(optimizer.guard.history.model.bad_ranks), "skipped": optimizer.guard.last.skipped}
-
-
-def tensor_parallel():
-    """Beside tensor parallelism a rank's own gradients are parts: who brought NaN is told, no norms are compared."""
-    mesh = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("dp", "tp"))
-    model = parallelize_module(net(32)[:3], mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    fully_shard(model, mesh=mesh["dp"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    optimizer = fastguard.wrap(optimizer, model, watch_ranks=5)
-    for step in range(NUM_STEPS):
-        x = torch.randn(4, 16, generator=torch.Generator().manual_seed(step))
-        (model(x).square().mean() * (math.inf if step == BAD else 1.0)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    guard = optimizer.guard
-    return {
-        "bad": [one["rank"] for one in guard.history.model.bad_ranks],
-        "odd": list(guard.history.model.odd_ranks),
-        "failures": [str(one) for one in guard._run.failures],
-    }
 
 
 class Experts(nn.Module):
@@ -201,19 +171,49 @@ def flat():
     return {"said": said, "norm": abs(norm / exact - 1.0), "clipped": whole_norm(model.parameters())}
 
 
+def zero(bad=5):
+    """ZeroRedundancyOptimizer beside AdamW without a guard: it has all gradients, and steps on some parameters."""
+    model, twin = DistributedDataParallel(small()), DistributedDataParallel(small())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
+    beside = torch.optim.AdamW(twin.parameters(), lr=1e-2)
+    fastguard.wrap(optimizer, model, max_norm=LIMIT)
+    torch.manual_seed(100 + RANK)
+    apart, seen = 0.0, []
+    for step in range(12):
+        x = torch.randn(5, 6) * (math.nan if step == bad and RANK == 1 else 1.0)
+        for one in (model, twin):
+            one.zero_grad()
+            one(x).square().mean().backward()
+        exact = math.sqrt(sum(float(p.grad.double().square().sum()) for p in twin.parameters()))
+        nn.utils.clip_grad_norm_(twin.parameters(), LIMIT)
+        before = [p.clone() for p in model.parameters()]
+        optimizer.step()
+        last = optimizer.guard.last
+        seen.append([last.norm.hex(), last.clip_coef.hex(), last.skipped])
+        if step != bad:
+            beside.step()
+            apart = max(apart, abs(last.norm / exact - 1.0))
+        else:
+            stayed = all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
+    optimizer.consolidate_state_dict(to=0)
+    weights = max(float((p - q).abs().max()) for p, q in zip(model.parameters(), twin.parameters()))
+    said = [finding.summary for finding in optimizer.guard.report().findings]
+    state = len(optimizer.state_dict()["state"]) if RANK == 0 else None
+    return {"norm": apart, "weights": weights, "stayed": stayed, "seen": seen, "said": said, "state": state}
+
+
 def main():
     join()
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    both = {"watch_ranks": True}
     found = {
-        "plain": train(fsdp(net()), **both),
-        "mixed precision": train(fsdp(net(), mp_policy=mixed), **both),
-        "offload": train(fsdp(net(), offload_policy=CPUOffloadPolicy(pin_memory=False)), **both),
-        "not resharded": train(fsdp(net(), reshard_after_forward=False), **both),
-        "accumulation": train(fsdp(net()), 3, **both),
+        "plain": train(fsdp(net())),
+        "mixed precision": train(fsdp(net(), mp_policy=mixed)),
+        "offload": train(fsdp(net(), offload_policy=CPUOffloadPolicy(pin_memory=False))),
+        "not resharded": train(fsdp(net(), reshard_after_forward=False)),
+        "accumulation": train(fsdp(net()), 3),
         "logs": train(fsdp(net()), bad=False, sinks=[fastguard.JsonlSink(FOLDER / f"{RANK}.jsonl")], ranks="all"),
         "struck": struck_shard(),
-        "tensor parallel": tensor_parallel(),
+        "zero": zero(),
         "experts": experts(),
         "pipeline": pipeline(),
         "flat": flat(),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from several_processes import run, slow
 
+import fastguard
 from fastguard import kernels
 from fastguard.kernels import cpu
 from fastguard.ranks.parity import checksum, checksums
@@ -68,6 +69,13 @@ def test_checksums_of_what_is_no_plain_memory_are_those_of_torch():
     odd += [torch.randn(9, dtype=torch.complex64).conj(), torch.randn(70_000)]
     assert checksums(odd).tolist() == [int(checksum(t)) for t in odd]
     assert checksums(odd[-1:]).tolist() == [int(checksum(odd[-1]))]
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, "often"])
+def test_no_number_of_steps_is_refused(every):
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match="`parity` must be True, False or an integer >= 1"):
+        fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, parity=every)
 
 
 @pytest.fixture(scope="module")

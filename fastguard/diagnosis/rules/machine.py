@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from ...records import TrainingHistory
 from ...records.events import describe_recovery
 from ..finding import Seen
@@ -89,32 +87,6 @@ def replicas_differ(history: TrainingHistory) -> Seen | None:
         _num_ranks=first["num_ranks"],
         _which=f": {'ranks' if len(first['ranks']) > 1 else 'rank'} {odd} differs from the others" if odd else "",
         _more=f"; {len(found)} times in all, last at step {last['step']}" if len(found) > 1 else "",
-    )
-
-
-@rule(
-    "odd-rank",
-    of="ranks-differ",
-    see="The norm of rank {_worst[rank]}'s own gradients was {ratio:.3g} times the median of {_worst[num_ranks]} ranks "
-    "for {_worst[num_steps]} steps, from {_worst[step]} to {_worst[last_step]}{_others}.",
-    remedy="Look at the data of this rank: its shard, its sampler's seed, lengths and masks of its batches. If another "
-    "rank gets these data and this one still differs, it is the machine: test its memory and kernels.",
-)
-def odd_rank(history: TrainingHistory, *, min_steps: int = 20) -> Seen | None:
-    """The norm of one rank's own gradients differed from the others' for `min_steps` steps or more.
-
-    With three ranks or more: a quarter above their median or a fifth below it, in the median of twenty steps, and five
-    standard deviations away.
-    """
-    found = [one for one in history.model.odd_ranks if one["num_steps"] >= min_steps]
-    if not found:
-        return None
-    worst = max(found, key=lambda one: abs(math.log(max(one["ratio"], 1e-300))))
-    return Seen(
-        at=(min(one["step"] for one in found), max(one["last_step"] for one in found)),
-        ratio=worst["ratio"],
-        _others=f"; {len(found)} ranks are odd in all" if len(found) > 1 else "",
-        _worst=worst,
     )
 
 

@@ -82,15 +82,14 @@ def non_finite_gradients(history: TrainingHistory, *, run: int = 3, share: float
 
 
 def _of_ranks(history: TrainingHistory, severity: Severity) -> str:
-    """Which ranks had it, or how to find out."""
+    """Which ranks had it, or that averaging hides it."""
     bad, num_averaged, said = history.model.bad_ranks, history.model.num_averaged or 1, ""
     if bad:
         told = describe_bad_ranks(bad)
         said = f" {told[0].upper()}{told[1:]}."
     num_at_first = sum(one["step"] == bad[0]["step"] for one in bad)
     if num_averaged > 1 and severity != "info" and num_at_first in (0, min(num_averaged, MAX_RANKS)):
-        said += f" Averaging over {num_averaged} ranks hides which of them brought it: wrap(..., watch_ranks=True) "
-        said += "with the wrapped model names it."
+        said += f" Averaging over {num_averaged} ranks hides which of them brought it."
     return said
 
 
