@@ -23,7 +23,7 @@ def run(folder: Path, end: int = TOTAL) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1))
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=3e-3), model, max_norm=1.0)
-    scheduler = fastguard.tools.warmup_cosine(optimizer, warmup=4, total=TOTAL)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, TOTAL)
     stop = fastguard.EarlyStopping(patience=3)
     order = torch.Generator().manual_seed(1)  # of the batches
     x = torch.randn(80, 8)

@@ -1,4 +1,4 @@
-"""Fine-tuning: first the new head alone, then all of it, with a rate for each group that a range test has found."""
+"""Fine-tuning: first the new head alone, then all of it, with rates that a range test has found."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def main() -> tuple[float, float]:
     groups = fastguard.param_groups(model, lr=1e-3, weight_decay=0.0, lr_for={"0.*": 0.1, "1.*": 1.0})
     optimizer = fastguard.wrap(torch.optim.AdamW(groups), model, max_norm=1.0)
     finder = fastguard.LearningRateFinder(min_lr=1e-5, max_lr=1.0, num_steps=30)
-    found = finder.find(model, optimizer, batches, nn.functional.cross_entropy, per_group=True)
+    found = finder.find(model, optimizer, batches, nn.functional.cross_entropy)  # the groups keep their ratio
+    factor = found.suggested_lr / optimizer.param_groups[0]["lr"]
     for group in optimizer.param_groups:
-        group["lr"] = 0.3 * found[group["name"]].suggested_lr  # together they bear less than each alone
+        group["lr"] *= factor
         print(f"{group['name']:<16} lr {group['lr']:.2e}")
     second = train(model, optimizer, batches)
     print(f"loss {first:.3f} with the head alone, {second:.3f} with all of it")

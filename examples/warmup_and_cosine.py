@@ -1,4 +1,4 @@
-"""Warm-up and cosine, of torch's own schedulers. A step that is skipped does not move the schedule on."""
+"""Warm-up and cosine, by torch's schedulers. A step that is skipped does not move the schedule on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 import fastguard
 
-TOTAL = 20
+TOTAL, WARM_UP = 20, 4
 
 
 def main() -> list[float]:
@@ -17,7 +18,8 @@ def main() -> list[float]:
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
     optimizer = fastguard.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, max_norm=1.0)
-    scheduler = fastguard.tools.warmup_cosine(optimizer, warmup=0.2, total=TOTAL)  # a fifth of the steps
+    rise = LinearLR(optimizer, 0.01, total_iters=WARM_UP)
+    scheduler = SequentialLR(optimizer, [rise, CosineAnnealingLR(optimizer, TOTAL - WARM_UP)], [WARM_UP])
     lrs = []
     for step in range(TOTAL):
         x = torch.randn(16, 8)

@@ -68,11 +68,10 @@ _OLDER_NAMES_OF = {
         *("AlreadyGuardedError", "BackendUnavailableError", "NonFiniteGradientsError", "NotGuardedError"),
         *("PolicySkipsError", "RecoveryFailedError", "UnsupportedTensorError"),
     ),
-    "kernels": ("channel_stats", "scale_"),
-    "records": ("ActivationStats", "ChannelStats", "TensorStats"),
+    "records": ("ActivationStats", "TensorStats"),
     "tools": (
-        *("check_gradients", "check_initialization", "clip_gradients", "detect_dead_neurons", "overfit_one_batch"),
-        *("stable_weight_init", "warmup_cosine"),
+        *("check_initialization", "clip_gradients", "detect_dead_neurons", "overfit_one_batch"),
+        "stable_weight_init",
     ),
 }
 _HOME = {name: home for home, names in _NAMES_OF.items() for name in names}

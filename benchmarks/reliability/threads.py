@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.kernels import channel_stats, cpu, scale_, tensor_stats
+from fastguard.kernels import cpu, run_activation, run_scale, tensor_stats
 from fastguard.records.slot import HEADER_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,20 +46,20 @@ def _figures(tensors: list[torch.Tensor]) -> list[Any]:
     """All that is only read, as figures that compare."""
     stats = tensor_stats(tensors)
     line = cpu.json_line(bytearray(HEADER_BYTES), 0, bytearray(stats.table.tobytes()), 0.0)  # type: ignore[misc]
-    channels = [channel_stats(tensors[0], dim) for dim in (0, 1)]
+    channels = [run_activation(tensors[0], (-0.99, 0.99, 1e-6), dim, "auto") for dim in (0, 1)]
     return [
         stats,
         stats.total_row(),
         line,
         [fastguard.activation_stats(t) for t in tensors],
-        [(c.stats, c.table) for c in channels],
+        channels,
     ]
 
 
 def _write(seed: int) -> list[torch.Tensor]:
     """What writes, on tensors of its own: scaling, the drop-in, and a whole step."""
     own = _tensors(seed)
-    scale_(own, 0.5)
+    run_scale(own, 0.5, "auto")
     parameters = [torch.nn.Parameter(torch.zeros_like(t)) for t in own]
     for parameter, tensor in zip(parameters, own, strict=True):
         parameter.grad = tensor
@@ -103,7 +103,7 @@ def work(rounds: int) -> int:
 def race() -> int:
     """Two threads that write to one tensor: what the sanitizer must see, or it sees nothing."""
     tensor = torch.ones(200_000)
-    threads = [threading.Thread(target=lambda: [scale_([tensor], 0.5) for _ in range(20)]) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: [run_scale([tensor], 0.5, "auto") for _ in range(20)]) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

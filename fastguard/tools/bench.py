@@ -136,7 +136,7 @@ def without_guard(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], Non
         if shrink(policy, groups, judged, 1.0) is None:
             factors = ruling.factors or [ruling.coefficient] * len(gradients)
             for gradient, factor in zip(gradients, factors, strict=True):
-                kernels.scale_([gradient], factor, backend=guard.backend)
+                kernels.run_scale([gradient], factor, guard.backend)
 
     with guard.paused():
         yield clip

@@ -136,8 +136,7 @@ class LearningRateFinder:
         loss_fn: Callable[..., Any] | None = None,
         *,
         compute_loss: Callable[[Any], Any] | None = None,
-        per_group: bool = False,
-    ) -> Any:
+    ) -> RangeTest:
         """Runs the test on a model, and restores everything bit for bit, also after an error.
 
         That is parameters, buffers, gradients, optimizer state and settings, and random generators of torch, Python,
@@ -150,18 +149,12 @@ class LearningRateFinder:
             loader: batches, started again when they run out; not an iterator.
             loss_fn: the loss of `loss_fn(model(inputs), targets)`, for batches that are pairs.
             compute_loss: instead of that, batch -> loss, for anything else (autocast, dicts, moving to a device).
-            per_group: test each parameter group by itself, while the rates of all others are 0. Together groups bear
-                less than each alone: start below the suggestions.
-
-        Returns:
-            A `RangeTest`; with `per_group` one for each group, by its "name", else "group0", "group1", …
 
         Raises:
             ValueError: neither or both of `loss_fn` and `compute_loss`; an iterator or an empty `loader`; the first
-                group's learning rate is 0; with `per_group`, two groups of one name.
+                group's learning rate is 0.
 
-        Cost: `num_steps` training steps, with `per_group` for each group, and a copy of parameters, buffers and
-        optimizer state meanwhile.
+        Cost: `num_steps` training steps, and a copy of parameters, buffers and optimizer state meanwhile.
         """
         if (loss_fn is None) == (compute_loss is None):
             raise ValueError("exactly one of `loss_fn` and `compute_loss` must be given")
@@ -170,26 +163,15 @@ class LearningRateFinder:
         inner = innermost(optimizer)
         whole = None if compute_loss is None else lambda _, batch: compute_loss(batch)
         bench = Bench(model, inner, whole or loss_fn, "whole" if whole else "pair")
-        groups = inner.param_groups
-        if not per_group:
-            first = float(groups[0]["lr"])
-            if not first > 0:
-                raise ValueError(f"`optimizer` must have a learning rate > 0 in its first group, got {first}")
-            return self._test(bench, loader, [float(group["lr"]) / first for group in groups])
-        names = [str(group.get("name", f"group{i}")) for i, group in enumerate(groups)]
-        if len(set(names)) != len(names):
-            raise ValueError(f"`optimizer` must have groups of different names for per_group, got {names}")
-        alone = [[float(group is one) for group in groups] for one in groups]
-        return {name: self._test(bench, loader, ratios) for name, ratios in zip(names, alone)}
-
-    def _test(self, bench: Bench, loader: Iterable[Any], ratios: list[float]) -> RangeTest:
-        """One test, after which everything is restored; each group's rate is the rate times its ratio."""
-        optimizer = bench.optimizer
-        with bench.put_back(loader), without_guard(optimizer) as clip:
+        first = float(inner.param_groups[0]["lr"])
+        if not first > 0:
+            raise ValueError(f"`optimizer` must have a learning rate > 0 in its first group, got {first}")
+        ratios = [float(group["lr"]) / first for group in inner.param_groups]
+        with bench.put_back(loader), without_guard(inner) as clip:
             batches = _again_and_again(loader, bench.form == "pair")
 
             def train(lr: float) -> float:
-                for group, ratio in zip(optimizer.param_groups, ratios, strict=True):
+                for group, ratio in zip(inner.param_groups, ratios, strict=True):
                     set_rate(group, lr * ratio)
                 return bench.step(next(batches), clip)
 

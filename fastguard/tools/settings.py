@@ -4,94 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import pstdev
 from typing import Annotated, Any
 
 import torch
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 from .._text import did_you_mean, shown
 from ..diagnosis import Finding, diagnose
 from ..diagnosis.finding import count
 from ..errors import missing_package
-from ..records import TrainingHistory, values
+from ..records import TrainingHistory
 from ..records.codec import readers_of
 from ..records.values import MisfitError, maybe, refused, truth
 from ..recovery import Recovery
-from ..step import wrap
 from ..step.wrappers import innermost
 from .early_stopping import EarlyStopping
 
 _SCHEDULES = ("cosine", "linear", "constant")
 _PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-_ALIASES = {"max_norm": "max_grad_norm", "recovery": "auto_recovery"}  # arguments of `wrap`
-_OTHER_NAMES: dict[Any, str] = {
-    **{True: "fp16", False: "no", None: "no", "none": "no"},
-    **{"fp32": "no", "float32": "no", "float16": "fp16", "bfloat16": "bf16"},
-}
-
-
-def warmup_cosine(
-    optimizer: Any, warmup: float, total: int, *, start: float = 0.01, min_lr: float = 0.0
-) -> LRScheduler:
-    """A scheduler that warms each group's learning rate up linearly, then lowers it along half a cosine.
-
-    Equivalent to: `SequentialLR(optimizer, [LinearLR(optimizer, start, 1.0, warmup), CosineAnnealingLR(optimizer,
-    total - warmup, min_lr)], [warmup])`. Call `step()` after each step of the optimizer, `total` times.
-
-    Args:
-        optimizer: guarded or not, also inside a wrapper such as accelerate's.
-        warmup: number of steps until the full rate, or a float below 1: their share of `total`. 5 to 10 % is usual; 0
-            for no warm-up.
-        total: number of all steps, including the warm-up.
-        start: share of the full rate at the first step, in (0, 1].
-        min_lr: the rate at the end, the same for all groups.
-
-    Raises:
-        ValueError: not 0 <= warmup < total; `start` or `min_lr` out of range; `min_lr` above a group's rate.
-
-    Cost: a few microseconds a step and group.
-
-    >>> import torch, fastguard
-    >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1.0)
-    >>> scheduler = fastguard.tools.warmup_cosine(optimizer, warmup=2, total=6, start=0.5)
-    >>> lrs = []
-    >>> for _ in range(6):
-    ...     lrs.append(round(scheduler.get_last_lr()[0], 3))
-    ...     optimizer.step()
-    ...     scheduler.step()
-    >>> lrs
-    [0.5, 0.75, 1.0, 0.854, 0.5, 0.146]
-    """
-    inner = innermost(optimizer)
-    if not 0.0 < start <= 1.0:
-        raise ValueError(f"`start` must be in (0, 1], got {start!r}")
-    lowest = min((float(group.get("initial_lr", group["lr"])) for group in inner.param_groups), default=min_lr)
-    if not 0.0 <= min_lr <= lowest:
-        raise ValueError(f"`min_lr` must be from 0 to the lowest group's learning rate, {lowest:g}, got {min_lr!r}")
-    return warmed_up(inner, warmup, total, lambda steps: CosineAnnealingLR(inner, steps, min_lr), start)
-
-
-def warmed_up(
-    inner: Optimizer, warmup: float, total: int, after: Callable[[int], LRScheduler], start: float = 0.01
-) -> LRScheduler:
-    """A linear warm-up of so many steps, or of a share below 1 of `total`, then `after(steps)` for the rest."""
-    values.at_least(1, "total", total)
-    number = round(warmup * total) if 0.0 < warmup < 1.0 else warmup
-    if isinstance(warmup, bool) or number != int(number) or not 0 <= number < total:
-        limits = f"a number of steps below `total` = {total}, or a share in (0, 1)"
-        raise ValueError(f"`warmup` must be {limits}, got {warmup!r}")
-    if not number:
-        return after(total)
-    rise = LinearLR(inner, start, 1.0, int(number))
-    return SequentialLR(inner, [rise, after(total - int(number))], [int(number)])
+_OTHER_NAMES: dict[Any, str] = {True: "fp16", False: "no", None: "no"}
 
 
 def _real(what: str, fits: Callable[[float], bool], kind: type[Any] = float) -> Callable[[Any], Any]:
@@ -124,13 +61,6 @@ def _one_of(names: Collection[str], what: str = "") -> Callable[[Any], str]:
     return read
 
 
-def _warmup(value: Any) -> float:
-    number: float = _not_negative(value)
-    if number > 1.0 and number % 1.0:
-        raise refused("a whole number of steps, or a share below 1", value)
-    return number if number % 1.0 else int(number)
-
-
 _positive = _real("a finite number > 0", lambda number: number > 0.0)
 _not_negative = _real("a finite number >= 0", lambda number: number >= 0.0)
 
@@ -152,13 +82,13 @@ class TrainingSettings:
             `diagnose(history)` checks it, and the next two.
         explosion_threshold: limit on the gradient norm, as a multiple of `max_grad_norm`.
         lr_min, lr_max: range of learning rates.
-        log_frequency, checkpoint_frequency: `logs(step)` and `saves(step)` are True at multiples of these.
+        log_frequency, checkpoint_frequency: for your loop.
     """
 
     max_grad_norm: Annotated[float | None, maybe(_positive)] = 1.0
     gradient_accumulation_steps: Annotated[int, _count(1)] = 1
     learning_rate: Annotated[float, _positive] = 1e-3
-    warmup_steps: Annotated[float, _warmup] = 0
+    warmup_steps: Annotated[float, _not_negative] = 0.0
     lr_scheduler: Annotated[str, _one_of(_SCHEDULES)] = "cosine"
     mixed_precision: Annotated[str, _one_of(_PRECISIONS, ", true or false")] = "no"
     early_stopping: Annotated[bool, truth] = False
@@ -190,10 +120,16 @@ class TrainingSettings:
         Raises:
             ValueError: the warm-up takes `total` steps or more.
         """
+        inner, share = innermost(optimizer), self.warmup_steps
+        num_first = round(share * total) if share < 1.0 else int(share)
+        rest = total - num_first
+        if rest < 1:
+            raise ValueError(f"`total` must be above the {num_first} steps of the warm-up, got {total!r}")
         if self.lr_scheduler == "cosine":
-            return warmup_cosine(optimizer, self.warmup_steps, total)
-        inner, end = innermost(optimizer), 0.0 if self.lr_scheduler == "linear" else 1.0
-        return warmed_up(inner, self.warmup_steps, total, lambda steps: LinearLR(inner, 1.0, end, steps))
+            after: LRScheduler = CosineAnnealingLR(inner, rest)
+        else:
+            after = LinearLR(inner, 1.0, 0.0 if self.lr_scheduler == "linear" else 1.0, rest)
+        return SequentialLR(inner, [LinearLR(inner, 0.01, 1.0, num_first), after], [num_first]) if num_first else after
 
     def autocast(self, device: str = "cuda") -> contextlib.AbstractContextManager[Any]:
         """The autocast context for forward passes on `device`; without mixed precision it does nothing."""
@@ -207,14 +143,6 @@ class TrainingSettings:
     def stopping(self, **arguments: Any) -> EarlyStopping | None:
         """An `EarlyStopping` with this patience and other `arguments`; None without `early_stopping`."""
         return EarlyStopping(self.patience, **arguments) if self.early_stopping else None
-
-    def logs(self, step: int) -> bool:
-        """Whether `step` is one in `log_frequency`."""
-        return step % self.log_frequency == 0
-
-    def saves(self, step: int) -> bool:
-        """Whether `step` is one in `checkpoint_frequency`, and not step 0."""
-        return step > 0 and step % self.checkpoint_frequency == 0
 
     def diagnose(self, history: TrainingHistory) -> list[Finding]:
         """The findings of fastguard's rules, and of the thresholds that are set here.
@@ -254,7 +182,7 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
     >>> import fastguard
     >>> found = fastguard.settings({"clipping": {"max_grad_norm": 0.5}, "warmup_steps": 100, "mixed_precision": "bf16"})
     >>> found.wrapping(), found.warmup_steps, found.patience
-    ({'max_norm': 0.5}, 100, 5)
+    ({'max_norm': 0.5}, 100.0, 5)
     >>> fastguard.settings({"max_gradnorm": 1.0})
     Traceback (most recent call last):
     ...
@@ -265,12 +193,11 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
         raise ValueError(f"{where} must hold keys with values, got a {type(plain).__name__}")
     found: dict[str, Any] = {}
     readers = readers_of(TrainingSettings)
-    for key, value in _flat(plain, set()):
-        key = _ALIASES.get(key, key)
+    sections = [value for key, value in plain.items() if isinstance(value, Mapping) and key not in readers]
+    single = {key: value for key, value in plain.items() if not isinstance(value, Mapping) or key in readers}
+    for key, value in (item for section in (single, *sections) for item in section.items()):
         if key not in readers:
-            is_argument = key in inspect.signature(wrap).parameters
-            remedy = "Pass it to `fastguard.wrap`." if is_argument else did_you_mean(key, readers)
-            raise ValueError(f"Unknown setting `{shown(key, 80)}` - at {where}. {remedy}")
+            raise ValueError(f"Unknown setting `{shown(key, 80)}` - at {where}. {did_you_mean(key, readers)}")
         if key in found:
             raise ValueError(f"`{key}` must be given once, got it twice - at {where}")
         try:
@@ -282,18 +209,6 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
         got = f"{result.learning_rate:g} with {result.lr_min:g} and {result.lr_max:g} - at {where}"
         raise ValueError(f"`learning_rate` must lie from `lr_min` to `lr_max`, got {got}. Set those too.")
     return result
-
-
-def _flat(plain: Mapping[str, Any], seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Keys and values, including those in sections. A section in several places, or in itself, is an error."""
-    for key, value in plain.items():
-        if isinstance(value, Mapping) and key not in readers_of(TrainingSettings):
-            if id(value) in seen or len(seen) == 100:
-                raise ValueError(f"`{shown(key, 80)}` must be one of at most 100 sections, each in one place")
-            seen.add(id(value))
-            yield from _flat(value, seen)
-        else:
-            yield key, value
 
 
 def _read(path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""How a run begins: weights, parameter groups, schedules, a rate for each group, one batch learnt by heart."""
+"""How a run begins: weights, parameter groups, one batch learnt by heart."""
 
 import copy
 import math
@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import fastguard
 
@@ -140,64 +139,6 @@ def test_wrong_groups(settings, message):
         fastguard.param_groups(Transformer(), **{"lr": 1.0, **settings})
     with pytest.raises(ValueError, match="`model` must have parameters to train"):
         fastguard.param_groups(nn.Linear(1, 1).requires_grad_(False), 1.0)
-
-
-@pytest.mark.parametrize(("warmup", "total", "num"), [(0, 10, 0), (4, 20, 4), (0.1, 50, 5), (3.0, 9, 3), (1, 2, 1)])
-def test_the_schedule_is_its_formula(warmup, total, num):
-    optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": lr} for lr in (1.0, 0.5)])
-    scheduler = fastguard.warmup_cosine(optimizer, warmup, total, start=0.2, min_lr=0.05)
-    for step in range(total + 1):
-        for group, lr in zip(optimizer.param_groups, (1.0, 0.5), strict=True):
-            if step < num:
-                expected = lr * (0.2 + 0.8 * step / num)
-            else:
-                expected = 0.05 + (lr - 0.05) * (1 + math.cos(math.pi * (step - num) / (total - num))) / 2
-            assert group["lr"] == pytest.approx(expected), step
-        optimizer.step()
-        scheduler.step()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((5, 5), "`warmup` must be a number of steps below `total` = 5"),
-        ((-1, 5), "`warmup` must be"),
-        ((1.5, 5), "`warmup` must be"),
-        ((True, 5), "`warmup` must be"),
-        ((1, 0), "`total` must be an integer >= 1"),
-        ((1, 5, {"start": 0.0}), r"`start` must be in \(0, 1\]"),
-        ((1, 5, {"min_lr": 0.2}), "`min_lr` must be from 0 to the lowest group's learning rate, 0.1, got 0.2"),
-    ],
-)
-def test_wrong_schedules(arguments, message):
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    with pytest.raises(ValueError, match=message):
-        fastguard.warmup_cosine(optimizer, *arguments[:2], **(arguments[2] if len(arguments) > 2 else {}))
-
-
-def test_a_rate_for_each_group():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    groups = [{"params": model[0].parameters(), "name": "body"}, {"params": model[2].parameters(), "lr": 0.0}]
-    optimizer = fastguard.wrap(torch.optim.SGD(groups, lr=torch.tensor(0.5)), model, max_norm=10.0)
-    x = torch.randn(32, 4)
-    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16)
-    kept, moved = [p.detach().clone() for p in model.parameters()], []
-
-    def compute_loss(batch):
-        moved.append([torch.equal(p, k) for p, k in zip(model.parameters(), kept)])
-        return F.mse_loss(model(batch[0]), batch[1])
-
-    finder = fastguard.LearningRateFinder(min_lr=1e-3, max_lr=0.5, num_steps=12)
-    found = finder.find(model, optimizer, loader, compute_loss=compute_loss, per_group=True)
-    assert list(found) == ["body", "group1"] and all(len(result.lrs) == 12 for result in found.values())
-    assert moved[11] == [False, False, True, True] and moved[23] == [True, True, False, False]
-    assert found["body"].losses[0] == found["group1"].losses[0]  # both begin at the same place
-    assert all(map(torch.equal, model.parameters(), kept)) and optimizer.guard.last is None
-    assert [float(group["lr"]) for group in optimizer.param_groups] == [0.5, 0.0]
-    optimizer.param_groups[1]["name"] = "body"
-    with pytest.raises(ValueError, match="groups of different names for per_group"):
-        finder.find(model, optimizer, loader, F.mse_loss, per_group=True)
 
 
 def make_task(width=32):

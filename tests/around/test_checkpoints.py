@@ -46,7 +46,7 @@ def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path):
 
         def __init__(self):
             self.model, self.optimizer = make()
-            self.scheduler = fastguard.warmup_cosine(self.optimizer, 3, 20)
+            self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
             self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
             self.average = torch.optim.swa_utils.AveragedModel(self.model, use_buffers=True)
             self.stop = fastguard.EarlyStopping(3, restore_best=True)
@@ -271,7 +271,7 @@ def test_what_the_guard_cannot_give(tmp_path):
 
 def test_what_is_missing_or_forgotten_is_said_before_anything_is_loaded(tmp_path):
     model, optimizer = make()
-    scheduler = fastguard.warmup_cosine(optimizer, 1, 5)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
     Checkpoints(tmp_path, state={"scheduler": scheduler}).save(optimizer.guard, 1)
     with pytest.warns(UserWarning, match=r"step-00000001.pt also holds scheduler, which `state` does not name"):
         Checkpoints(tmp_path).load(optimizer.guard)

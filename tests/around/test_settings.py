@@ -1,6 +1,5 @@
 """One file of settings: what each key does, what is no setting, and the three kinds of files."""
 
-import functools
 import json
 import math
 import sys
@@ -91,8 +90,8 @@ def test_what_reads_a_file_may_be_missing(tmp_path, monkeypatch, kind, needed):
     [
         ({"max_gradnorm": 1.0}, r"Unknown setting `max_gradnorm` - at a dict. Did you mean `max_grad_norm`\?"),
         ({"clipping": {"patiense": 1}}, r"Unknown setting `patiense` .* `patience`\?"),
-        ({"clip": 1.0}, "Unknown setting `clip` - at a dict. Pass it to `fastguard.wrap`"),
-        ({"max_norm": 1.0, "max_grad_norm": 2.0}, "`max_grad_norm` must be given once, got it twice"),
+        ({"max_norm": 1.0}, r"Unknown setting `max_norm` - at a dict. Did you mean `max_grad_norm`\?"),
+        ({"a": {"b": {"patience": 1}}}, "Unknown setting `b` - at a dict."),
         ({7: 1}, "Unknown setting `7` - at a dict. Known names: auto_recovery, checkpoint_frequency"),
         ({"a": {"patience": 1}, "patience": 2}, "`patience` must be given once, got it twice"),
         ({"max_grad_norm": 0}, "`max_grad_norm` must be a finite number > 0, got 0 - at a dict"),
@@ -103,7 +102,6 @@ def test_what_reads_a_file_may_be_missing(tmp_path, monkeypatch, kind, needed):
         ({"lr_min": 1.0, "lr_max": 0.1, "learning_rate": 0.5}, "`learning_rate` must lie from `lr_min`"),
         ({"patience": 1.5}, "`patience` must be a whole number >= 1, got 1.5"),
         ({"loss_window_size": 1}, "`loss_window_size` must be a whole number >= 2, got 1"),
-        ({"warmup_steps": 1.5}, "`warmup_steps` must be a whole number of steps, or a share below 1, got 1.5"),
         ({"warmup_steps": -1}, "`warmup_steps` must be a finite number >= 0, got -1"),
         ({"lr_scheduler": "cosin"}, "`lr_scheduler` must be one of cosine, linear, constant, got 'cosin'"),
         ({"mixed_precision": "fp8"}, "`mixed_precision` must be one of no, fp16, bf16, true or false, got 'fp8'"),
@@ -151,13 +149,13 @@ def test_schedules():
         assert rates(kind, 0, 6) == pytest.approx(after)
     cosine = [(1 + math.cos(math.pi * i / 6)) / 2 for i in range(6)]
     assert rates("cosine", 4, 10) == pytest.approx(rise + cosine)
-    with pytest.raises(ValueError, match="`warmup` must be a number of steps below `total` = 4"):
+    with pytest.raises(ValueError, match="`total` must be above the 4 steps of the warm-up, got 4"):
         rates("linear", 4, 4)
 
 
-@pytest.mark.parametrize("given", ["no", False, None, True, "bf16", "bfloat16"])
+@pytest.mark.parametrize("given", ["no", False, None, True, "bf16"])
 def test_precision(given):
-    dtype = {True: torch.float16, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}.get(given)
+    dtype = {True: torch.float16, "bf16": torch.bfloat16}.get(given)
     settings = fastguard.settings({"mixed_precision": given})
     with settings.autocast("cpu"):
         assert torch.is_autocast_enabled("cpu") is (dtype is not None)
@@ -165,13 +163,9 @@ def test_precision(given):
     assert settings.scaler("cpu").is_enabled() is (dtype is torch.float16)
 
 
-def test_stopping_and_what_is_due():
-    given = {"early_stopping": True, "patience": 2, "log_frequency": 3, "checkpoint_frequency": 4}
-    settings = fastguard.settings(given)
-    stop = settings.stopping(mode="max")
+def test_stopping_and_accumulation():
+    stop = fastguard.settings({"early_stopping": True, "patience": 2}).stopping(mode="max")
     assert (stop.patience, stop.mode) == (2, "max") and fastguard.settings({}).stopping() is None
-    assert [s for s in range(9) if settings.logs(s)] == [0, 3, 6]
-    assert [s for s in range(9) if settings.saves(s)] == [4, 8]
     settings = fastguard.settings({"gradient_accumulation_steps": 3})
     assert [settings.accumulates(i) for i in range(6)] == [True, True, False] * 2
 
@@ -206,11 +200,3 @@ def test_a_file_that_nests_without_end_is_refused(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=rf"(?s){name} must be .*, and cannot be read: .*recursion"):
         fastguard.settings(tmp_path / name)
-
-
-def test_a_dict_that_holds_itself_or_nests_deeply_is_refused():
-    endless = {}
-    endless["a"] = endless
-    for plain in (endless, functools.reduce(lambda inner, _: {"a": inner}, range(5000), {})):
-        with pytest.raises(ValueError, match="one of at most 100 sections"):
-            fastguard.settings(plain)

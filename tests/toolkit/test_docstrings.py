@@ -21,8 +21,7 @@ MODULES = {
     "tools.lr_finder": 2,
     "tools.overfit": 6,
     "tools.param_groups": 4,
-    "tools.settings": 10,
-    "observers.weights": 3,
+    "tools.settings": 4,
 }
 
 

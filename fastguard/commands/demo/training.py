@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 import fastguard
 
@@ -144,7 +145,10 @@ def run(num_steps: int, folder: Path) -> int:
 
 def _train(model: CharTransformer, optimizer: torch.optim.Optimizer, corpus: Corpus, num_steps: int) -> bool:
     """Trains under guard; whether the poisoned step in the middle was skipped, and changed nothing."""
-    schedule = fastguard.tools.warmup_cosine(optimizer, num_steps // 10, num_steps, min_lr=0.1 * LEARNING_RATE)
+    num_first = num_steps // 10
+    rise = LinearLR(optimizer, 0.01, total_iters=num_first)
+    fall = CosineAnnealingLR(optimizer, num_steps - num_first, 0.1 * LEARNING_RATE)
+    schedule = SequentialLR(optimizer, [rise, fall], [num_first])
     guard, block = fastguard.Guard.of(optimizer), model.blocks[POISONED_BLOCK]
     is_right = False
     for step in range(num_steps):
