@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,53 +20,176 @@ from ..names import strip_wrappers
 from ..observers.buffers import forward_undone
 from ..records import TensorRow
 from .bench import first_tensor, output_of, require_module
-from .expected_weights import WITHOUT_VALUES, Follower, Weight, find_followers, weights_in, why_not_judged
 
 TOO_SMALL, TOO_LARGE = 0.1, 10.0  # times the expected standard deviation
 _EMBEDDING_STD = 0.02
+_WITHOUT_VALUES = (
+    "lazy, without a shape yet: run one batch through the model first",
+    "on the meta device, without values: materialise it (to_empty and an initialisation) first",
+)
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+# Rule and gain, by the class name of a module in lower case.
+_ACTIVATIONS: dict[str, tuple[str, float]] = {
+    **dict.fromkeys(("relu", "relu6", "leakyrelu", "prelu", "rrelu", "elu", "celu", "softplus"), ("He", 1.0)),
+    **dict.fromkeys(("gelu", "silu", "mish", "hardswish"), ("He", 1.0)),
+    "selu": ("LeCun", 1.0),
+    **dict.fromkeys(("tanh", "hardtanh", "softsign"), ("Xavier", 5 / 3)),
+    **dict.fromkeys(("sigmoid", "hardsigmoid", "logsigmoid"), ("Xavier", 1.0)),
+}
+# Behind these, and behind norms, the next in line counts.
+_TRANSPARENT = re.compile(r".*(norm|dropout|pool|shuffle|flatten|upsample|zeropad|identity)", re.IGNORECASE)
+
+
+class _Rule(NamedTuple):
+    """A rule ("He", "Xavier" or "LeCun"), a gain, and the activation that it is for."""
+
+    name: str
+    gain: float
+    activation: str
+
+    def std(self, fan_in: float, fan_out: float) -> float:
+        """The expected standard deviation of the layer's weight; 0 without inputs."""
+        total = {"He": fan_in / 2, "Xavier": (fan_in + fan_out) / 2, "LeCun": fan_in}[self.name]
+        return self.gain / math.sqrt(total) if total else 0.0
+
+
+_LINEAR = _Rule("LeCun", 1.0, "no activation")
+
+
+def _rule_before(activation: Any) -> _Rule:
+    """The rule for a layer that this module, or function, follows."""
+    names = [cls.__name__ for cls in type(activation).__mro__] + [getattr(activation, "__name__", "")]
+    known = ((name, _ACTIVATIONS.get(name.lower())) for name in names)
+    return next((_Rule(*found, name) for name, found in known if found), _LINEAR)
+
+
+def rules_of(model: nn.Module) -> dict[nn.Module, _Rule]:
+    """The rule of each module without children, by what comes next in the order of registration."""
+    leaves = [m for m in model.modules() if not any(True for _ in m.children())]
+    found: dict[nn.Module, _Rule] = {}
+    for i, leaf in enumerate(leaves):
+        behind = (one for one in leaves[i + 1 :] if not _TRANSPARENT.match(type(one).__name__))
+        found[leaf] = _rule_before(next(behind, None))
+    for module in model.modules():
+        if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):  # the activation is a function
+            found[module.linear1], found[module.linear2] = _rule_before(module.activation), _LINEAR
+    return found
+
+
+class _Weight(NamedTuple):
+    """A weight to judge: where it is, what its standard deviation should be about, and why."""
+
+    name: str
+    tensor: Tensor
+    fan_in: int
+    expected_std: float
+    rule: str
+    kind: str = "weight"  # or "embedding"
+    least: float | None = None  # smallest usual standard deviation, if that is far below the expected one
+    module: nn.Module | None = None
+    attribute: str = ""
+
+
+def _fans_of(m: Any, rule: _Rule) -> Iterator[tuple[str, Tensor, float, float, _Rule]]:
+    """Attribute, tensor, fan-in, fan-out and rule of the weights of a module, without its children."""
+    if isinstance(m, nn.modules.conv._ConvNd):
+        taps = math.prod(m.kernel_size)
+        fan_in, fan_out = m.in_channels // m.groups * taps, m.out_channels // m.groups * taps
+        # An output of a transposed convolution lies under only some positions of the kernel.
+        yield "weight", m.weight, max(1, fan_in / math.prod(m.stride)) if m.transposed else fan_in, fan_out, rule
+    elif isinstance(m, (*_RECURRENT, nn.MultiheadAttention)):
+        is_relu = getattr(m, "nonlinearity", getattr(m, "mode", "")) in ("relu", "RNN_RELU")
+        gate = _Rule("He", 1.0, "ReLU") if is_relu else _Rule("Xavier", 1.0, "a gate, tanh or attention")
+        for name, p in m.named_parameters(recurse=False):
+            if "weight" in name:
+                fan_out = m.hidden_size if isinstance(m, _RECURRENT) else m.embed_dim
+                yield name, p, p.shape[1], fan_out, _LINEAR if name.startswith("weight_hr") else gate
+    elif isinstance(m, (nn.Linear, nn.Bilinear)):
+        yield "weight", m.weight, math.prod(m.weight.shape[1:]), m.weight.shape[0], rule
+    elif "norm" not in type(m).__name__.lower():
+        own = m._parameters.get("weight")
+        if own is not None and own.dim() == 2:
+            is_transposed = type(m).__name__ == "Conv1D" and hasattr(m, "nf")  # transformers' linear layer, [in, out]
+            fan_out, fan_in = reversed(own.shape) if is_transposed else own.shape
+            yield "weight", own, fan_in, fan_out, rule
+
+
+def _weights_in(model: nn.Module) -> list[_Weight]:
+    """The weights of a model that have an expectation; a shared one where it comes first."""
+    found: dict[int, _Weight] = {}
+    rules = rules_of(model)
+    parameters = [name for name, _ in model.named_parameters()]
+    is_clear = len(set(map(strip_wrappers, parameters))) == len(parameters)  # no module of the user's is "module"
+    for path, m in model.named_modules():
+        prefix = f"{path}." if path else ""
+        prefix = strip_wrappers(prefix) if is_clear else prefix
+        if any(p is not None and _why_not_judged(p) for p in m._parameters.values()):
+            continue
+        if isinstance(m, (nn.Embedding, nn.EmbeddingBag)):
+            # Looked up, not added up: GPT's 0.02 and torch's 1 are usual.
+            least = min(1 / math.sqrt(m.embedding_dim), 0.1) if m.embedding_dim else 0.0
+            why = "looked up: 0.02, or 1/sqrt(dim) to 1"
+            weights = [_Weight(prefix + "weight", m.weight, 1, 1.0, why, "embedding", least, m, "weight")]
+        else:
+            weights = []
+            for name, tensor, fan_in, fan_out, rule in _fans_of(m, rules.get(m, _LINEAR)):
+                std, why = rule.std(fan_in, fan_out), f"{rule.name}: {rule.activation} follows"
+                weights.append(_Weight(prefix + name, tensor, round(fan_in), std, why, "weight", None, m, name))
+        for weight in weights:
+            first = found.setdefault(id(weight.tensor), weight)
+            if (first.kind == "embedding") is not (weight.kind == "embedding"):  # looked up, and multiplied with
+                dim, table = weight.tensor.shape[1], first if first.kind == "embedding" else weight
+                tied: dict[str, Any] = {"fan_in": dim, "expected_std": _LINEAR.std(dim, 0), "least": None}
+                tied["rule"] = f"LeCun: tied to an embedding of {dim}"
+                found[id(weight.tensor)] = table._replace(name=first.name, **tied)
+    return list(found.values())
+
+
+def _why_not_judged(tensor: Tensor) -> str:
+    """Why there are no values to judge; "" if there are."""
+    if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+        return _WITHOUT_VALUES[0]
+    if tensor.is_meta:
+        return _WITHOUT_VALUES[1]
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return f"its values are {tensor.dtype}"
+    return "" if tensor.numel() else "empty"
 
 
 class AttributeDict(dict[str, Any]):
-    """A dict whose keys are attributes too."""
+    """A dict whose keys are attributes too. Of layers, keys are names of weights; "0" finds "0.weight", 0 the first."""
+
+    def __missing__(self, key: Any) -> Any:
+        name = [*self, ""][min(key, len(self))] if isinstance(key, int) else f"{key}.weight"
+        if name not in self:
+            raise KeyError(f"nothing is named '{shown(key)}' here; there is: {listed(self, 16)}")
+        return self[name]
 
     def __getattr__(self, name: str) -> Any:
-        try:
+        if name in self:
             return self[name]
-        except KeyError:
-            raise AttributeError(f"no {name!r} here; there is: {listed(self, 16)}") from None
-
-
-class _Layers(AttributeDict):
-    """Layers by the name of their weight; the layer's own name and its place find them too."""
-
-    def __missing__(self, key: Any) -> AttributeDict:
-        names = list(self)
-        name = names[key] if isinstance(key, int) and -len(self) <= key < len(self) else f"{key}.weight"
-        if name not in self:
-            raise KeyError(f"no layer is named '{shown(key)}'; the layers are: {listed(self, 16)}")
-        return self[name]
+        raise AttributeError(f"no {name!r} here; there is: {listed(self, 16)}")
 
 
 class InitializationReport(AttributeDict):
     """The result of `check_initialization`: a dict of each layer by name, and the verdict as `all_ok`.
 
-    The name is that of the weight ("0.weight"); the layer's own name ("0") and its place (0) find it too. Keys are also
-    attributes.
+    The name is that of the weight ("0.weight"); the layer's own name ("0") finds it too. Keys are also attributes.
 
     | key of a layer | what it is |
     |---|---|
     | `status` | `ok`; `too_small` (below 0.1 × expected); `too_large` (above 10 ×); `not_finite` |
     | `expected_std`, `actual_std`, `ratio` | standard deviations; actual over expected |
-    | `kind` | `weight`, `recurrent`, `embedding` |
+    | `kind` | `weight` or `embedding` |
     | `fan_in`, `rule` | inputs to each output; which rule the expectation comes from, and why |
     | `output_variance`, `variance_ratio` | with a batch: of its output; over the one before it, None for the first |
 
     These are also keys and attributes, but not iterated over: `layers` (all of them), `not_judged` (reasons by name),
-    `followers` (how it was found what follows each layer), and with a batch `variance_ok` (no ratio outside [0.1, 10]).
-    `all_ok` is True if all layers are ok and none was without values.
+    and with a batch `variance_ok` (no ratio outside [0.1, 10]). `all_ok` is True if all layers are ok and none was
+    without values.
     """
 
-    def __init__(self, layers: _Layers, all_ok: bool, **more: Any) -> None:
+    def __init__(self, layers: AttributeDict, all_ok: bool, **more: Any) -> None:
         super().__init__(layers, all_ok=all_ok)
         self.__dict__.update(layers=layers, **more)
 
@@ -94,16 +218,16 @@ def check_initialization(
     """Checks that each weight of a new model has about the standard deviation that it should have.
 
     A weight is ok if actual_std is within [0.1, 10] × expected_std. For weights alone, expected_std = sqrt(2 / fan_in)
-    (He). In a model it depends on what follows the layer:
+    (He). In a model it depends on the activation that follows the layer in the order of registration, which leaves out
+    activations that are functions (`F.relu`):
 
-    - ReLU family (ReLU, GELU, SiLU, …): sqrt(2 / fan_in), over sqrt(1 + slope²) for a leaky one;
+    - ReLU family (ReLU, GELU, SiLU, …): sqrt(2 / fan_in);
     - tanh, sigmoid: gain · sqrt(2 / (fan_in + fan_out)), gain 5/3 and 1; a gate of an RNN, attention's inputs: gain 1;
     - nothing, a softmax, SELU: 1 / sqrt(fan_in).
 
-    fan_in is that of one group of a grouped convolution, and of one output position of a transposed one (over the
-    strides). Embeddings may be anything from 0.02, or 1/sqrt(dim), to 1; one that is tied to an output layer is judged
-    as that layer. GPT-2's 0.02 for every fan-in is ok in a model that normalises. Parametrized
-    weights (weight norm) are judged as they are used; biases and the weights of norms are not judged.
+    fan_in is that of one group of a grouped convolution. Embeddings may be anything from 0.02, or 1/sqrt(dim), to 1;
+    one that is tied to an output layer is judged as that layer. GPT-2's 0.02 for every fan-in is ok in a model that
+    normalises. Parametrized weights (weight norm) are judged as they are used; biases and norms are not judged.
 
     Args:
         model_or_weights: a module; or weights laid out [out, in, *kernel], tensors or NumPy arrays, as a dict by name
@@ -119,8 +243,7 @@ def check_initialization(
         TypeError: neither a module nor weights; a `batch` with weights alone.
         ValueError: there is nothing to judge (all lazy or meta, or no weights at all).
 
-    Cost: one read of all parameters. torch.fx traces the model to find what follows each layer, without touching a
-    tensor; where it cannot, the order of registration counts. Synchronises on an accelerator.
+    Cost: one read of all parameters. Synchronises on an accelerator.
 
     Source: He et al. 2015, Glorot and Bengio 2010, LeCun et al. 1998; the thresholds are the toolkit's.
 
@@ -131,30 +254,27 @@ def check_initialization(
     >>> result["all_ok"], result["0"]["status"], result["2.weight"]["status"]
     (False, 'ok', 'too_large')
     """
-    followers, kinds, missing = "not looked for: weights alone", set[str](), dict[str, str]()
-    weights: list[Weight] = []
+    kinds, missing, weights = set[str](), dict[str, str](), list[_Weight]()
     model = model_or_weights if isinstance(model_or_weights, nn.Module) else None
     if model is not None:
-        found, problem = find_followers(model)
-        followers = f"order of registration; the model can't be traced ({problem})" if problem else "traced graph"
         kinds = {type(module).__name__ for module in model.modules()}
-        missing = {strip_wrappers(name): why_not_judged(p) for name, p in model.named_parameters()}
+        missing = {strip_wrappers(name): _why_not_judged(p) for name, p in model.named_parameters()}
         with torch.no_grad():
-            weights = weights_in(model, found)
+            weights = _weights_in(model)
     elif batch is not None:
         raise TypeError("`batch` must be left out where there is no model to run it through, only weights")
     else:
         for name, tensor in _named(model_or_weights).items():
-            missing[name] = why_not_judged(tensor)
+            missing[name] = _why_not_judged(tensor)
             if not missing[name] and tensor.dim() >= 2:
                 fan_in = tensor[0].numel() if tensor.shape[0] else 0
-                weights.append(Weight(name, tensor, fan_in, Follower("He", 1.0, "").std(fan_in, 0), "He"))
+                weights.append(_Weight(name, tensor, fan_in, _Rule("He", 1.0, "").std(fan_in, 0), "He"))
     missing = {name: why for name, why in missing.items() if why}
     if not weights:
         given = prose("; ".join(f"{name}: {why}" for name, why in missing.items())) or "it has no weight matrices"
         raise ValueError(f"`model_or_weights` must hold at least one weight that can be judged, got none ({given})")
     rows = kernels.tensor_stats([w.tensor.detach() for w in weights], names=[w.name for w in weights])
-    layers = _Layers((w.name, _judged(w, row)) for w, row in zip(weights, rows))
+    layers = AttributeDict((w.name, _judged(w, row)) for w, row in zip(weights, rows))
     for name in as_in_gpt2({name: layer.actual_std for name, layer in layers.items()}, kinds):
         if layers[name].status == "too_small":
             layers[name].update(status="ok", rule="GPT-2: 0.02, less at the ends of residual branches")
@@ -164,9 +284,8 @@ def check_initialization(
     ratios = [one.variance_ratio for one in layers.values() if one.get("variance_ratio") is not None]
     return InitializationReport(
         layers,
-        all_ok=all(one.status == "ok" for one in layers.values()) and not {*missing.values()} & {*WITHOUT_VALUES},
+        all_ok=all(one.status == "ok" for one in layers.values()) and not {*missing.values()} & {*_WITHOUT_VALUES},
         not_judged=missing,
-        followers=followers,
         variance_ok=None if batch is None else all(TOO_SMALL <= ratio <= TOO_LARGE for ratio in ratios),
     )
 
@@ -188,7 +307,7 @@ def _named(weights: Any) -> dict[str, Tensor]:
     return {str(name): w.detach() if isinstance(w, Tensor) else as_tensor(w) for name, w in found.items()}
 
 
-def _judged(weight: Weight, row: TensorRow) -> AttributeDict:
+def _judged(weight: _Weight, row: TensorRow) -> AttributeDict:
     # The spread of complex numbers is that of both parts together.
     std, expected, rule = row.std * math.sqrt(1 + weight.tensor.is_complex()), weight.expected_std, weight.rule
     least = TOO_SMALL * (expected if weight.least is None else weight.least)
@@ -206,7 +325,7 @@ def _judged(weight: Weight, row: TensorRow) -> AttributeDict:
     )
 
 
-def _output_variances(model: nn.Module, batch: Any, weights: list[Weight]) -> dict[str, float]:
+def _output_variances(model: nn.Module, batch: Any, weights: list[_Weight]) -> dict[str, float]:
     """By the name of each module's first weight, in the order in which modules first run."""
     found: dict[str, float] = {}
 
@@ -227,20 +346,16 @@ def _output_variances(model: nn.Module, batch: Any, weights: list[Weight]) -> di
     return found
 
 
-def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = None) -> InitializationReport:
+def stable_weight_init(model: nn.Module) -> InitializationReport:
     """Initialises a new model in place, by what follows each layer, and returns `check_initialization(model)`.
 
-    Weights are normal with mean 0 and the standard deviation that `check_initialization` expects: He's before ReLU and
-    its kin, Xavier's before tanh and sigmoid and in attention and recurrent gates, 1/sqrt(fan_in) where nothing
-    follows. Hidden-to-hidden weights of RNNs are orthogonal, gate by gate. Embeddings have 0.02, and zeros at their
-    `padding_idx`; one tied to an output layer is initialised as that. Biases are 0, weights of norms 1.
-
-    Left as they are: frozen parameters, which may be pretrained, other parameters (positions, scales), parametrized
-    weights (weight norm) and running statistics. A branch that is to begin with zeros has to be set to zero afterwards.
+    Weights are normal with mean 0 and the standard deviation that `check_initialization` expects. Embeddings have 0.02,
+    and zeros at their `padding_idx`; one tied to an output layer is initialised as that. Biases are 0, weights of norms
+    1. Left as they are: frozen parameters, other parameters (positions, scales), parametrized weights (weight norm) and
+    running statistics. A branch that is to begin with zeros has to be set to zero afterwards.
 
     Args:
         model: with values in its parameters: not lazy, not on the meta device.
-        generator: where the random numbers come from; of the parameters' device. None: torch's own.
 
     Returns:
         An `InitializationReport`: `all_ok`, and each layer's rule.
@@ -248,9 +363,9 @@ def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = 
     Raises:
         ValueError: a parameter is lazy or on the meta device; the model has no weights. Nothing is changed then.
 
-    Cost: one write of all parameters and one read; the model is traced with torch.fx. Synchronises.
+    Cost: one write of all parameters and one read. Synchronises.
 
-    Source: He et al. 2015, Glorot and Bengio 2010, Saxe et al. 2014; 0.02: Radford et al. 2018 (GPT).
+    Source: He et al. 2015, Glorot and Bengio 2010; 0.02: Radford et al. 2018 (GPT).
 
     >>> import torch, fastguard
     >>> model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
@@ -260,7 +375,7 @@ def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = 
     """
     require_module(model)
     for name, p in model.named_parameters():
-        if (why := why_not_judged(p)) in WITHOUT_VALUES:
+        if (why := _why_not_judged(p)) in _WITHOUT_VALUES:
             raise ValueError(f"`model` must have values in all parameters, got none - at {name!r}: {why}")
     if not any(p.requires_grad and p.dim() >= 2 for p in model.parameters()):
         raise ValueError("`model` must have weights that are not frozen, got none")
@@ -272,22 +387,17 @@ def stable_weight_init(model: nn.Module, *, generator: torch.Generator | None = 
                     p.zero_()
                 elif p.requires_grad and is_norm and name == "weight":
                     p.fill_(1.0)
-        for weight in weights_in(model, find_followers(model)[0]):
+        for weight in _weights_in(model):
             own = None if weight.module is None else weight.module._parameters.get(weight.attribute)
             if own is not None and own.requires_grad:
-                _fill(own, weight, generator)
+                _fill(own, weight)
     return check_initialization(model)
 
 
-def _fill(p: Tensor, weight: Weight, generator: torch.Generator | None) -> None:
-    if weight.attribute.startswith("weight_hh") and p.shape[0] % p.shape[1] == 0:
-        for gate in p.split(p.shape[1]):
-            full = torch.empty(gate.shape, dtype=torch.float32, device=p.device)
-            gate.copy_(nn.init.orthogonal_(full, generator=generator))  # half precision has no QR
-        return
+def _fill(p: Tensor, weight: _Weight) -> None:
     is_looked_up = weight.kind == "embedding" and weight.fan_in == 1  # and no more: a tied one is multiplied with
     std = _EMBEDDING_STD if is_looked_up else weight.expected_std
-    p.normal_(0.0, std, generator=generator)
+    p.normal_(0.0, std)
     padding = getattr(weight.module, "padding_idx", None)
     if weight.kind == "embedding" and padding is not None:
         p[padding].zero_()

@@ -60,7 +60,7 @@ def test_stable_weights_are_found_healthy(name):
     assert report.all_ok, report
     for weight in report.layers.values():
         std = 0.02 if weight.kind == "embedding" and weight.fan_in == 1 else weight.expected_std
-        assert weight.actual_std == pytest.approx(std, rel=0.25) or weight.kind == "recurrent", report
+        assert weight.actual_std == pytest.approx(std, rel=0.25), report
     for module in model.modules():
         is_norm = isinstance(module, (nn.LayerNorm, nn.BatchNorm2d))
         for key, p in module._parameters.items():
