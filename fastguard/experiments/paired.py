@@ -18,9 +18,10 @@ _NUM_PARTS = 6
 _WIDTH = 5.0  # median absolute deviations; differences further out count as if they lay there
 HELPS, HARMS, SAME, UNKNOWN, NOT_TRIED = "helps", "harms", "no difference", "not known", "not tried"
 # P(this verdict | cause) / P(this verdict | other): of a cause whose remedy the arm is; and, if the arm permuted the
-# inputs, of targets that do not follow from them, where what is learned by heart is harmed, too. The figures are round:
-# see "Experiments" in benchmarks/README.md for the counts that they rest on.
-RATIOS = {HELPS: (4.0, 1.0), SAME: (0.5, 2.0), HARMS: (0.25, 0.2), UNKNOWN: (1.0, 1.0)}
+# inputs, of targets that do not follow from them. Whatever keeps a model from learning makes permuting harmless, and
+# what is learned by heart is harmed, too. The figures are round: see "Experiments" in benchmarks/README.md for counts.
+_RATIOS = {HELPS: (4.0, 1.0), SAME: (0.5, 1.0), HARMS: (0.25, 0.2), UNKNOWN: (1.0, 1.0)}
+_MOVES = 1e-4  # of the loss; where an arm changes less, the model does not move at all
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Comparison:
     num_steps: int  # number of steps of each run, up to the first loss of either that is not finite
     share: float  # the effect as a share of the base's mean loss
     error: float = 0.0  # the standard error of the effect, which includes the noise between two seeds if that is known
+
+    def ratio(self, *, is_null: bool) -> float:
+        """The likelihood ratio of the cause whose remedy the arm is; of wrong targets, if the arm `is_null`."""
+        return 1.0 if abs(self.share) < _MOVES else _RATIOS[self.verdict][is_null]
 
     def text(self, change: str) -> str:
         """A sentence on the result; `change` follows "with"."""
