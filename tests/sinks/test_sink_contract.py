@@ -8,7 +8,6 @@ import warnings
 import pytest
 
 from fastguard.sinks import (
-    BackgroundSink,
     FunctionSink,
     JsonlSink,
     MemorySink,
@@ -24,7 +23,7 @@ from records import make_bad_record, make_record
 
 
 class Tracker(TrackerSink):
-    def log(self, step, scalars, texts, histograms): ...
+    def log(self, step, scalars, texts): ...
 
 
 # How each sink is made, in a folder of its own. Sinks of trackers differ from `Tracker` in what `log` does.
@@ -33,7 +32,6 @@ SINKS = {
     "JsonlSink": lambda folder: JsonlSink(folder / "log.jsonl"),
     "FunctionSink": lambda folder: FunctionSink(lambda record: None),
     "SafeSink": lambda folder: SafeSink(MemorySink()),
-    "BackgroundSink": lambda folder: BackgroundSink(MemorySink()),
     "TrackerSink": lambda folder: Tracker(),
 }
 FULL_RECORD = make_bad_record(
