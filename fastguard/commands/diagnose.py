@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -15,13 +14,11 @@ from typing import Any
 from .._text import count, did_you_mean, listed, shown
 from ..diagnosis import RULES, Rule
 from ..diagnosis.registry import CHECKS, SIGNS
+from ..page import build_page, save_page
 from ..records import TrainingHistory
 from ..records.loading import fill
 from ..records.log import LogReader
 from ..report import build_report
-from ..report.page import render, save_page
-from ..visualization.runs import from_log, runs_of
-from .cli import EXIT_FAILED as _FAILED
 from .cli import EXIT_UNREADABLE as EXIT_UNREADABLE
 from .cli import Parser, as_json, print_report, say
 from .watch import log_at
@@ -138,55 +135,29 @@ def rules(argv: list[str]) -> int:
     return 0
 
 
-_LEVELS = {"warning": ("warning", "critical", "no-evidence"), "critical": ("critical",)}
-
-
 def report(argv: list[str]) -> int:
-    """Writes the page and prints its path. 0: written, 1: written and worse than `--fail-on`, 3: not written."""
+    """Writes the page and prints its path. 0: written, 3: not written."""
     parser = Parser(
         "fastguard report",
-        "Makes one HTML file of a run, or of two to eight to compare, from the logs that a JsonlSink wrote. It opens "
-        "offline, and loads nothing from the network.",
-        "exit codes: 0 the page is written, 1 it is written and a run is as bad as --fail-on or worse, 3 a log cannot "
-        "be read or the page cannot be written, 64 an argument is wrong",
+        "Makes one HTML file of a run from its log. It opens offline, and loads nothing from the network.",
+        "exit codes: 0 the page is written, 3 the log cannot be read or the page cannot be written, 64 an argument is "
+        "wrong",
     )
-    what = "a log, a folder with logs, or NAME=PATH; the first is compared with"
-    parser.add_argument("logs", nargs="+", metavar="RUN.jsonl", help=what)
-    parser.add_argument("-o", "--output", help="the page; - for stdout (default: the first log's path with .html)")
+    parser.add_argument("log", metavar="RUN.jsonl", help="the log, or a folder whose newest log is read")
+    parser.add_argument("-o", "--output", help="the page; - for stdout (default: the log's path with .html)")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing page")
-    parser.add_argument("--title", default="", help="title of the page")
-    parser.add_argument("--json", action="store_true", help="print the reports as one JSON object, and write no page")
-    parser.add_argument("--fail-on", choices=list(_LEVELS), help="exit with 1 if a run is that bad or worse")
     arguments = parser.parse_args(argv)
-    if len(arguments.logs) > 8:
-        parser.error(f"`RUN.jsonl` must be 1 to 8 logs, got {len(arguments.logs)}")
-    command = "report" if len(arguments.logs) == 1 else ""
-    logs = [_named(given, command) for given in arguments.logs]
-    path = Path(arguments.output or logs[0][1].with_suffix(".html"))
-    is_page = not arguments.json and arguments.output != "-"
-    if is_page and any(path.resolve() == log.resolve() for _, log in logs):
+    log = log_at(Path(arguments.log), "report")
+    path = Path(arguments.output or log.with_suffix(".html"))
+    is_page = arguments.output != "-"
+    if is_page and path.resolve() == log.resolve():
         raise ValueError(f"{path} is the log itself: choose another --output")
     if is_page and (path.exists() or path.is_symlink()) and not arguments.force:  # before a long log is read
         raise FileExistsError(f"{path} exists already: use --force to overwrite it")
-    runs = runs_of([from_log(log, shown(name)) for name, log in logs])
-    reports = [build_report(run.history) for run in runs]
-    if arguments.json:
-        print(as_json({run.name: report.to_dict() for run, report in zip(runs, reports)}))
+    page = build_page(log)
+    if is_page:
+        save_page(page, path, force=arguments.force)
+        print(shown(path) if sys.stdout.isatty() else path)
     else:
-        written = shlex.join(["fastguard", "report", *argv])
-        page = render(runs, reports, arguments.title, shown(written, 300))
-        if arguments.output == "-":
-            print(page)
-        else:
-            save_page(page, path, force=arguments.force)
-            print(shown(path) if sys.stdout.isatty() else path)
-    bad = _LEVELS.get(arguments.fail_on, ())
-    return _FAILED if any(report.status in bad for report in reports) else 0
-
-
-def _named(given: str, command: str) -> tuple[str, Path]:
-    """Of `NAME=PATH` both, unless there is a file of that whole name; else no name."""
-    name, _, path = given.partition("=")
-    if name and path and not Path(given).exists():
-        return name, log_at(Path(path), command)
-    return "", log_at(Path(given), command)
+        print(page)
+    return 0
