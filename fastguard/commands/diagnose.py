@@ -9,7 +9,6 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from .._text import count, did_you_mean, listed, shown
 from ..diagnosis import RULES, Rule
@@ -85,28 +84,13 @@ def diagnose(argv: list[str]) -> int:
     return print_report(text, EXIT_CODES[report.status], "diagnose")
 
 
-def describe(rule: Rule) -> dict[str, Any]:
-    """A rule as plain types."""
-    return {
-        "name": rule.name,
-        "family": rule.family,
-        "severity": rule.severity,
-        "what": (rule.check.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ").strip(),
-        "thresholds": dict(rule.thresholds),
-        "signs": {one.name: dict(one.thresholds) for one in rule.signs if one.name != rule.name},
-        "source": rule.source,
-        "remedy": rule.remedy,
-        "page": rule.page,
-    }
-
-
 def _lines(rule: Rule) -> list[str]:
     lines = [f"{rule.name} [{rule.family}, up to {rule.severity}]"]
     for one in rule.signs:
-        facts = describe(one)
+        what = (one.check.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ").strip()
         settings = ", ".join(f"{name}={value:g}" for name, value in one.thresholds.items())
         own = "" if one.name == rule.name else f"{one.name}: "
-        for label, text in ((own, facts["what"]), ("thresholds: ", settings), ("source: ", facts["source"])):
+        for label, text in ((own, what), ("thresholds: ", settings), ("source: ", one.source)):
             if text:
                 lines += textwrap.wrap(label + text, _WIDTH, initial_indent="    ", subsequent_indent="      ")
     return lines
@@ -116,7 +100,6 @@ def rules(argv: list[str]) -> int:
     """Prints every rule with what it finds, its thresholds and their source."""
     parser = Parser("fastguard rules", "Lists the rules: what each finds, its thresholds, and their sources.")
     parser.add_argument("names", nargs="*", metavar="RULE", help="only these; checks of preflight, too")
-    parser.add_argument("--json", action="store_true", help="print a JSON list")
     arguments = parser.parse_args(argv)
     if not {*arguments.names} <= {*RULES, *SIGNS}:
         with contextlib.suppress(ImportError):  # the checks of preflight need torch
@@ -128,10 +111,7 @@ def rules(argv: list[str]) -> int:
             parser.error(f"unknown rule {name!r}. {named} `fastguard rules` lists all")
         chosen.append(CHECKS[name] if name in CHECKS else RULES[RULES[name].whole])
     chosen = chosen or sorted(RULES.values(), key=lambda rule: rule.family)
-    if arguments.json:
-        print(as_json([describe(rule) for rule in chosen]))
-    else:
-        print("\n".join("\n".join(_lines(rule)) for rule in chosen))
+    print("\n".join("\n".join(_lines(rule)) for rule in chosen))
     return 0
 
 
