@@ -29,22 +29,24 @@ _WIDTH = 100
 def _thresholds(settings: Sequence[str]) -> dict[str, dict[str, float]]:
     """`["norm-spike.ratio=20"]` as `{"norm-spike": {"ratio": 20.0}}`; a ValueError says what is wrong with one."""
     found: dict[str, dict[str, float]] = {}
+    known = {
+        f"{rule.name}.{name}": kind
+        for rule in (*RULES.values(), *SIGNS.values())
+        for name, kind in rule.thresholds.items()
+    }
     for setting in settings:
-        key, equals, text = setting.partition("=")
-        name, _, threshold = key.rpartition(".")
-        if not equals or (name not in RULES and name not in SIGNS):
-            meant = did_you_mean(name or key, RULES, 8)
-            raise ValueError(f"`--set` must be RULE.THRESHOLD=NUMBER, got {setting!r}. {meant} See `fastguard rules`")
-        if threshold not in RULES[name].thresholds:
-            meant = did_you_mean(threshold, RULES[name].thresholds)
-            raise ValueError(f"the rule {name!r} has no threshold {threshold!r}. {meant}")
+        key, _, text = setting.partition("=")
+        if key not in known:
+            meant = did_you_mean(key, known, 8)
+            raise ValueError(f"`--set` must be RULE.THRESHOLD=NUMBER, got {setting!r}. {meant}")
         try:
             value = float(text)
         except ValueError:
-            raise ValueError(f"`--set` must give a number, got {setting!r}") from None
+            value = math.nan
         if not math.isfinite(value):
             raise ValueError(f"`--set` must give a finite number, got {setting!r}")
-        found.setdefault(name, {})[threshold] = type(RULES[name].thresholds[threshold])(value)
+        name, _, threshold = key.rpartition(".")
+        found.setdefault(name, {})[threshold] = type(known[key])(value)
     return found
 
 

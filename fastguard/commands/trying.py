@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import textwrap
-import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from .._text import did_you_mean, duration, in_columns, number, prose
+from .._text import did_you_mean, in_columns, number, prose
 from ..records import strict_json
 from .cli import EXIT_FAILED, EXIT_USAGE, Parser, as_json, fail, say
-
-_BAR = 24
 
 
 def main(argv: list[str]) -> int:
@@ -88,9 +84,8 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
 def _try(script: list[str], names: list[str] | None, arguments: Any) -> int:
     from ..experiments.trial import Trial, TrialError
 
-    progress = _Progress(sys.stderr, arguments.steps)
     asked: dict[str, Any] = {"is_module": arguments.is_module, "num_steps": arguments.steps, "names": names}
-    trial = Trial(script[0], script[1:], seconds=60.0 * arguments.minutes, told=progress.tell, **asked)
+    trial = Trial(script[0], script[1:], seconds=60.0 * arguments.minutes, told=_tell, **asked)
     try:
         outcome = trial.run()
     except TrialError as problem:
@@ -98,8 +93,6 @@ def _try(script: list[str], names: list[str] | None, arguments: Any) -> int:
     except OSError as problem:
         say("try", f"error: {problem}")
         return EXIT_USAGE
-    finally:
-        progress.end()
     code = EXIT_FAILED if outcome.best or outcome.accusation else 0
     if arguments.json:
         print(as_json(strict_json.encode(to_dict(outcome))))
@@ -185,27 +178,7 @@ def _losses(run: Any, base: Any) -> tuple[str, str]:
     return mean, number(run.val_losses[max(run.val_losses)]) if run.val_losses else "-"
 
 
-class _Progress:
-    """A bar for each run; on what is no terminal, a line when one begins."""
-
-    def __init__(self, stream: TextIO, num_steps: int) -> None:
-        self._stream, self._num_steps = stream, num_steps
-        self._is_terminal = stream.isatty()
-        self._started = time.monotonic()
-        self._drawn_at = -math.inf
-
-    def tell(self, name: str, step: int) -> None:
-        now = time.monotonic()
-        if not self._is_terminal:
-            if step == 0:
-                print(f"fastguard try: {name} ...", file=self._stream, flush=True)
-        elif step in (0, self._num_steps) or now > self._drawn_at + 0.1:
-            self._drawn_at = now
-            bar = f"[{'#' * (_BAR * step // self._num_steps):<{_BAR}}] {step}/{self._num_steps}"
-            taken = duration(now - self._started)
-            print(f"\r\033[K{name:<24} {bar}  {taken}", end="", file=self._stream, flush=True)
-
-    def end(self) -> None:
-        """Leaves the line empty."""
-        if self._is_terminal:
-            print(end="\r\033[K", file=self._stream, flush=True)
+def _tell(name: str, step: int) -> None:
+    """A line when a run begins."""
+    if step == 0:
+        say("try", f"{name} ...")

@@ -1,7 +1,6 @@
 """`fastguard try`: what it says of runs, and that the runs leave the user's files alone."""
 
 import functools
-import io
 import json
 import math
 import os
@@ -96,21 +95,6 @@ def test_table_and_notes():
     assert rows[1][1:3] == ("0.9998", "1.1")
     assert "learning-rate-too-low (0.90)" in notes[0] and "no dropout (no module drops anything)" in notes[1]
     json.dumps(trying.to_dict(found))
-
-
-def test_progress_is_a_bar_on_a_terminal_and_a_line_elsewhere():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    for stream, shown in ((Terminal(), "[############            ] 50/100"), (io.StringIO(), "fastguard try: lr x10")):
-        progress = trying._Progress(stream, 100)
-        progress.tell("lr x10", 0)
-        progress._drawn_at = -math.inf
-        progress.tell("lr x10", 50)
-        progress.end()
-        assert shown in stream.getvalue()
-        assert stream.isatty() or stream.getvalue().count("\n") == 1
 
 
 @pytest.mark.parametrize(
