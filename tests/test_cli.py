@@ -96,6 +96,7 @@ def test_an_unknown_command_is_one_line_and_exit_code_64():
         (["info", "more"], "unrecognized arguments: more"),
         (["demo", "--steps", "3"], "must be at least 20, got 3"),
         (["demo", "--steps", "many"], "invalid int value: 'many'"),
+        (["report", "a", "--fail-on", "critcal"], "argument --fail-on: got 'critcal'. Did you mean `critical`?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

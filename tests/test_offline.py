@@ -101,7 +101,7 @@ class TestExitCode:
         assert cli.main(["diagnose", str(path), "--json"]) == code
         status = json.loads(capsys.readouterr().out)["status"]
         assert status == {0: "healthy", 2: "critical", 4: "no-evidence"}[code]
-        assert cli.main(["report", str(path), "-o", "-"]) == 0
+        assert cli.main(["report", str(path), "-o", "-", "--fail-on", "warning"]) == int(code > 0)
         assert status.upper().replace("-", " ") in capsys.readouterr().out
 
     def test_every_code_stands_in_the_help(self, capsys):

@@ -68,8 +68,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"unrecognized arguments: (-\S+)", message)
+        choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if unknown is not None:
             message += f". {did_you_mean(unknown[1], self._option_string_actions)}"
+        elif choice is not None:
+            named = did_you_mean(choice[1], choice[2].replace("'", "").split(", "))
+            message = f"{message[: choice.start()]}got {choice[1]!r}. {named}"
         self.exit(EXIT_USAGE, f"{self.prog}: error: {ended(shown(message))} See `{self.prog} --help`.\n")
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 from .._text import count, did_you_mean, listed, shown
 from ..diagnosis import RULES, Rule
 from ..diagnosis.registry import CHECKS, SIGNS
-from ..page import build_page, save_page
 from ..records import TrainingHistory
 from ..records.loading import fill
 from ..records.log import LogReader
 from ..report import build_report
+from ..report.page import render, save_page
+from ..visualization.runs import run_of
+from .cli import EXIT_FAILED as _FAILED
 from .cli import EXIT_UNREADABLE as EXIT_UNREADABLE
 from .cli import Parser, as_json, print_report, say
 from .watch import log_at
@@ -117,29 +119,37 @@ def rules(argv: list[str]) -> int:
     return 0
 
 
+_LEVELS = {"warning": ("warning", "critical", "no-evidence"), "critical": ("critical",)}
+
+
 def report(argv: list[str]) -> int:
-    """Writes the page and prints its path. 0: written, 3: not written."""
+    """Writes the page and prints its path. 0: written, 1: written and worse than `--fail-on`, 3: not written."""
     parser = Parser(
         "fastguard report",
         "Makes one HTML file of a run from its log. It opens offline, and loads nothing from the network.",
-        "exit codes: 0 the page is written, 3 the log cannot be read or the page cannot be written, 64 an argument is "
-        "wrong",
+        "exit codes: 0 the page is written, 1 it is written and the run is as bad as --fail-on or worse, 3 the log "
+        "cannot be read or the page cannot be written, 64 an argument is wrong",
     )
     parser.add_argument("log", metavar="RUN.jsonl", help="the log, or a folder whose newest log is read")
     parser.add_argument("-o", "--output", help="the page; - for stdout (default: the log's path with .html)")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing page")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object, and write no page")
+    parser.add_argument("--fail-on", choices=list(_LEVELS), help="exit with 1 if the run is that bad or worse")
     arguments = parser.parse_args(argv)
     log = log_at(Path(arguments.log), "report")
     path = Path(arguments.output or log.with_suffix(".html"))
-    is_page = arguments.output != "-"
+    is_page = not arguments.json and arguments.output != "-"
     if is_page and path.resolve() == log.resolve():
         raise ValueError(f"{path} is the log itself: choose another --output")
     if is_page and (path.exists() or path.is_symlink()) and not arguments.force:  # before a long log is read
         raise FileExistsError(f"{path} exists already: use --force to overwrite it")
-    page = build_page(log)
-    if is_page:
-        save_page(page, path, force=arguments.force)
+    run = run_of(log)
+    found = build_report(run.history)
+    if arguments.json:
+        print(as_json(found.to_dict()))
+    elif is_page:
+        save_page(render(run, found), path, force=arguments.force)
         print(shown(path) if sys.stdout.isatty() else path)
     else:
-        print(page)
-    return 0
+        print(render(run, found))
+    return _FAILED if found.status in _LEVELS.get(arguments.fail_on, ()) else 0

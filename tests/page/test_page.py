@@ -145,7 +145,7 @@ class TestCommand:
         assert self.run(copy) == 0
         assert capsys.readouterr().out.strip() == str(page)
         with monkeypatch.context() as patch:  # it says so before it reads the log
-            patch.setattr(diagnose, "build_page", lambda *arguments: pytest.fail("read"))
+            patch.setattr(diagnose, "run_of", lambda *arguments: pytest.fail("read"))
             assert self.run(copy) == 3
         assert "exists already: use --force" in capsys.readouterr().err
         assert self.run(copy, "-f") == 0
@@ -153,6 +153,11 @@ class TestCommand:
         before = copy.read_bytes()
         assert self.run(copy, "-f", "-o", copy) == 3 and copy.read_bytes() == before
         assert sorted(p.name for p in tmp_path.iterdir()) == ["run.html", "run.jsonl"]
+
+    def test_as_json_and_with_an_exit_code(self, log, capsys):
+        assert self.run(log, "--json", "--fail-on", "warning") == 1
+        assert json.loads(capsys.readouterr().out)["status"] == "warning"
+        assert self.run(log, "--json", "--fail-on", "critical") == 0
 
     @pytest.mark.parametrize("to_stdout", [False, True], ids=["file", "stdout"])
     def test_no_key_and_no_title_is_interpreted_or_prevents_the_page(self, capsys, tmp_path, to_stdout):
