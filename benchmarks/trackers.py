@@ -3,7 +3,7 @@
 About a minute. Takes the packages that are installed, offline: tensorboard, wandb, mlflow (with SQLAlchemy and
 alembic), trackio, prometheus-client. Each sink is given one record a step by its `SafeSink`, as by a guard, and between
 two steps the thread computes for a millisecond, so that threads and processes of the trackers have their turn. A record
-has 20 scalars; then once more as the sinks come, with curves of 16 of 100 tensors and histograms every 100 steps. The
+has 20 scalars; then once more as the sinks come, with curves of 16 of 100 tensors every 100 steps. The
 time for which a tracker holds Python's lock while the thread computes is not in these figures.
 
 Correct first: no sink may have lost a record.
@@ -49,7 +49,7 @@ Row = dict[str, Any]
 class CountingSink(TrackerSink):
     """Counts the scalars of a record."""
 
-    def log(self, step: int, scalars: dict[str, float], texts: Any, histograms: Any) -> None:
+    def log(self, step: int, scalars: dict[str, float], texts: Any) -> None:
         self.num_scalars = len(scalars)
 
 

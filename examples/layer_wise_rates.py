@@ -17,7 +17,7 @@ def main() -> list[float]:
         nn.Linear(32, 64),
     )
     fastguard.tools.stable_weight_init(model)
-    groups = fastguard.param_groups(model, lr=2e-3, weight_decay=0.01, layer_decay=0.8, lr_for={"embeddings": 0.1})
+    groups = fastguard.param_groups(model, lr=2e-3, weight_decay=0.01, layer_decay=0.8, lr_for={"0.*": 0.1})
     for group in groups:
         print(
             f"{group['name']:<24}{len(group['params']):>3} tensors  lr {group['lr']:.2e}  decay {group['weight_decay']}"

@@ -1,6 +1,5 @@
 """The command: every answer is readable, every error one line, and help costs no import of torch."""
 
-import json
 import os
 import subprocess
 import sys
@@ -28,10 +27,10 @@ def check_one_line(stderr, *parts):
         assert part in stderr
 
 
-def test_info_json_is_one_object_with_the_same_facts(capsys):
-    assert cli.main(["info", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts == json.loads(json.dumps(info.collect()))
+def test_info_shows_versions_and_backends(capsys):
+    assert cli.main(["info"]) == 0
+    facts = info.collect()
+    assert torch.__version__ in capsys.readouterr().out
     assert facts["torch"] == torch.__version__
     assert facts["problem"] is None
     assert facts["backends"] == {name: status._asdict() for name, status in kernels.backends().items()}
@@ -93,11 +92,11 @@ def test_an_unknown_command_is_one_line_and_exit_code_64():
     ("arguments", "message"),
     [
         (["--no-such-option"], "unrecognized arguments: --no-such-option"),
-        (["info", "--jsn"], "unrecognized arguments: --jsn. Did you mean `--json`? See `fastguard info --help`."),
+        (["diagnose", "x", "--jsn"], "arguments: --jsn. Did you mean `--json`? See `fastguard diagnose --help`."),
         (["info", "more"], "unrecognized arguments: more"),
         (["demo", "--steps", "3"], "must be at least 20, got 3"),
         (["demo", "--steps", "many"], "invalid int value: 'many'"),
-        (["bench", "--only", "step-mpl"], "argument --only: got 'step-mpl'. Did you mean `step-mlp`?"),
+        (["report", "a", "--fail-on", "critcal"], "argument --fail-on: got 'critcal'. Did you mean `critical`?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -66,10 +66,10 @@ class TestExitCode:
             (["{nosteps}"], 3, "`path` must be a log of steps, got a record without `step`"),
             ([], 64, "the following arguments are required: log"),
             (["{healthy}", "--set", "norm-spike"], 64, "`--set` must be RULE.THRESHOLD=NUMBER, got 'norm-spike'"),
-            (["{healthy}", "--set", "norm-spik.z=1"], 64, "Did you mean `norm-spike`?"),
-            (["{healthy}", "--set", "norm-spike.ratio=big"], 64, "`--set` must give a number"),
+            (["{healthy}", "--set", "norm-spik.z=1"], 64, "Did you mean `norm-spike.z`"),
+            (["{healthy}", "--set", "norm-spike.ratio=big"], 64, "`--set` must give a finite number"),
             (["{healthy}", "--set", "norm-spike.ratio=inf"], 64, "`--set` must give a finite number"),
-            (["{healthy}", "--set", "norm-spike.size=3"], 64, "no threshold 'size'. Known names: baseline"),
+            (["{healthy}", "--set", "norm-spike.size=3"], 64, "Did you mean `norm-spike."),
         ],
     )
     def test_errors_cannot_be_taken_for_a_diagnosis(self, arguments, code, message, healthy, tmp_path, capsys):
@@ -134,7 +134,7 @@ class TestDiagnose:
         code = (
             "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from fastguard.commands.cli import main; "
         )
-        for command in (f"['diagnose', {healthy!r}]", "['rules', '--json']"):
+        for command in (f"['diagnose', {healthy!r}]", "['rules']"):
             done = subprocess.run(
                 [sys.executable, "-W", "error", "-c", code + f"sys.exit(main({command}))"],
                 capture_output=True,
@@ -153,13 +153,6 @@ class TestRules:
             assert f"source: {rule.source}" in text
             for threshold, value in rule.thresholds.items():
                 assert f"{threshold}={value:g}" in text
-
-    def test_json(self, capsys):
-        assert cli.main(["rules", "--json", "norm-spike"]) == 0
-        (rule,) = json.loads(capsys.readouterr().out)
-        assert rule["thresholds"] == RULES["norm-spike"].thresholds
-        assert rule["page"] == "docs/rules/norm-spike.md"
-        assert rule["what"].startswith("A norm has a robust z")
 
     def test_unknown(self, capsys):
         with pytest.raises(SystemExit) as leaving:

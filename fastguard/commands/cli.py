@@ -46,7 +46,7 @@ COMMANDS = {
     "info": Command("print versions, and which backends work here", _HERE + "info:main"),
     "demo": Command("train a small transformer under guard, with one bad batch", _HERE + "demo:main"),
     "diagnose": Command("say from its log what is wrong with a run", _HERE + "diagnose:diagnose", _UNREADABLE),
-    "report": Command("make a page of one or several runs from their logs", _HERE + "diagnose:report", _UNREADABLE),
+    "report": Command("make a page of a run from its log", _HERE + "diagnose:report", _UNREADABLE),
     "watch": Command("show a run in the terminal while it writes its log", _HERE + "watch:main", _UNREADABLE),
     "preflight": Command("check a training before its first step", _HERE + "preflight:main", (NoReportError,)),
     "rules": Command("list the rules with their thresholds and sources", _HERE + "diagnose:rules"),

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from .._text import count, did_you_mean, listed, shown
 from ..diagnosis import RULES, Rule
@@ -20,7 +18,7 @@ from ..records.loading import fill
 from ..records.log import LogReader
 from ..report import build_report
 from ..report.page import render, save_page
-from ..visualization.runs import from_log, runs_of
+from ..visualization.runs import run_of
 from .cli import EXIT_FAILED as _FAILED
 from .cli import EXIT_UNREADABLE as EXIT_UNREADABLE
 from .cli import Parser, as_json, print_report, say
@@ -33,22 +31,24 @@ _WIDTH = 100
 def _thresholds(settings: Sequence[str]) -> dict[str, dict[str, float]]:
     """`["norm-spike.ratio=20"]` as `{"norm-spike": {"ratio": 20.0}}`; a ValueError says what is wrong with one."""
     found: dict[str, dict[str, float]] = {}
+    known = {
+        f"{rule.name}.{name}": kind
+        for rule in (*RULES.values(), *SIGNS.values())
+        for name, kind in rule.thresholds.items()
+    }
     for setting in settings:
-        key, equals, text = setting.partition("=")
-        name, _, threshold = key.rpartition(".")
-        if not equals or (name not in RULES and name not in SIGNS):
-            meant = did_you_mean(name or key, RULES, 8)
-            raise ValueError(f"`--set` must be RULE.THRESHOLD=NUMBER, got {setting!r}. {meant} See `fastguard rules`")
-        if threshold not in RULES[name].thresholds:
-            meant = did_you_mean(threshold, RULES[name].thresholds)
-            raise ValueError(f"the rule {name!r} has no threshold {threshold!r}. {meant}")
+        key, _, text = setting.partition("=")
+        if key not in known:
+            meant = did_you_mean(key, known, 8)
+            raise ValueError(f"`--set` must be RULE.THRESHOLD=NUMBER, got {setting!r}. {meant}")
         try:
             value = float(text)
         except ValueError:
-            raise ValueError(f"`--set` must give a number, got {setting!r}") from None
+            value = math.nan
         if not math.isfinite(value):
             raise ValueError(f"`--set` must give a finite number, got {setting!r}")
-        found.setdefault(name, {})[threshold] = type(RULES[name].thresholds[threshold])(value)
+        name, _, threshold = key.rpartition(".")
+        found.setdefault(name, {})[threshold] = type(known[key])(value)
     return found
 
 
@@ -88,28 +88,13 @@ def diagnose(argv: list[str]) -> int:
     return print_report(text, EXIT_CODES[report.status], "diagnose")
 
 
-def describe(rule: Rule) -> dict[str, Any]:
-    """A rule as plain types."""
-    return {
-        "name": rule.name,
-        "family": rule.family,
-        "severity": rule.severity,
-        "what": (rule.check.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ").strip(),
-        "thresholds": dict(rule.thresholds),
-        "signs": {one.name: dict(one.thresholds) for one in rule.signs if one.name != rule.name},
-        "source": rule.source,
-        "remedy": rule.remedy,
-        "page": rule.page,
-    }
-
-
 def _lines(rule: Rule) -> list[str]:
     lines = [f"{rule.name} [{rule.family}, up to {rule.severity}]"]
     for one in rule.signs:
-        facts = describe(one)
+        what = (one.check.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ").strip()
         settings = ", ".join(f"{name}={value:g}" for name, value in one.thresholds.items())
         own = "" if one.name == rule.name else f"{one.name}: "
-        for label, text in ((own, facts["what"]), ("thresholds: ", settings), ("source: ", facts["source"])):
+        for label, text in ((own, what), ("thresholds: ", settings), ("source: ", one.source)):
             if text:
                 lines += textwrap.wrap(label + text, _WIDTH, initial_indent="    ", subsequent_indent="      ")
     return lines
@@ -119,7 +104,6 @@ def rules(argv: list[str]) -> int:
     """Prints every rule with what it finds, its thresholds and their source."""
     parser = Parser("fastguard rules", "Lists the rules: what each finds, its thresholds, and their sources.")
     parser.add_argument("names", nargs="*", metavar="RULE", help="only these; checks of preflight, too")
-    parser.add_argument("--json", action="store_true", help="print a JSON list")
     arguments = parser.parse_args(argv)
     if not {*arguments.names} <= {*RULES, *SIGNS}:
         with contextlib.suppress(ImportError):  # the checks of preflight need torch
@@ -131,10 +115,7 @@ def rules(argv: list[str]) -> int:
             parser.error(f"unknown rule {name!r}. {named} `fastguard rules` lists all")
         chosen.append(CHECKS[name] if name in CHECKS else RULES[RULES[name].whole])
     chosen = chosen or sorted(RULES.values(), key=lambda rule: rule.family)
-    if arguments.json:
-        print(as_json([describe(rule) for rule in chosen]))
-    else:
-        print("\n".join("\n".join(_lines(rule)) for rule in chosen))
+    print("\n".join("\n".join(_lines(rule)) for rule in chosen))
     return 0
 
 
@@ -145,48 +126,30 @@ def report(argv: list[str]) -> int:
     """Writes the page and prints its path. 0: written, 1: written and worse than `--fail-on`, 3: not written."""
     parser = Parser(
         "fastguard report",
-        "Makes one HTML file of a run, or of two to eight to compare, from the logs that a JsonlSink wrote. It opens "
-        "offline, and loads nothing from the network.",
-        "exit codes: 0 the page is written, 1 it is written and a run is as bad as --fail-on or worse, 3 a log cannot "
-        "be read or the page cannot be written, 64 an argument is wrong",
+        "Makes one HTML file of a run from its log. It opens offline, and loads nothing from the network.",
+        "exit codes: 0 the page is written, 1 it is written and the run is as bad as --fail-on or worse, 3 the log "
+        "cannot be read or the page cannot be written, 64 an argument is wrong",
     )
-    what = "a log, a folder with logs, or NAME=PATH; the first is compared with"
-    parser.add_argument("logs", nargs="+", metavar="RUN.jsonl", help=what)
-    parser.add_argument("-o", "--output", help="the page; - for stdout (default: the first log's path with .html)")
+    parser.add_argument("log", metavar="RUN.jsonl", help="the log, or a folder whose newest log is read")
+    parser.add_argument("-o", "--output", help="the page; - for stdout (default: the log's path with .html)")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing page")
-    parser.add_argument("--title", default="", help="title of the page")
-    parser.add_argument("--json", action="store_true", help="print the reports as one JSON object, and write no page")
-    parser.add_argument("--fail-on", choices=list(_LEVELS), help="exit with 1 if a run is that bad or worse")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object, and write no page")
+    parser.add_argument("--fail-on", choices=list(_LEVELS), help="exit with 1 if the run is that bad or worse")
     arguments = parser.parse_args(argv)
-    if len(arguments.logs) > 8:
-        parser.error(f"`RUN.jsonl` must be 1 to 8 logs, got {len(arguments.logs)}")
-    command = "report" if len(arguments.logs) == 1 else ""
-    logs = [_named(given, command) for given in arguments.logs]
-    path = Path(arguments.output or logs[0][1].with_suffix(".html"))
+    log = log_at(Path(arguments.log), "report")
+    path = Path(arguments.output or log.with_suffix(".html"))
     is_page = not arguments.json and arguments.output != "-"
-    if is_page and any(path.resolve() == log.resolve() for _, log in logs):
+    if is_page and path.resolve() == log.resolve():
         raise ValueError(f"{path} is the log itself: choose another --output")
     if is_page and (path.exists() or path.is_symlink()) and not arguments.force:  # before a long log is read
         raise FileExistsError(f"{path} exists already: use --force to overwrite it")
-    runs = runs_of([from_log(log, shown(name)) for name, log in logs])
-    reports = [build_report(run.history) for run in runs]
+    run = run_of(log)
+    found = build_report(run.history)
     if arguments.json:
-        print(as_json({run.name: report.to_dict() for run, report in zip(runs, reports)}))
+        print(as_json(found.to_dict()))
+    elif is_page:
+        save_page(render(run, found), path, force=arguments.force)
+        print(shown(path) if sys.stdout.isatty() else path)
     else:
-        written = shlex.join(["fastguard", "report", *argv])
-        page = render(runs, reports, arguments.title, shown(written, 300))
-        if arguments.output == "-":
-            print(page)
-        else:
-            save_page(page, path, force=arguments.force)
-            print(shown(path) if sys.stdout.isatty() else path)
-    bad = _LEVELS.get(arguments.fail_on, ())
-    return _FAILED if any(report.status in bad for report in reports) else 0
-
-
-def _named(given: str, command: str) -> tuple[str, Path]:
-    """Of `NAME=PATH` both, unless there is a file of that whole name; else no name."""
-    name, _, path = given.partition("=")
-    if name and path and not Path(given).exists():
-        return name, log_at(Path(path), command)
-    return "", log_at(Path(given), command)
+        print(render(run, found))
+    return _FAILED if found.status in _LEVELS.get(arguments.fail_on, ()) else 0

@@ -11,7 +11,7 @@ from typing import Any
 from .. import __version__, _env
 from .._text import count, shown
 from ..errors import FastguardError
-from .cli import EXIT_FAILED, Parser, as_json
+from .cli import EXIT_FAILED, Parser
 
 # What extras of fastguard use, and what for.
 OPTIONAL = {
@@ -97,8 +97,7 @@ def describe(facts: dict[str, Any]) -> str:
 def main(argv: list[str]) -> int:
     """Prints the facts; 1 if no backend could be loaded or the one that the environment asks for cannot run."""
     parser = Parser("fastguard info", "Prints versions, which backends work here and why others do not, and settings.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for machines and bug reports")
-    arguments = parser.parse_args(argv)
+    parser.parse_args(argv)
     facts = collect()
-    print(as_json(facts) if arguments.json else describe(facts))
+    print(describe(facts))
     return EXIT_FAILED if facts["problem"] else 0

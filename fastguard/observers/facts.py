@@ -154,7 +154,6 @@ class ModelFacts:
             "clip_policy": "" if policy is None else repr(policy)[:200],
             "has_scaler": run.has_scaler if run.step else None,
             "num_ranks": over.num_ranks if over is not None else before and 1,  # there were more before a resume
-            "num_averaged": run.num_averaged,
             "num_restarts": _env.num_restarts() or None,
         }
 

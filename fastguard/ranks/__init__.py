@@ -7,5 +7,4 @@ from .ranks import Ranks as Ranks
 from .ranks import ranks_over as ranks_over
 from .shards import compares_ranks as compares_ranks
 from .shards import has_other_ranks as has_other_ranks
-from .shards import num_averaged as num_averaged
 from .shards import refuse_shards as refuse_shards

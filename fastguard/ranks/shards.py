@@ -194,13 +194,6 @@ def compares_ranks(argument: str, every: bool | int | None) -> bool:
     return has_other_ranks()
 
 
-def num_averaged(model: nn.Module | None, params: Sequence[torch.Tensor]) -> int | None:
-    """Number of ranks over which `model` averages gradients; None if nothing says so."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return dist.get_world_size(model.process_group)
-    return len(ranks_of(params)) if is_under_fully_shard(model) else None
-
-
 def copies_of(
     params: Sequence[torch.Tensor], model: nn.Module | None, group: dist.ProcessGroup | None
 ) -> list[int] | None:

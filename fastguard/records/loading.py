@@ -60,7 +60,7 @@ def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike
             if model is not noted:
                 noted, root = model, "model"
                 take()
-                _note(unknown, noted.keys() - FACTS.keys(), "model/")
+                _note(unknown, noted.keys() - FACTS.keys() - _FACTS_NOT_READ, "model/")
                 history.model = ModelNotes.of(noted)
             root = "record"
             if line is None:
@@ -152,6 +152,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
 # The keys of a line: those with a single value, even if it follows from others or is no longer read; then all.
 _NUMBERS = (values.number, values.count, values.spread, values.truth)
 _NOT_READ = ("time", "clipped", "grad/clipped_norm", "grad/noise_scale")
+_FACTS_NOT_READ = {"num_averaged", "odd_ranks"}  # of older versions
 NUMBER_KEYS = frozenset((*_NOT_READ, *(key for key, read in _READ.items() if read in _NUMBERS)))
 KEYS = NUMBER_KEYS | _READ.keys() | {"model"}
 

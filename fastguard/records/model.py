@@ -148,7 +148,6 @@ class ModelNotes:
     # Ranks and replicas.
     num_ranks: Length | None = None  # that share the gradients or stages of the model; None for one
     bad_ranks: tuple[BadRank, ...] = ()  # the first 16 ranks whose part of the gradients was not finite
-    num_averaged: Length | None = None  # ranks over which gradients were averaged before the guard read them
     num_restarts: Length | None = None  # restarts by torchrun before the newest steps; None for never
     resources: dict[str, float] = field(default_factory=dict)  # use of the machine per step (`observers.resources`)
     replica_differences: tuple[ReplicaDifference, ...] = ()  # differences between replicas

@@ -10,7 +10,6 @@ import html
 import json
 import os
 import string
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,8 @@ def fragment(report: Any) -> str:
     return _findings(report) + _numbers(report)
 
 
-def render(runs: Sequence[DrawnRun], reports: Sequence[Any], title: str = "", command: str = "") -> str:
-    """The page of some runs and the report on each."""
+def render(run: DrawnRun, report: Any, title: str = "") -> str:
+    """The page of a run and the report on it."""
     try:
         from plotly import offline
     except ImportError as error:
@@ -42,23 +41,20 @@ def render(runs: Sequence[DrawnRun], reports: Sequence[Any], title: str = "", co
     plotly, script = offline.get_plotlyjs(), _asset("page.js")
     figures = []
     for plot in _CHARTS:
-        with contextlib.suppress(ValueError):  # the runs have no such values
-            figures.append(plot(list(runs)))
+        with contextlib.suppress(ValueError):  # the run has no such values
+            figures.append(plot(run))
     figures = [one for one in figures if max((len(trace.x) for trace in one.data), default=0) >= _MIN_SAMPLES]
     charts = ""
     for figure in figures:
         is_wide, label = figure.data[0].type == "heatmap", _escaped(figure.layout.title.text)
         figure.update_layout(height=min(900, 120 + 15 * len(figure.data[0].y)) if is_wide else 360)
         charts += f'<div class="plot{" wide" * is_wide}" role="img" aria-label="{label}"></div>\n'
-    several = len(runs) > 1
-    heads = [f"<h2>{_escaped(run.name)}</h2>" if several else "" for run in runs]
     return string.Template(_asset("page.html")).substitute(
-        title=_escaped(title or ", ".join(run.name for run in runs)),
-        command=f"Made by <code>{_escaped(command)}</code>. " if command else "",
+        title=_escaped(title or run.name),
         hashes=" ".join(map(_hash, (plotly, script))),
-        findings="".join(f"<section>{head}{_findings(one)}</section>" for head, one in zip(heads, reports)),
+        findings=_findings(report),
         charts=charts,
-        numbers="".join(f"<section>{head}{_numbers(one)}</section>" for head, one in zip(heads, reports)),
+        numbers=_numbers(report),
         figures=_packed(json.dumps([json.loads(figure.to_json()) for figure in figures])),
         plotly=_packed(plotly),
         script=script,

@@ -64,12 +64,12 @@ class Report:
 
         Cost: half a second, and 20 us for each line of the guard's `JsonlSink`, if there is one.
         """
-        from ..visualization.runs import runs_of
+        from ..visualization.runs import run_of
         from .page import render, save_page
 
         if self.source is None:
             raise ValueError("This report has no recorded steps to plot; print it instead.")
-        return save_page(render(runs_of(self.source()), [self], title), path, force=True)
+        return save_page(render(run_of(self.source()), self, title), path, force=True)
 
     def __repr__(self) -> str:
         steps = f", {count(self.numbers['num_steps'], 'step')}" if "num_steps" in self.numbers else ""

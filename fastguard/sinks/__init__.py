@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .background import BackgroundSink
 from .jsonl import JsonlLog, JsonlSink, read_jsonl
 from .memory import MemorySink
 from .mlflow import MlflowSink
@@ -14,5 +13,5 @@ from .trackio import TrackioSink
 from .wandb import WandbSink
 
 __all__ = ["Sink", "as_sink", "flatten", "FunctionSink", "SafeSink", "MemorySink", "JsonlSink", "JsonlLog",
-           "read_jsonl", "BackgroundSink", "TrackerSink", "TensorBoardSink", "WandbSink", "MlflowSink",
+           "read_jsonl", "TrackerSink", "TensorBoardSink", "WandbSink", "MlflowSink",
            "TrackioSink", "PrometheusSink"]  # fmt: skip

@@ -19,14 +19,13 @@ _perf_counter = time.perf_counter
 _OF_MODULES = ("mean", "std", "zero_ratio", "saturation_ratio")
 _OF_WEIGHTS = ("norm", "std", "gradient_ratio", "update_ratio")
 MAX_TRIES = 3  # for a record whose writing was interrupted
-SLOW_S, SLOW_SHARE = 1.0, 0.1  # a sink that takes longer, in all and as a share of the time, is reported as slow
 TIMED_EVERY = 16  # lines: reading the clock costs a large part of writing one; csrc/log.cpp has the same number
 
 
 class Sink(abc.ABC):
     """Takes one record a step. Subclasses implement `write`; the other methods do nothing unless overridden.
 
-    Any object with the methods `write(record)` and `close()` counts as a sink, also for `isinstance`.
+    Any object with the methods `write(record)` and `close()` counts as a sink.
 
     >>> class Loud(Sink):
     ...     def write(self, record):
@@ -66,10 +65,6 @@ class Sink(abc.ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
-    @classmethod
-    def __subclasshook__(cls, kind: type) -> Any:
-        return True if cls is Sink and _has_methods(kind) else NotImplemented
-
 
 def _has_methods(sink: object) -> bool:
     return all(callable(getattr(sink, name, None)) for name in ("write", "close"))
@@ -78,7 +73,7 @@ def _has_methods(sink: object) -> bool:
 class FunctionSink(Sink):
     """A function of a `StepStats`, as a sink. If the function raises, the record counts as lost.
 
-    Cost: 16 us a step to make the record. Training waits for the function itself (see `BackgroundSink`).
+    Cost: 16 us a step to make the record. Training waits for the function itself.
     """
 
     def __init__(self, function: Callable[[StepStats], object]) -> None:
@@ -196,9 +191,8 @@ class SafeSink(Sink, LineCounts):
     """A sink around another that never raises: it warns once, counts lost records, and keeps trying.
 
     Every later record is tried again, because a full disk can recover. `KeyboardInterrupt` and `SystemExit` pass
-    through; the record then counts as lost, unless `has_taken` of the sink says otherwise. If training waits for the
-    sink for more than a tenth of the time, a message says so once. Where warnings are errors, the logger `fastguard`
-    gets the warning instead, because a log must not stop training.
+    through; the record then counts as lost, unless `has_taken` of the sink says otherwise. Where warnings are errors,
+    the logger `fastguard` gets the warning instead, because a log must not stop training.
 
     Attributes:
         sink: the sink inside.
@@ -228,8 +222,7 @@ class SafeSink(Sink, LineCounts):
         self.newest = -1
         self._interrupted = (-1, 0)  # the step whose writing was interrupted, and how often
         self.seconds = 0.0
-        self._since: float | None = None
-        self._has_warned = self._is_known_slow = False
+        self._has_warned = False
 
     def write(self, record: StepStats) -> None:
         """Passes the record on; an exception is counted, not raised. Cost: 0.3 us on top of the sink's own."""
@@ -239,19 +232,9 @@ class SafeSink(Sink, LineCounts):
             self.newest = record.step
         except BaseException as error:
             self._fail(record.step, error)
-        now = _perf_counter()
-        self.seconds += now - started
+        self.seconds += _perf_counter() - started
         self.num_taken += 1
         self._report_later_losses()
-        if self._since is None:
-            self._since = started
-        elif self.seconds > SLOW_S and not self._is_known_slow and self.seconds > SLOW_SHARE * (now - self._since):
-            self._is_known_slow, elapsed_s = True, now - self._since
-            _log.warning(
-                "sink %s takes %.0f %% of the time (%.1f s of %.1f s), and training waits for it. Write less often, or "
-                "use a BackgroundSink.",
-                *(self.name, 100.0 * self.seconds / elapsed_s, self.seconds, elapsed_s),
-            )
 
     def write_line(self, step: int, line: bytes) -> bool:
         """Passes a clean step on as a line of JSON; False if the sink wants its record instead."""

@@ -6,14 +6,14 @@ import os
 import weakref
 from typing import Any
 
-from .tracker import Buckets, TrackerSink, imported
+from .tracker import TrackerSink, imported
 
 _FLUSH_EVERY_S = 30
 _TORCH = "torch.utils.tensorboard"
 
 
 class TensorBoardSink(TrackerSink):
-    """Writes scalars, texts and histograms for TensorBoard, one event a step; names are those of `TrackerSink`.
+    """Writes scalars and texts for TensorBoard, one event a step; names are those of `TrackerSink`.
 
     NaN and Inf are written unchanged. By default TensorBoard shows a sample of 1000 points of a curve and ten texts.
     Start it with `--samples_per_plugin scalars=0,text=0` to see all of them.
@@ -28,7 +28,7 @@ class TensorBoardSink(TrackerSink):
         ImportError: tensorboard is missing.
         TypeError: `target` is neither a path nor a writer.
 
-    Cost: 100 us a step on the training thread, and 150 us a histogram. The writer's thread does the rest.
+    Cost: 100 us a step on the training thread. The writer's thread does the rest.
     """
 
     def __init__(self, target: Any, *, purge_step: int | None = None, **options: Any) -> None:
@@ -48,17 +48,13 @@ class TensorBoardSink(TrackerSink):
             raise TypeError(f"`target` must be a folder or a `SummaryWriter` of {_TORCH}, got {target!r}")
         self._made = imported(_TORCH, "TensorBoardSink", "tensorboard").summary
 
-    def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
+    def log(self, step: int, scalars: dict[str, float], texts: dict[str, str]) -> None:
         """Writes one event; a ValueError if the writer was closed."""
         writer = self._file_writer()
         made = self._made
         values = [made.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         for tag, text in texts.items():
             values.extend(made.text(tag, text).value)
-        for tag, (counts, edges) in histograms.items():
-            num, total, squares = Buckets(counts, edges).moments()
-            raw = made.histogram_raw(tag, edges[0], edges[-1], num, total, squares, edges[1:], counts)
-            values.extend(raw.value)
         writer.add_summary(made.Summary(value=values), step)
 
     def _file_writer(self) -> Any:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import abc
 import importlib
 import math
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._text import listed, prose
 from ..errors import missing_package
@@ -17,67 +15,24 @@ from ..records import StepStats, TensorStats, values
 from .sink import Sink, flatten
 
 MAX_LAYERS = 16
-MAX_BUCKETS = 512  # the maximum of W&B and Trackio
-PER_DECADE = 4  # buckets of a histogram of norms
 _OWN = "fastguard/"  # section of keys without one, such as "loss", which are likely names of your own metrics
-Wanted = int | str | re.Pattern[str]
-
-
-class Buckets(NamedTuple):
-    """A histogram as trackers take it: `edges` has one number more than `counts`."""
-
-    counts: list[int]
-    edges: list[float]
-
-    @classmethod
-    def from_counts(cls, counts: Mapping[int, int], per_unit: int = 1) -> Buckets | None:
-        """From counts by floor(x * per_unit). If there are too many buckets, the lowest ones are merged."""
-        if not counts:
-            return None
-        high = max(counts)
-        low = max(min(counts), high + 1 - MAX_BUCKETS)
-        made = [0] * (high + 1 - low)
-        for place, count in counts.items():
-            made[max(place, low) - low] += count
-        return cls(made, [place / per_unit for place in range(low, high + 2)])
-
-    def moments(self) -> tuple[int, float, float]:
-        """Number of values, and their sum and sum of squares, as if each was in the middle of its bucket."""
-        values = [(count, (low + high) / 2) for count, low, high in zip(self.counts, self.edges, self.edges[1:])]
-        return sum(self.counts), sum(c * x for c, x in values), sum(c * x * x for c, x in values)
 
 
 class Layers:
-    """Chooses the tensors that get a curve of their own.
+    """Chooses the tensors that get a curve of their own, at most `most` in a run.
 
-    Args:
-        wanted: a regular expression to search names for, or the largest number of curves in a run.
-
-    If it is a number, the tensors with the largest norms at the first call get half of the curves. The others go to
-    tensors with NaN or Inf, the first in backward order first, and to each tensor that becomes the largest. A chosen
-    tensor stays chosen, so the number is never exceeded.
+    The tensors with the largest norms at the first call get half of the curves. The others go to tensors with NaN or
+    Inf, the first in backward order first, and to each tensor that becomes the largest. A chosen tensor stays chosen.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._pattern: re.Pattern[str] | None = None
-        self._most = 0
-        if isinstance(wanted, int) and not isinstance(wanted, bool):
-            self._most = values.at_least(0, "layers", wanted)
-        elif isinstance(wanted, (str, re.Pattern)):
-            try:
-                self._pattern = re.compile(wanted)
-            except re.error as error:
-                raise ValueError(f"`layers` must be a regular expression, got {wanted!r}: {error}") from None
-        else:
-            raise TypeError(f"`layers` must be a number or a regular expression, got {wanted!r}")
+    def __init__(self, most: int) -> None:
+        self._most = values.at_least(0, "layers", most)
         self.names: dict[str, None] = {}  # chosen so far; an ordered set
 
     def choose(self, tensors: TensorStats, nonfinite: Iterable[str] = ()) -> list[int]:
         """Indices of the tensors to show, in their order."""
         names = tensors.names
-        if self._pattern is not None:
-            self.names = {name: None for name in names if self._pattern.search(name)}
-        elif len(self.names) < min(self._most, len(names)):
+        if len(self.names) < min(self._most, len(names)):
             norms = tensors.column("finite_norm").tolist()
             first = max(1, self._most // 2) if not self.names else 1
             largest = sorted(range(len(norms)), key=norms.__getitem__, reverse=True)[:first]
@@ -86,19 +41,13 @@ class Layers:
                     self.names[name] = None
         return [i for i, name in enumerate(names) if name in self.names] if self.names else []
 
-    def has(self, name: str) -> bool:
-        """Whether the tensor is chosen."""
-        return name in self.names if self._pattern is None else self._pattern.search(name) is not None
-
     def has_module(self, module: str) -> bool:
-        """Whether a chosen tensor belongs to `module`, or the regular expression matches the module's name."""
-        if self._pattern is None:
-            return any(name.startswith(f"{module}.") for name in self.names)
-        return self._pattern.search(module) is not None
+        """Whether a chosen tensor belongs to `module`."""
+        return any(name.startswith(f"{module}.") for name in self.names)
 
 
 class TrackerSink(Sink):
-    """Passes records to an experiment tracker, as scalars, texts and histograms under the keys of logs.
+    """Passes records to an experiment tracker, as scalars and texts under the keys of logs.
 
     | key | what it is |
     |---|---|
@@ -107,20 +56,18 @@ class TrackerSink(Sink):
     | `fastguard/clipped`, `/skipped` | 0.0 or 1.0 |
     | `fastguard/event` | text: a step with NaN or Inf, or a skipped one |
     | `fastguard/finding/<rule>` | text: a finding about the running training, once each |
-    | `grad/log10_norm` | histogram of the norms of all tensors |
-    | `grad/num_zero_tensors`, `grad/num_nonfinite_tensors` | tensors that are not in the histogram of norms |
     | `grad/norm/<tensor>`, `weight/<name>/…`, `activation/<module>/…` | of the tensors that `layers` chooses |
 
-    `grad/norm/<tensor>`, the histogram and the two counts come every `tensors_every` steps and at each bad step;
-    `weight/…` and `activation/…` at the steps where they were sampled.
+    `grad/norm/<tensor>` comes every `tensors_every` steps and at each bad step; `weight/…` and `activation/…` at the
+    steps where they were sampled.
     In a distributed run only the sinks of rank 0 get records, unless you pass `wrap(…, ranks="all")`.
 
     Args:
         prefix: prefix of all names, such as "train/".
         every: log one step in this number. Steps with NaN or Inf and skipped steps are always logged.
-        layers: which tensors get curves of their own: a regular expression to search their names for, or the largest
-            number of tensors. A number takes those with the largest norms, and those that contain NaN or Inf.
-        tensors_every: log curves of tensors and the histogram one step in this number; 0 for never.
+        layers: the largest number of tensors with curves of their own: those with the largest norms, and those that
+            contain NaN or Inf.
+        tensors_every: log curves of tensors one step in this number; 0 for never.
 
     Subclasses implement `log`.
     """
@@ -130,7 +77,7 @@ class TrackerSink(Sink):
         *,
         prefix: str = "",
         every: int = 1,
-        layers: Wanted = MAX_LAYERS,
+        layers: int = MAX_LAYERS,
         tensors_every: int = 100,
     ) -> None:
         if not isinstance(prefix, str):
@@ -146,7 +93,7 @@ class TrackerSink(Sink):
         self._tensors_at: int | None = None
 
     @abc.abstractmethod
-    def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
+    def log(self, step: int, scalars: dict[str, float], texts: dict[str, str]) -> None:
         """Logs the values of one step; names include the prefix."""
 
     def write(self, record: StepStats) -> None:
@@ -156,16 +103,17 @@ class TrackerSink(Sink):
             return
         of_tensors: dict[str, float] = {}
         texts: dict[str, str] = {}
-        histograms: dict[str, Buckets] = {}
         at = self._tensors_at
         is_due = self.tensors_every > 0 and (at is None or not 0 <= step - at < self.tensors_every)
         if is_due or (is_bad and self.tensors_every):
-            self._add_tensors(record, of_tensors, histograms)
+            tensors = record.tensors
+            chosen = self._layers.choose(tensors, record.nonfinite)
+            of_tensors = {self.name(f"grad/norm/{tensors.names[i]}"): tensors[i].norm for i in chosen}
         if is_due:
             self._tensors_at = step
         if is_bad:
             texts[self.name("event")] = _event(record)
-        self.log(step, {**self._scalars(record), **of_tensors}, texts, histograms)
+        self.log(step, {**self._scalars(record), **of_tensors}, texts)
         self._newest = step
 
     def write_line(self, step: int, line: bytes) -> bool:
@@ -178,7 +126,7 @@ class TrackerSink(Sink):
         step = last if self._newest is None else max(last, self._newest)
         at = "" if finding["last_step"] is None else f", step {last}"
         text = f"[{finding['severity']}{at}] {finding['summary']} {finding['recommendation']}"
-        self.log(step, {}, {self.name(f"finding/{finding['rule']}"): prose(text.strip())}, {})
+        self.log(step, {}, {self.name(f"finding/{finding['rule']}"): prose(text.strip())})
 
     def has_taken(self, step: int) -> bool | None:
         """True if the newest record is that of `step`; None if it may have been logged nonetheless."""
@@ -195,27 +143,13 @@ class TrackerSink(Sink):
     def _scalars(self, record: StepStats) -> dict[str, float]:
         if record.activations or record.weights:
             modules = tuple(one for one in record.activations if self._layers.has_module(one.name))
-            weights = tuple(one for one in record.weights if self._layers.has(one.name))
+            weights = tuple(one for one in record.weights if one.name in self._layers.names)
             record = replace(record, activations=modules, weights=weights)
         return {
             self.name(key): float(value)
             for key, value in flatten(record).items()
             if key != "step" and value.__class__ is not list and not (key.endswith("/trigger") and value == math.inf)
         }
-
-    def _add_tensors(self, record: StepStats, scalars: dict[str, float], histograms: dict[str, Buckets]) -> None:
-        tensors, name = record.tensors, self.name
-        chosen = self._layers.choose(tensors, record.nonfinite)
-        for i in chosen:
-            scalars[name(f"grad/norm/{tensors.names[i]}")] = tensors[i].norm
-        nonfinite = set(tensors.nonfinite) if not record.is_finite else set()
-        norms = [norm for i, norm in enumerate(tensors.column("finite_norm").tolist()) if i not in nonfinite]
-        counts = Counter(math.floor(PER_DECADE * math.log10(norm)) for norm in norms if norm)
-        buckets = Buckets.from_counts(counts, PER_DECADE)
-        if buckets is not None:
-            histograms[name("grad/log10_norm")] = buckets
-        scalars[name("grad/num_zero_tensors")] = float(sum(norm == 0.0 for norm in norms))
-        scalars[name("grad/num_nonfinite_tensors")] = float(len(nonfinite))
 
 
 class RunSink(TrackerSink):
@@ -225,18 +159,17 @@ class RunSink(TrackerSink):
 
     def __init__(self, run: Any, **options: Any) -> None:
         super().__init__(**options)
-        self._histogram = imported(self._package, type(self).__name__, self._package).Histogram
+        imported(self._package, type(self).__name__, self._package)
         if run is not None and not callable(getattr(run, "log", None)):
             raise TypeError(f"`run` must be what {self._package}.init returned, got {run!r}")
         self._run = run
 
-    def _row(self, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> dict[str, Any]:
-        """The values of a step as the tracker takes them; a ValueError if there is no run."""
+    def _row(self, scalars: dict[str, float], texts: dict[str, str]) -> dict[str, Any]:
+        """The values of a step; a ValueError if there is no run."""
         if self._run is None:
             init = f"{self._package}.init"
             raise ValueError(f"`run` must be what {init} returned, got None. Call {init} before the sink is made.")
-        made = {name: self._histogram(np_histogram=tuple(buckets)) for name, buckets in histograms.items()}
-        return {**scalars, **texts, **made}
+        return {**scalars, **texts}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({getattr(self._run, 'name', None) or getattr(self._run, 'id', None)!r})"

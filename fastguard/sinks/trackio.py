@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .tracker import Buckets, RunSink
+from .tracker import RunSink
 
 
 class TrackioSink(RunSink):
@@ -23,7 +23,7 @@ class TrackioSink(RunSink):
 
     _package = "trackio"
 
-    def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
+    def log(self, step: int, scalars: dict[str, float], texts: dict[str, str]) -> None:
         """Logs a row; a ValueError if there is no run. Trackio warns if it cannot."""
-        row = self._row(scalars, texts, histograms)
+        row = self._row(scalars, texts)
         self._run.log(row, step=step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .tracker import Buckets, RunSink
+from .tracker import RunSink
 
 _ASK_EVERY = 64  # records
 
@@ -43,10 +43,10 @@ class WandbSink(RunSink):
         self._was_behind = True
         self._until_asked, self._interval = 0, 1
 
-    def log(self, step: int, scalars: dict[str, float], texts: dict[str, str], histograms: dict[str, Buckets]) -> None:
+    def log(self, step: int, scalars: dict[str, float], texts: dict[str, str]) -> None:
         """Logs into the row of `step`, or the current one; a ValueError without a run, a wandb.Error if it is over."""
         run, axis = self._run, self.name("step")
-        row = {axis: step, **self._row(scalars, texts, histograms)}
+        row = {axis: step, **self._row(scalars, texts)}
         for name in row.keys() - self._defined:
             run.define_metric(name, **({} if name == axis else {"step_metric": axis}))
         self._defined.update(row)

@@ -75,7 +75,6 @@ class Run(RunState):
         self.ranks: Ranks | None = None  # that hold the gradients; None if this process holds all of them
         self.alike: AlikeSettings | None = None  # compares the ranks' settings; None if there is no other rank
         self.is_alike = True  # there is nothing left to compare
-        self.num_averaged: int | None = None  # ranks over which gradients are averaged unread
         self.buffers: Buffers | None = None  # of the model, with the next step at which to follow them
         self.buffers_at = math.inf
         self._namer = namer

@@ -18,7 +18,7 @@ from ..errors import AlreadyGuardedError, explained
 from ..names import check_models
 from ..observers.activations import ActivationMonitor
 from ..observers.observer import unwrapped
-from ..ranks import Parity, alike_settings, compares_ranks, has_other_ranks, num_averaged, ranks_over
+from ..ranks import Parity, alike_settings, compares_ranks, has_other_ranks, ranks_over
 from ..recovery import Recovery
 from .guard import GUARD, Guard
 from .settings import GuardSettings
@@ -215,8 +215,6 @@ def wrap(
         guard = Guard(inner, model, settings, made=made, over=over, parity=beside, **told)
         guard._made = made.pop_all()
     params, run = [p for group in groups for p in group], guard._run
-    world = dist.get_world_size() if over is None and has_other_ranks() else None  # a framework may hide its wrapper
-    run.num_averaged = num_averaged(model, params) or world
     with run.failures.kept("comparison of the ranks' settings", "They are not compared."):
         has_collectives = settings.recovery is not None or bool(parity)
         run.alike = alike_settings(settings.of_all_ranks(), model, params, over, has_collectives)

@@ -14,18 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from .. import kernels
-from ..clip import limits_of
 from ..observers.tensors import leaves
 from ..ranks.shards import refuse_sharding_model
-from ..records.columns import norm_of, norm_parts
 from ..recovery.snapshots import load_random_state, random_state
 from ..step import Guard
 from ..step.backup import Backup
-from ..step.clipping import ruling_of, shrink
 from ..step.guard import GUARD
-from ..step.ring import JudgedStep
 from ..step.wrappers import innermost
+from .clipping import clip_grad_norm_
 
 _WHOLE_NAMES = ("model", "net", "network", "module", "self_model")
 
@@ -117,26 +113,16 @@ def set_rate(group: dict[str, Any], lr: float) -> None:
 
 @contextlib.contextmanager
 def without_guard(optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], None]]:
-    """Pauses the guard. Yields a function that clips the gradients as the guard would."""
+    """Pauses the guard. Yields a function that clips the gradients to its fixed limit, if it has one."""
     guard = getattr(optimizer, "__dict__", {}).get(GUARD)
     if not isinstance(guard, Guard):
         yield lambda: None
         return
-    policy = copy.deepcopy(guard._run.clip)
+    limit = getattr(guard._run.clip, "limit", None)
 
     def clip() -> None:
-        groups = [group["params"] for group in optimizer.param_groups]
-        gradients, _, _ = kernels.collect_gradients(groups)
-        if policy is None or not gradients:
-            return
-        table, _, positions, _ = kernels.gradient_stats(groups, guard.backend, 1.0)
-        norm = norm_of(*norm_parts(kernels.fold_rows(table)))
-        judged = JudgedStep(0, table, positions, guard._run.names_now(), norm)
-        ruling = ruling_of(limits_of(policy), judged)
-        if shrink(policy, groups, judged, 1.0) is None:
-            factors = ruling.factors or [ruling.coefficient] * len(gradients)
-            for gradient, factor in zip(gradients, factors, strict=True):
-                kernels.run_scale([gradient], factor, guard.backend)
+        if isinstance(limit, (int, float)):
+            clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], limit)
 
     with guard.paused():
         yield clip

@@ -30,7 +30,7 @@ _NAME = re.compile(r"step-(\d+)(?:_metric-(-?\d+(?:\.\d+)?(?:e[-+]\d+)?|-?inf|na
 _SPOILT = "not-finite_"
 _VERSION = 1
 _SHAPE: dict[str, Any] = {"step": int, "model": (dict, type(None)), "optimizers": list}
-_SHAPE |= dict.fromkeys(("guard", "state", "random", "extra"), dict)
+_SHAPE |= dict.fromkeys(("guard", "state", "random"), dict)
 _PLAIN = "Leave out other objects, or save their numbers."
 _REMEDY = "Save sharded and multi-process runs with torch.distributed.checkpoint, guard.stateful among them."
 
@@ -47,7 +47,7 @@ class Checkpoints:
     """Saves a guarded run into a folder, keeps the newest and the best checkpoints, and resumes from them.
 
     A checkpoint is one file, such as `step-00000120_metric-0.25.pt`, and is always complete. `torch.load(path,
-    weights_only=True)` reads it: `step`, `metric`, `model`, `optimizers`, `guard`, `state`, `random` and `extra`.
+    weights_only=True)` reads it: `step`, `metric`, `model`, `optimizers`, `guard`, `state` and `random`.
 
     Args:
         folder: a folder for this run alone; created if it is missing.
@@ -56,9 +56,6 @@ class Checkpoints:
         mode: "min" or "max": whether a smaller or a larger metric is better. NaN and Inf never are.
         state: other parts of the run by name: objects with `state_dict` and `load_state_dict` (scheduler, GradScaler,
             `EarlyStopping`), or a `torch.Generator`, such as a DataLoader's.
-
-    Attributes:
-        extra: the extra arguments of `save`, from the newest file that was loaded.
 
     Raises:
         ValueError: `keep_last`, `keep_best` or `mode` is out of range.
@@ -99,7 +96,6 @@ class Checkpoints:
                 what = f"{type(part).__name__} - at {name!r}"
                 raise TypeError(f"`state` must hold objects with state_dict and load_state_dict, got {what}")
         self.state = dict(state or {})
-        self.extra: dict[str, Any] = {}
 
     def all(self) -> list[Checkpoint]:
         """All checkpoints in the folder, by step."""
@@ -120,7 +116,7 @@ class Checkpoints:
         sign = 1.0 if self.mode == "min" else -1.0
         return sorted((c for c in found if math.isfinite(c.metric)), key=lambda c: (sign * c.metric, c.step))
 
-    def save(self, guard: Any, step: int, metric: Any = None, **extra: Any) -> Path:
+    def save(self, guard: Any, step: int, metric: Any = None) -> Path:
         """Saves model, optimizers, guard, `state` and random generators, and removes checkpoints that are not kept.
 
         If parameters contain NaN or Inf, or buffers or optimizer state contain NaN, it warns and names the file
@@ -130,13 +126,12 @@ class Checkpoints:
             guard: `optimizer.guard`, or a guarded optimizer.
             step: number of steps taken; not below a step in the folder. The same step replaces its file.
             metric: a number, or a tensor of one element. NaN and Inf count as no metric.
-            extra: plain data (numbers, text, tensors, lists and dicts of these); `load` puts it into `extra`.
 
         Returns:
             The file.
 
         Raises:
-            ValueError: `step` is below a step in the folder, the guard has no model, or `extra` is not plain data.
+            ValueError: `step` is below a step in the folder, the guard has no model, or or a state is not plain data.
             TypeError: the model is sharded.
             RuntimeError: this is one of several processes.
             OSError: the file could not be written. Existing files are unchanged.
@@ -149,7 +144,7 @@ class Checkpoints:
         guard, model = self._whole(guard)
         number = math.nan if metric is None else scalar("metric", metric)
         state = _state_of(guard, model, self.state)
-        contents = {"version": _VERSION, "step": step, "metric": number, **state, "extra": extra}
+        contents = {"version": _VERSION, "step": step, "metric": number, **state}
         name = f"step-{step:08d}" + ("" if metric is None else f"_metric-{number!r}") + ".pt"
         spoilt = _not_finite(model, guard.optimizers)
         if spoilt:
@@ -213,7 +208,6 @@ class Checkpoints:
             if isinstance(error, (RuntimeError, ValueError)) or not isinstance(error, Exception):
                 raise
             raise ValueError(f"{shown(path)} does not suit this run: {prose(repr(error))}") from error
-        self.extra = contents["extra"]
         return int(contents["step"])
 
     def _whole(self, guard: Any) -> tuple[Guard, torch.nn.Module | None]:

@@ -23,7 +23,6 @@ class TrainingDebugger:
 
     Args:
         window: number of steps that the history keeps in full.
-        activation_window: number of records to keep for each layer's activations.
 
     Attributes:
         history: the `TrainingHistory` of all steps.
@@ -38,12 +37,11 @@ class TrainingDebugger:
     (True, 'healthy')
     """
 
-    def __init__(self, window: int = 512, activation_window: int = 100) -> None:
+    def __init__(self, window: int = 512) -> None:
         self.history = TrainingHistory(window)
         self.monitor: Any = None
         self.last_gradients: GradientStats | None = None
         self._failures = Failures()
-        self._activation_window = activation_window
 
     def step(
         self,
@@ -79,7 +77,7 @@ class TrainingDebugger:
         if activations and self.monitor is None:
             from ..observers.activations import ActivationMonitor
 
-            self.monitor = ActivationMonitor(window_size=self._activation_window)
+            self.monitor = ActivationMonitor()
         for name, activation in (activations or {}).items():
             self.monitor.record(name, activation)
 

@@ -14,14 +14,13 @@ from ..step.scalars import scalar
 
 
 class EarlyStopping:
-    """Stops training after `patience` checks in a row without an improvement. NaN and Inf never count as one.
+    """Stops training after `patience` checks in a row without an improvement, or at once at NaN or Inf.
 
     Args:
         patience: number of checks (not steps) without an improvement, >= 1.
         min_delta: smallest improvement that counts, >= 0: value < best - min_delta, or > best + min_delta ("max").
         mode: "min" for losses, "max" for accuracies.
         restore_best: copy the model's parameters and buffers at the best value, and restore them in place at the stop.
-        check_finite: stop immediately at NaN or Inf; if False, they count as checks without an improvement.
 
     Attributes:
         best, best_check: the best value and the number of its check; NaN and 0 before the first finite value.
@@ -47,7 +46,6 @@ class EarlyStopping:
         min_delta: float = 0.0,
         mode: str = "min",
         restore_best: bool = False,
-        check_finite: bool = True,
     ) -> None:
         if mode not in ("min", "max"):
             raise ValueError(f"`mode` must be 'min' or 'max', got {mode!r}")
@@ -55,7 +53,7 @@ class EarlyStopping:
         self.min_delta = scalar("min_delta", min_delta)
         if not 0.0 <= self.min_delta < math.inf:
             raise ValueError(f"`min_delta` must be a finite number >= 0, got {min_delta!r}")
-        self.mode, self.restore_best, self.check_finite = mode, restore_best, check_finite
+        self.mode, self.restore_best = mode, restore_best
         self.best = self.last = math.nan
         self.best_check = self.num_checks = self.num_bad = self._num_rollbacks = 0
         self._kept: dict[str, torch.Tensor] = {}
@@ -63,13 +61,13 @@ class EarlyStopping:
     @property
     def reason(self) -> str:
         """Why to stop, in words; "" while training should continue."""
-        if self.check_finite and self.num_checks and not math.isfinite(self.last):
+        if self.num_checks and not math.isfinite(self.last):
             return f"the value of check {self.num_checks} is {self.last}"
         if self.num_bad < self.patience:
             return ""
         side = "below" if self.mode == "min" else "above"
         by = f" by more than {self.min_delta:g}" if self.min_delta else ""
-        than = f"{side} {self.best:g}{by}, that of check {self.best_check}" if self.best_check else "that is finite"
+        than = f"{side} {self.best:g}{by}, that of check {self.best_check}"
         return f"{count(self.num_bad, 'check')} without a value {than}"
 
     def __call__(self, guard_or_model: Any, value: Any) -> bool:

@@ -140,8 +140,8 @@ class LearningRateFinder:
         """Runs the test on a model, and restores everything bit for bit, also after an error.
 
         That is parameters, buffers, gradients, optimizer state and settings, and random generators of torch, Python,
-        NumPy and the loader. Each step clips as the guard would, which sees none of them. Groups keep the ratios of
-        their learning rates. Schedulers are not stepped.
+        NumPy and the loader. Each step clips to the guard's fixed limit, if it has one; the guard sees none of them.
+        Groups keep the ratios of their learning rates. Schedulers are not stepped.
 
         Args:
             model: the model, in training or evaluation mode, on any device.

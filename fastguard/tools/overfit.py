@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,45 +14,34 @@ from .bench import set_up
 from .preflight.evidence import Evidence
 from .preflight.losses import Attempt, Fit, Fitting, has_learnt
 
+_SHARE, _SECONDS = 0.1, 20.0
+
 
 @dataclass(frozen=True)
 class OverfitResult:
     """Whether one batch could be memorised, also at other learning rates. `print` it.
 
     Attributes:
-        learnt: whether the loss fell below `share` of the first at the given learning rate.
+        learnt: whether the loss fell below a tenth of the first at the given learning rate.
         start, end: the loss before and after; NaN if it was not finite.
-        floor: the loss of the best constant answer; None if it is not known.
         num_steps: steps taken.
         lr: of the first group.
-        others: last loss by learning rate, if the given rate failed.
-        with_adam: the same of a plain torch.optim.Adam, if all rates failed.
         advice: what to do; "" if it was learnt.
     """
 
     learnt: bool
     start: float
     end: float
-    floor: float | None
     num_steps: int
     lr: float
-    others: dict[float, float] = field(default_factory=dict)
-    with_adam: dict[float, float] = field(default_factory=dict)
     advice: str = ""
 
     def __bool__(self) -> bool:
         return self.learnt
 
     def __str__(self) -> str:
-        lines = [("LEARNT" if self.learnt else "NOT LEARNT") + f" in {self.num_steps} steps on one batch", ""]
-        lines.append(f"{'loss':<24}{self.start:.4g} -> {self.end:.4g} at lr {self.lr:.3g}")
-        if self.floor is not None:
-            lines.append(f"{'the same answer to all':<24}{self.floor:.4g}")
-        for title, tried in (("other rates", self.others), ("Adam", self.with_adam)):
-            for lr, loss in tried.items():
-                lines.append(f"{title:<24}{loss:.4g} at lr {lr:.3g}")
-                title = ""
-        return "\n".join([*lines, *([f"\n{self.advice}"] if self.advice else [])])
+        head = ("LEARNT" if self.learnt else "NOT LEARNT") + f" in {self.num_steps} steps on one batch"
+        return f"{head}\nloss {self.start:.4g} -> {self.end:.4g} at lr {self.lr:.3g}\n{self.advice}".rstrip()
 
 
 def overfit_one_batch(
@@ -62,8 +51,6 @@ def overfit_one_batch(
     loss_fn: Callable[..., Any],
     *,
     steps: int = 200,
-    share: float = 0.1,
-    seconds: float = 20.0,
 ) -> OverfitResult:
     """Trains on one batch again and again, says whether its loss nearly vanishes, and restores everything.
 
@@ -74,12 +61,9 @@ def overfit_one_batch(
         model, optimizer, loss_fn: as for `fastguard.preflight`; they are restored, and no guard sees a step.
         batch: (inputs, targets) or whatever `loss_fn(model, batch)` takes, or a DataLoader for its first batch.
         steps: the most training steps at the given learning rate.
-        share: the batch is learnt if its loss falls below this share of the first loss, in (0, 1).
-        seconds: about how long it may take.
 
     Raises:
-        ValueError: `steps`, `share` or `seconds` out of range; the loss is not finite, or has no gradient for any
-            parameter in the optimizer.
+        ValueError: `steps` is not >= 1; the loss is not finite, or has no gradient for any parameter in the optimizer.
         TypeError: `model`, `optimizer` or `loss_fn` is something else.
 
     Cost: `steps` training steps, or eight times as many; two copies of parameters and optimizer state. Synchronises.
@@ -95,25 +79,21 @@ def overfit_one_batch(
     True
     """
     values.at_least(1, "steps", steps)
-    values.between(0.0, 1.0, "share", share)
-    values.positive("seconds", seconds, "")
     with set_up(model, optimizer, loss_fn, batch, 1) as (bench, batches):
-        evidence = Evidence(bench, batches, max_steps=steps, seconds=seconds)
+        evidence = Evidence(bench, batches, max_steps=steps, seconds=_SECONDS)
         _check_trainable(evidence)
         floor = evidence.baseline
-        given = Fitting(bench, batches, steps, seconds).attempt(1.0, steps)
-        is_learnt = _is_below(given, share)
-        fit = Fit({}) if is_learnt else Fitting(bench, batches, steps, seconds).run(floor)
+        given = Fitting(bench, batches, steps, _SECONDS).attempt(1.0, steps)
+        is_learnt = _is_below(given)
+        fit = Fit({}) if is_learnt else Fitting(bench, batches, steps, _SECONDS).run(floor)
     tried = sorted((one for factor, one in fit.attempts.items() if factor != 1.0), key=lambda one: one.lr)
-    others, with_adam = ({one.lr: one.end for one in some} for some in (tried, fit.with_adam))
-    advice = "" if is_learnt else _advice(given, tried, fit.with_adam, floor, share)
-    said = given.start, given.end, floor, given.num_steps, given.lr
-    return OverfitResult(is_learnt, *said, others, with_adam, advice)
+    advice = "" if is_learnt else _advice(given, tried, fit.with_adam, floor)
+    return OverfitResult(is_learnt, given.start, given.end, given.num_steps, given.lr, advice)
 
 
-def _is_below(one: Attempt, share: float) -> bool:
-    """Whether the loss fell below `share` of its start; a negative loss must have fallen by as much."""
-    return has_learnt(one, one.start, 1.0 - share)
+def _is_below(one: Attempt) -> bool:
+    """Whether the loss fell below a tenth of its start; a negative loss must have fallen by as much."""
+    return has_learnt(one, one.start, 1.0 - _SHARE)
 
 
 def _check_trainable(evidence: Evidence) -> None:
@@ -133,13 +113,11 @@ def _check_trainable(evidence: Evidence) -> None:
         raise ValueError(f"the loss of `batch` must be one finite number to train on, and {problem}. Ask preflight.")
 
 
-def _advice(
-    given: Attempt, others: list[Attempt], with_adam: tuple[Attempt, ...], floor: float | None, share: float
-) -> str:
+def _advice(given: Attempt, others: list[Attempt], with_adam: tuple[Attempt, ...], floor: float | None) -> str:
     best = max(others, key=lambda one: one.gain, default=given)
     start = given.start if floor is None else min(floor, given.start)
     is_better = best.gain > max(given.gain, 0.0) and has_learnt(best, start)
-    if is_better and (_is_below(best, share) or not has_learnt(given, start)):
+    if is_better and (_is_below(best) or not has_learnt(given, start)):
         return f"A learning rate of {best.lr:.3g} does better: begin there. LearningRateFinder finds one."
     best_adam = max(with_adam, key=lambda one: one.gain, default=given)
     if with_adam and has_learnt(best_adam, start):

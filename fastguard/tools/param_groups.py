@@ -1,4 +1,4 @@
-"""Parameter groups: no weight decay for biases and norms, and a learning rate for each depth and kind of layer."""
+"""Parameter groups: no weight decay for biases and norms, and a learning rate for each depth."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from .._text import listed
 from ..names import strip_wrappers
 from ..records import values
 from .bench import require_module
-
-_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
-_KINDS = ("embeddings", "attention", "biases", "norms")
 
 
 def param_groups(
@@ -41,9 +37,8 @@ def param_groups(
         layer_decay: in (0, 1]: the rate of a layer is lr · layer_decay^(layers above). 0.65 to 0.9 is usual in
             fine-tuning. Layers are, in the order of registration, names up to their first number ("blocks.1"), and
             others between these.
-        lr_for: factors by pattern, such as `{"embeddings": 0.1, "head.*": 10.0}`; the first match counts.
-            A pattern is a kind ("embeddings", "attention", "biases", "norms"; by the types and class names of modules)
-            or a parameter name with *. A factor of 0 keeps the parameters unchanged.
+        lr_for: factors by pattern, a parameter name with *, such as `{"embed.*": 0.1, "head.*": 10.0}`; the first match
+            counts. A factor of 0 keeps the parameters unchanged.
 
     Raises:
         ValueError: a rate, decay or factor is out of range, a pattern matches no parameter, or there is nothing to
@@ -56,10 +51,10 @@ def param_groups(
 
     >>> import torch, fastguard
     >>> model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
-    >>> groups = fastguard.param_groups(model, 1e-3, 0.1, layer_decay=0.5, lr_for={"embeddings": 0.1})
+    >>> groups = fastguard.param_groups(model, 1e-3, 0.1, layer_decay=0.5, lr_for={"0.*": 0.1})
     >>> for group in groups:
     ...     print(group["name"], len(group["params"]), f"{group['lr']:g}", group["weight_decay"])
-    0, embeddings 1 2.5e-05 0.1
+    0, 0.* 1 2.5e-05 0.1
     1 1 0.0005 0.1
     1, no decay 1 0.0005 0.0
     2, no decay 2 0.001 0.0
@@ -74,7 +69,7 @@ def param_groups(
     for pattern, factor in factors.items():
         if not 0.0 <= factor < math.inf:
             raise ValueError(f"`lr_for` must have finite factors >= 0, got {factor!r} - at {pattern!r}")
-    named = [(name, p, kinds) for name, p, kinds in _parameters(model) if p.requires_grad]
+    named = [(name, p, is_plain) for name, p, is_plain in _parameters(model) if p.requires_grad]
     if not named:
         raise ValueError(f"`model` must have parameters to train, got a {type(model).__name__} without any")
     names = [name for name, _, _ in named]
@@ -82,44 +77,34 @@ def param_groups(
     known = list(dict.fromkeys(places))
     unused = set(factors)
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for (name, p, kinds), place in zip(named, places, strict=True):
+    for (name, p, is_plain), place in zip(named, places, strict=True):
         rate = lr if layer_decay is None else lr * layer_decay ** (len(known) - 1 - known.index(place))
-        fitting = [one for one in factors if (one in kinds if one in _KINDS else fnmatchcase(name, one))]
+        fitting = [one for one in factors if fnmatchcase(name, one)]
         unused.difference_update(fitting)
         pattern = fitting[0] if fitting else ""
         rate *= factors.get(pattern, 1.0)
-        is_decayed = not weight_decay or (p.dim() >= 2 and "norms" not in kinds and "biases" not in kinds)
+        is_decayed = not weight_decay or is_plain
         title = [*([place] if layer_decay is not None else []), *([pattern] if pattern else [])] or ["all"]
         label = ", ".join([*title, *([] if is_decayed else ["no decay"])])
         new = {"params": [], "lr": rate, "weight_decay": float(weight_decay) if is_decayed else 0.0, "name": label}
         groups.setdefault((label, rate), new)["params"].append(p)
     if unused:
         raise ValueError(
-            f"`lr_for` must fit parameters that are trained, got {listed(sorted(unused))}, which fit none. Kinds are "
-            f"{', '.join(_KINDS)}; the parameters are: {listed(names, 8)}."
+            f"`lr_for` must fit parameters that are trained, got {listed(sorted(unused))}, which fit none. "
+            f"The parameters are: {listed(names, 8)}."
         )
     return list(groups.values())
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, set[str]]]:
-    """Name, parameter and kinds, each parameter once, in the order of registration."""
+def _parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Name, parameter and whether weight decay suits it, each parameter once, in the order of registration."""
     seen: set[int] = set()
-    attention: list[str] = []
     for prefix, module in model.named_modules():
-        title = type(module).__name__
-        if isinstance(module, nn.MultiheadAttention) or _ATTENTION.search(title):
-            attention.append(prefix)
-        of_module = {"embeddings"} if isinstance(module, _EMBEDDINGS) else set()
-        if "norm" in title.lower() and not any(True for _ in module.children()):
-            of_module = {"norms"}
-        if any(not above or prefix == above or prefix.startswith(above + ".") for above in attention):
-            of_module = of_module | {"attention"}
+        is_norm = "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
         for name, p in module.named_parameters(recurse=False):
             if id(p) not in seen:
                 seen.add(id(p))
-                is_bias = p.dim() < 2 and "bias" in name and "norms" not in of_module
-                kinds = of_module | ({"biases"} if is_bias else set())
-                yield strip_wrappers(f"{prefix}.{name}" if prefix else name), p, kinds
+                yield strip_wrappers(f"{prefix}.{name}" if prefix else name), p, p.dim() >= 2 and not is_norm
 
 
 def _by_number(names: Sequence[str]) -> list[str]:

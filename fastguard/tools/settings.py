@@ -82,7 +82,7 @@ class TrainingSettings:
             `diagnose(history)` checks it, and the next two.
         explosion_threshold: limit on the gradient norm, as a multiple of `max_grad_norm`.
         lr_min, lr_max: range of learning rates.
-        log_frequency, checkpoint_frequency: for your loop.
+        log_frequency, checkpoint_frequency: `logs(step)` and `saves(step)` are True at multiples of these.
     """
 
     max_grad_norm: Annotated[float | None, maybe(_positive)] = 1.0
@@ -143,6 +143,14 @@ class TrainingSettings:
     def stopping(self, **arguments: Any) -> EarlyStopping | None:
         """An `EarlyStopping` with this patience and other `arguments`; None without `early_stopping`."""
         return EarlyStopping(self.patience, **arguments) if self.early_stopping else None
+
+    def logs(self, step: int) -> bool:
+        """Whether `step` is one in `log_frequency`."""
+        return step % self.log_frequency == 0
+
+    def saves(self, step: int) -> bool:
+        """Whether `step` is one in `checkpoint_frequency`, and not step 0."""
+        return step > 0 and step % self.checkpoint_frequency == 0
 
     def diagnose(self, history: TrainingHistory) -> list[Finding]:
         """The findings of fastguard's rules, and of the thresholds that are set here.

@@ -176,27 +176,25 @@ def plot_lr_finder(result: Any) -> Any:
     """The losses of a learning-rate range test, and the suggested learning rate.
 
     Args:
-        result: what `LearningRateFinder.find` or `range_test` returned, or a dict of such results by name.
+        result: what `LearningRateFinder.find` or `range_test` returned.
 
     Returns:
         A `plotly.graph_objects.Figure`.
 
     Raises:
         ImportError: plotly is missing.
-        ValueError: a result has no point.
+        ValueError: the result has no point.
 
     Cost: 14 ms.
     """
-    results = dict(result) if isinstance(result, Mapping) and "losses" not in result else {"": result}
+    if not result["lrs"]:
+        raise ValueError("the range test has no point to plot: its first loss was not finite")
     made = style.figure("Learning-rate range test", "loss", x="learning rate")
     made.update_xaxes(type="log")
-    for (name, one), colour in zip(results.items(), style.COLOURS):
-        if not one["lrs"]:
-            raise ValueError("the range test has no point to plot: its first loss was not finite")
-        whose, losses, suggested = f"{name}: " if name else "", list(one["losses"]), one["suggested_lr"]
-        made.add_scatter(x=list(one["lrs"]), y=losses, name=style.text(f"{whose}loss"), line={"color": colour})
-        ends = [min(losses), max(losses)]
-        style.add_line(made, [suggested] * 2, ends, f"{whose}suggested {suggested:.3g}", colour)
+    losses, suggested = list(result["losses"]), result["suggested_lr"]
+    made.add_scatter(x=list(result["lrs"]), y=losses, name="loss", line={"color": style.COLOURS[0]})
+    ends = [min(losses), max(losses)]
+    style.add_line(made, [suggested] * 2, ends, f"suggested {suggested:.3g}", style.COLOURS[0])
     return made
 
 

@@ -36,7 +36,6 @@ class DrawnRun(TrainingHistory):
         super().__init__()
         self._of: TrainingHistory | None = None
         self.name = name
-        self.path: str | os.PathLike[str] | None = None  # the log that it was read from, or None
         self.guard: Any = None  # the guard of the run, or None
         keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale")
         self.curves = {**{key: Curve(MAX_POINTS) for key in keys}, "clipped": Curve(MAX_POINTS, fmean)}
@@ -124,29 +123,32 @@ def runs_of(source: Any) -> list[DrawnRun]:
         named = [(str(name), one) for name, one in source.items()]
     if not 1 <= len(named) <= MAX_RUNS:
         raise ValueError(f"a figure shows 1 to {MAX_RUNS} runs, got {len(named)}")
-    runs = [_run_of(one, name) for name, one in named]
+    runs = [run_of(one, name) for name, one in named]
     for place, run in enumerate(runs):
         is_new = run.name not in [other.name for other in runs[:place]]
         run.name = (run.name if is_new else f"{run.name} ({place + 1})") or f"run {place + 1}"
-        if not run.history.num_steps:
-            raise ValueError(f"there is nothing to plot: {run.name!r} holds no step yet")
     return runs
 
 
-def _run_of(source: Any, name: str) -> DrawnRun:
-    if isinstance(source, DrawnRun):
-        return source
-    if isinstance(source, (str, os.PathLike)):
-        return from_log(source, name)
+def run_of(source: Any, name: str = "") -> DrawnRun:
+    """The run of a guard, a history or the path of a log; a ValueError if it holds no step."""
     guard = getattr(source, "guard", source)  # of an optimizer
-    if hasattr(guard, "history") and hasattr(guard, "flush"):
-        return _of_guard(guard, name)
-    if isinstance(source, TrainingHistory):
-        return _of_history(source, name)
-    raise TypeError(
-        "`source` must be a guard, a guarded optimizer, a TrainingHistory or the path of a log, or several in a list "
-        f"or a dict, got {type(source).__name__}"
-    )
+    if isinstance(source, DrawnRun):
+        run = source
+    elif isinstance(source, (str, os.PathLike)):
+        run = from_log(source, name)
+    elif hasattr(guard, "history") and hasattr(guard, "flush"):
+        run = _of_guard(guard, name)
+    elif isinstance(source, TrainingHistory):
+        run = _of_history(source, name)
+    else:
+        raise TypeError(
+            "`source` must be a guard, a guarded optimizer, a TrainingHistory or the path of a log, or several in a "
+            f"list or a dict, got {type(source).__name__}"
+        )
+    if not run.history.num_steps:
+        raise ValueError(f"there is nothing to plot: {run.name or 'the run'} holds no step yet")
+    return run
 
 
 def from_log(path: str | os.PathLike[str], name: str) -> DrawnRun:
@@ -157,23 +159,15 @@ def from_log(path: str | os.PathLike[str], name: str) -> DrawnRun:
     parts = [part for part in Path(path).with_suffix("").parts[-2:] if part not in _ROOTS]
     run = DrawnRun(name or shown("/".join(parts), NAME_WIDTH))
     fill(run, LogReader(path), path)
-    run.path = path
     return run
 
 
 def _of_guard(guard: Any, name: str) -> DrawnRun:
-    """From the records of a `MemorySink`, else from the file of a `JsonlSink`, else from the history."""
+    """From the file of a `JsonlSink`, else from the history."""
     guard.flush()
-    history, sinks = guard.history, [getattr(sink, "sink", sink) for sink in guard._ledger.sinks]
-    records = next((sink.records for sink in sinks if hasattr(sink, "records")), ())
-    path = next((sink.path for sink in sinks if hasattr(sink, "tensors_every")), None)
-    if records and len(records) == history.num_steps:
-        run = DrawnRun(name)
-        run.model = history.model
-        for record in list(records):
-            run.add(record)
-    else:
-        run = _of_history(history, name) if path is None or not os.path.isfile(path) else from_log(path, name)
+    sinks = [getattr(sink, "sink", sink) for sink in guard._ledger.sinks]
+    path = next((sink.path for sink in sinks if hasattr(sink, "write_line") and hasattr(sink, "path")), None)
+    run = _of_history(guard.history, name) if path is None or not os.path.isfile(path) else from_log(path, name)
     run.guard = guard
     return run
 

@@ -111,14 +111,14 @@ def test_rates_by_depth():
     assert found["0.0.weight"][0] == found["0.1.weight"][0] == 0.5 and found["2.weight"][0] == 1.0
 
 
-def test_rates_by_kind_and_name():
+def test_rates_by_name():
     model = Transformer()
-    rates = {"embeddings": 0.1, "attention": 0.5, "head.*": 10.0, "*.linear1.*": 0.0, "*": 2.0}
+    rates = {"embed.*": 0.1, "*.self_attn.*": 0.5, "head.*": 10.0, "*.linear1.*": 0.0, "*": 2.0}
     found = by_name(model, fastguard.param_groups(model, 1.0, lr_for=rates))
     assert found["embed.weight"][0] == 0.1 and found["head.weight"][0] == 10.0 and found["norm.weight"][0] == 2.0
     assert found["blocks.1.self_attn.in_proj_weight"][0] == found["blocks.1.self_attn.out_proj.bias"][0] == 0.5
     assert found["blocks.0.linear1.weight"][0] == 0.0 and found["blocks.0.norm1.bias"][0] == 2.0
-    both = by_name(model, fastguard.param_groups(model, 1.0, layer_decay=0.5, lr_for={"norms": 0.1, "biases": 0.2}))
+    both = by_name(model, fastguard.param_groups(model, 1.0, layer_decay=0.5, lr_for={"*norm*": 0.1, "*.bias": 0.2}))
     assert both["blocks.0.norm1.weight"] == (pytest.approx(0.025), 0.0)
     assert both["blocks.0.norm1.bias"][0] == pytest.approx(0.025)
     assert both["blocks.0.linear1.bias"] == (pytest.approx(0.05), 0.0)
@@ -152,8 +152,8 @@ def test_one_batch_is_learnt_and_nothing_is_changed():
     optimizer = fastguard.wrap(torch.optim.Adam(model.parameters(), lr=1e-2), model)
     kept, numbers = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     result = fastguard.overfit_one_batch(model, optimizer, batch, nn.CrossEntropyLoss(), steps=100)
-    assert result and result.learnt and result.end < 0.1 * result.start and not result.advice and not result.others
-    assert str(result).startswith("LEARNT in 100 steps on one batch\n") and "the same answer to all" in str(result)
+    assert result and result.learnt and result.end < 0.1 * result.start and not result.advice
+    assert str(result).startswith("LEARNT in 100 steps on one batch\n")
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in kept.items()) and not optimizer.state
     assert torch.equal(numbers, torch.get_rng_state()) and optimizer.guard.last is None
 
@@ -162,12 +162,12 @@ def test_a_rate_that_is_too_low_is_told_from_a_model_that_cannot_learn():
     model, batch = make_task()
     low = torch.optim.Adam(model.parameters(), lr=1e-5)
     result = fastguard.overfit_one_batch(model, low, batch, F.cross_entropy, steps=60)
-    assert not result and result.advice.startswith("A learning rate of 0.001 does better") and 1e-3 in result.others
+    assert not result and result.advice.startswith("A learning rate of 0.001 does better")
     assert str(result).splitlines()[0] == "NOT LEARNT in 60 steps on one batch" and result.advice in str(result)
     dead = nn.Sequential(nn.Linear(4, 3), nn.Hardtanh(2.0, 3.0))  # no gradient comes through
     optimizer = torch.optim.Adam(dead.parameters(), lr=1e-3)
     result = fastguard.overfit_one_batch(dead, optimizer, batch, F.cross_entropy, steps=20)
-    assert not result.learnt and result.with_adam and result.advice.startswith("Nothing learns it")
+    assert not result.learnt and result.advice.startswith("Nothing learns it")
 
 
 def test_what_cannot_be_learnt_is_an_error():
@@ -182,6 +182,5 @@ def test_what_cannot_be_learnt_is_an_error():
         fastguard.overfit_one_batch(model, optimizer, (x, y), nn.CrossEntropyLoss(reduction="none"))
     with pytest.raises(IndexError):
         fastguard.overfit_one_batch(model, optimizer, (x, y + 5), F.cross_entropy)
-    for name, value in (("steps", 0), ("share", 1.0), ("seconds", 0.0)):
-        with pytest.raises(ValueError, match=f"`{name}` must be"):
-            fastguard.overfit_one_batch(model, optimizer, (x, y), F.cross_entropy, **{name: value})
+    with pytest.raises(ValueError, match="`steps` must be"):
+        fastguard.overfit_one_batch(model, optimizer, (x, y), F.cross_entropy, steps=0)

@@ -77,14 +77,14 @@ def test_trap_26_a_resumed_run_goes_on_bit_for_bit(tmp_path):
     random.seed(1), np.random.seed(1)
     first = Parts()
     first.go_on(0, 7)
-    path = first.checkpoints.save(first.optimizer.guard, 7, metric=0.5, epoch=2)
+    path = first.checkpoints.save(first.optimizer.guard, 7, metric=0.5)
     first.go_on(7, 12)
     expected, numbers = first.all(), (random.random(), np.random.rand(), torch.rand(1))
 
     random.seed(9), np.random.seed(9), torch.manual_seed(9)
     again = Parts()
     take_step(again.model, again.optimizer)  # whatever it did before
-    assert again.checkpoints.load(again.optimizer.guard) == 7 and again.checkpoints.extra == {"epoch": 2}
+    assert again.checkpoints.load(again.optimizer.guard) == 7
     again.go_on(7, 12)
     assert is_identical(again.all(), expected)
     assert is_identical((random.random(), np.random.rand(), torch.rand(1)), numbers)
@@ -219,11 +219,19 @@ def test_trap_25_all_that_is_written_loads_as_weights(tmp_path):
         take_step(model, optimizer)
     checkpoints = Checkpoints(tmp_path, state={"scheduler": scheduler})
     np.random.seed(4)
-    plain = {"epoch": 3, "loss": [0.1, None], "names": ("a", "b"), "order": torch.arange(3), "big": 2**100, "on": True}
-    path = checkpoints.save(optimizer.guard, 3, **plain)
-    found = torch.load(path, weights_only=True)
-    assert is_identical(found["extra"], plain) and found["guard"]["step"] == 3
-    assert list(found) == ["version", "step", "metric", "model", "optimizers", "guard", "state", "random", "extra"]
+    found = torch.load(checkpoints.save(optimizer.guard, 3), weights_only=True)
+    assert found["guard"]["step"] == 3
+    assert list(found) == ["version", "step", "metric", "model", "optimizers", "guard", "state", "random"]
+
+
+class Part:
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state): ...
 
 
 @pytest.mark.parametrize("value", [collections.deque([1]), np.float64(1.0), np.ones(2), Path("."), lambda: 1, open])
@@ -232,7 +240,7 @@ def test_trap_25_what_would_not_load_is_refused(tmp_path, value):
     checkpoints = Checkpoints(tmp_path)
     good = checkpoints.save(optimizer.guard, 1)
     with pytest.raises(ValueError, match="a checkpoint must hold plain data"):
-        checkpoints.save(optimizer.guard, 2, value=value)
+        Checkpoints(tmp_path, state={"part": Part(value)}).save(optimizer.guard, 2)
     assert names(checkpoints) == [good.name]
 
 
@@ -315,7 +323,7 @@ def test_a_part_that_refuses_leaves_all_parts_as_they_were(tmp_path, error):
     before = everything(model, optimizer)
     with pytest.raises(RuntimeError if type(error) is RuntimeError else ValueError, match="no"):
         checkpoints.load(optimizer.guard)
-    assert is_identical(everything(model, optimizer), before) and part.num_checks == 3 and not checkpoints.extra
+    assert is_identical(everything(model, optimizer), before) and part.num_checks == 3
     other = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))  # its first layer would load
     wrapped = fastguard.wrap(torch.optim.AdamW(other.parameters()), other)
     before = everything(other, wrapped)
@@ -351,7 +359,7 @@ def test_damage_is_told_by_checksums_before_anything_is_loaded(tmp_path):
         assert refused, "the flipped bit of a weight was loaded"
     assert refused > 20
     contents = torch.load(io.BytesIO(whole), weights_only=True)
-    for key in ("step", "model", "optimizers", "guard", "state", "random", "extra"):
+    for key in ("step", "model", "optimizers", "guard", "state", "random"):
         for wrong in ({k: v for k, v in contents.items() if k != key}, {**contents, key: [1]}):
             torch.save(wrong, path)
             before = everything(model, optimizer)

@@ -38,21 +38,8 @@ def test_patience_counts_checks_without_a_better_value(settings, values, check):
 BAD = [math.nan, math.inf, -math.inf]
 
 
-@pytest.mark.parametrize("mode", ["min", "max"])
-@pytest.mark.parametrize("bad", BAD)
-def test_trap_27_what_is_not_finite_is_never_the_best(mode, bad):
-    stop = EarlyStopping(2, mode=mode, check_finite=False)
-    assert [stop(MODEL, v) for v in (bad, 1.0, bad)] == [False, False, False]  # as the very first value too
-    assert (stop.best, stop.best_check) == (1.0, 2)
-    assert (
-        stop(MODEL, bad) and stop.reason.startswith("2 checks without a value") and stop.reason.endswith("of check 2")
-    )
-    never = EarlyStopping(2, mode=mode, check_finite=False)
-    assert stops_at(never, [bad, bad]) == 2 and never.reason == "2 checks without a value that is finite"
-
-
 @pytest.mark.parametrize("values", [[bad] for bad in BAD] + [[1.0, 0.5, bad] for bad in BAD], ids=str)
-def test_trap_27_by_default_it_stops_at_once(values):
+def test_trap_27_it_stops_at_once_where_a_value_is_not_finite(values):
     stop = EarlyStopping(9)
     assert stops_at(stop, values) == len(values) and stop.reason == f"the value of check {len(values)} is {values[-1]}"
 

@@ -163,9 +163,13 @@ def test_precision(given):
     assert settings.scaler("cpu").is_enabled() is (dtype is torch.float16)
 
 
-def test_stopping_and_accumulation():
-    stop = fastguard.settings({"early_stopping": True, "patience": 2}).stopping(mode="max")
+def test_stopping_and_what_is_due():
+    given = {"early_stopping": True, "patience": 2, "log_frequency": 3, "checkpoint_frequency": 4}
+    settings = fastguard.settings(given)
+    stop = settings.stopping(mode="max")
     assert (stop.patience, stop.mode) == (2, "max") and fastguard.settings({}).stopping() is None
+    assert [s for s in range(9) if settings.logs(s)] == [0, 3, 6]
+    assert [s for s in range(9) if settings.saves(s)] == [4, 8]
     settings = fastguard.settings({"gradient_accumulation_steps": 3})
     assert [settings.accumulates(i) for i in range(6)] == [True, True, False] * 2
 

@@ -83,7 +83,7 @@ def test_any_encoding_of_the_terminal(nasty_log, environment):
     known = {key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "PYTHONIO"))}
     code = (
         "import sys; from fastguard.commands.cli import main; path = sys.argv[1]\n"
-        "print(main(['diagnose', path]), main(['diagnose', path + '.not']), main(['rules', '--json']), file=sys.stderr)"
+        "print(main(['diagnose', path]), main(['diagnose', path + '.not']), main(['rules']), file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, nasty_log],

@@ -63,7 +63,6 @@ def test_zero_redundancy_optimizer_clips_skips_and_keeps_its_state_as_adamw(foun
         assert zero["norm"] < 1e-6 and zero["weights"] < 1e-6 and zero["stayed"]
         assert [step for step, one in enumerate(zero["seen"]) if one[2]] == [5]
         assert zero["seen"] == found[0]["zero"]["seen"]
-        assert any("Averaging over 2 ranks hides which of them" in said for said in zero["said"])
     assert found[0]["zero"]["state"] == 4
 
 

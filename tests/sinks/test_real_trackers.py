@@ -54,7 +54,7 @@ class TestTensorBoard:
         needs("tensorboard")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        sizes = {"scalars": 0, "histograms": 0, "tensors": 0, "compressedHistograms": 0}
+        sizes = {"scalars": 0, "tensors": 0}
         return EventAccumulator(str(folder), size_guidance=sizes).Reload()
 
     def test_round_trip(self, tmp_path):
@@ -68,8 +68,6 @@ class TestTensorBoard:
         points = found.Scalars("train/grad/norm")
         assert [p.step for p in points] == list(range(5)) and are_norms([p.value for p in points])
         assert [p.value for p in found.Scalars("train/fastguard/skipped")] == [0, 0, 1, 1, 0]
-        histogram = found.Histograms("train/grad/log10_norm")[0].histogram_value
-        assert sum(histogram.bucket) == histogram.num == 1 and histogram.bucket_limit[-1] == histogram.max
         text = found.Tensors("train/fastguard/finding/a-rule/text_summary")[0]
         assert (text.step, text.tensor_proto.string_val[0]) == (4, b"[warning, step 4] S. R.")
         assert "train/fastguard/event/text_summary" in found.Tags()["tensors"]
@@ -179,7 +177,7 @@ class TestTrackio:
         theirs = {"nothing": 0, "once": 5, "twice": 10, "by step": 5, "every third": 1, "by epoch": 2}[user]
         assert sum("mine" in row for row in rows) == theirs
         findings = [row["fastguard/finding/a-rule"] for row in rows if "fastguard/finding/a-rule" in row]
-        assert findings == ["[warning, step 4] S. R."] and ours[0]["grad/log10_norm"]["_type"] == "trackio.histogram"
+        assert findings == ["[warning, step 4] S. R."]
 
 
 class TestPrometheus:
@@ -205,22 +203,15 @@ class TestPrometheus:
         assert {name: found[f"fastguard_{name}_total",] for name in totals} == totals
         assert found["fastguard_findings_total", "a-rule", "warning"] == 1.0
         assert (found["fastguard_grad_norm",], found["fastguard_lr",]) == (3.0, 0.1)
-        assert found["fastguard_grad_norm_largest",] == 3.0 and found["fastguard_layer_norm", "w"] == 3.0
+        assert found["fastguard_grad_norm_largest",] == 3.0
         assert ("fastguard_grad_norm_largest",) not in self.scrape(sink)
         sink.write(make_record(5, 0.5))
         sink.write(make_bad_record(6, HOSTILE, names=HOSTILE))
         found = self.scrape(sink)
         assert found["fastguard_grad_norm_largest",] == 0.5 and found["fastguard_steps_total",] == 7.0
         assert math.isnan(found["fastguard_grad_norm",])
-        assert {key[1] for key in found if key[0] == "fastguard_layer_norm"} == set(HOSTILE)
 
-    def test_ports_and_registries(self, sink):
-        from prometheus_client import CollectorRegistry, generate_latest
-
-        registry = CollectorRegistry()
-        other = PrometheusSink(registry=registry, prefix="my run")
-        other.write(make_record(0))
-        assert b"my_run_steps_total 1.0" in generate_latest(registry) and other.port is None
+    def test_ports(self, sink):
         sink.write(make_record(0))
         assert sink._server.server_address[0] == "127.0.0.1"
         with pytest.raises(OSError, match="in use"):
@@ -309,7 +300,6 @@ class TestWandb:
         assert axes["train/grad/norm"] == "train/fastguard/step" and axes["train/fastguard/step"] == ""
         texts = [row["train/fastguard/finding/a-rule"] for row in rows if "train/fastguard/finding/a-rule" in row]
         assert texts == ["[warning, step 4] S. R."]
-        assert rows[0]["train/grad/log10_norm/_type"] == "histogram"
         safe = SafeSink(sink)
         with pytest.warns(RuntimeWarning, match="could not write a record: "):
             safe.write(make_record(5))  # the run is finished

@@ -8,7 +8,6 @@ import time
 import pytest
 
 import fastguard
-from fastguard import sinks
 from fastguard.sinks import SafeSink, jsonl, read_jsonl
 
 from records import make_bad_record, make_record
@@ -164,20 +163,3 @@ class TestAfterAnInterrupt:
             with pytest.raises(KeyboardInterrupt):
                 safe.write(make_record(1))
         assert (safe.num_lost, safe.newest) == (1, 1)
-
-
-def test_a_slow_sink_is_told_of_once(monkeypatch, caplog):
-    now = [0.0]
-    monkeypatch.setattr(sinks.sink, "_perf_counter", lambda: now[0])
-
-    def slow(record):
-        now[0] += 0.3
-
-    quick, slow_sink = SafeSink(lambda record: None), SafeSink(slow, name="the slow one")
-    for step in range(20):
-        now[0] += 0.7
-        for sink in (quick, slow_sink):
-            sink.write(make_record(step))
-    (told,) = [r.message for r in caplog.records]
-    assert "sink the slow one takes 36 % of the time (1.2 s of 3.3 s), and training waits for it" in told
-    assert slow_sink.seconds == pytest.approx(6.0) and quick.seconds == 0.0

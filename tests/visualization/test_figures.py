@@ -143,7 +143,7 @@ def test_what_is_not_finite_is_red_and_told(trained):
 def test_a_group_shows_its_worst_and_names_it(tmp_path):
     names = [f"layers.{i}.weight" for i in range(100)]
     parameters = [(name, torch.nn.Parameter(torch.zeros(2))) for name in names]
-    sink = fastguard.MemorySink()
+    sink = fastguard.JsonlSink(tmp_path / "run.jsonl")
     optimizer = fastguard.wrap(torch.optim.SGD([{"params": parameters}], lr=0.1), sinks=[sink])
     for i, (_, parameter) in enumerate(parameters):
         parameter.grad = torch.full((2,), 100.0 if i == 57 else 1.0)
@@ -185,7 +185,6 @@ def test_a_range_test():
     found = traces(visualization.plot_lr_finder(result))
     assert list(found["loss"].y) == result.losses
     assert set(found[f"suggested {result.suggested_lr:.3g}"].x) == {result.suggested_lr}
-    assert {"head: loss", "body: loss"} <= set(traces(visualization.plot_lr_finder({"head": result, "body": result})))
 
 
 def a_step():

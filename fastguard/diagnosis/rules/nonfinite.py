@@ -60,6 +60,8 @@ def non_finite_gradients(history: TrainingHistory, *, run: int = 3, share: float
     counts = history.first_nonfinite
     # Of several tensors that have been first equally often, that of the first event is the likeliest origin.
     layers = sorted(counts, key=lambda name: (-counts[name], name not in first.names[:1]))[:3]
+    ranks = history.model.bad_ranks
+    told = describe_bad_ranks(ranks) if ranks else ""
     return Seen(
         at=(first, last),
         severity=severity,
@@ -75,22 +77,10 @@ def non_finite_gradients(history: TrainingHistory, *, run: int = 3, share: float
         _num_steps=history.num_steps,
         _fate=f"{num_applied} of them not skipped" if num_applied else "all skipped",
         _where=f"first in {layers[0]}" if layers else "no single tensor to blame: the norm itself was not finite",
-        _ranks=_of_ranks(history, severity),
+        _ranks=f" {told[0].upper()}{told[1:]}." if told else "",
         last_loss_scale=last.loss_scale,
-        bad_ranks=[one["rank"] for one in history.model.bad_ranks] or None,
+        bad_ranks=[one["rank"] for one in ranks] or None,
     )
-
-
-def _of_ranks(history: TrainingHistory, severity: Severity) -> str:
-    """Which ranks had it, or that averaging hides it."""
-    bad, num_averaged, said = history.model.bad_ranks, history.model.num_averaged or 1, ""
-    if bad:
-        told = describe_bad_ranks(bad)
-        said = f" {told[0].upper()}{told[1:]}."
-    num_at_first = sum(one["step"] == bad[0]["step"] for one in bad)
-    if num_averaged > 1 and severity != "info" and num_at_first in (0, min(num_averaged, MAX_RANKS)):
-        said += f" Averaging over {num_averaged} ranks hides which of them brought it."
-    return said
 
 
 _SCALES_INSTEAD = (
