@@ -1,6 +1,7 @@
 """`fastguard try`: what it says of runs, and that the runs leave the user's files alone."""
 
 import functools
+import io
 import json
 import math
 import os
@@ -83,7 +84,7 @@ def test_the_null_arm_accuses_only_if_nothing_else_explains_it():
     assert outcome(row("lr x10", 1.0), same, causes=["vanishing-gradients"]).accusation is None
 
 
-def test_table_and_notes():
+def test_table_notes_and_page(tmp_path):
     left_out = Row(
         ARMS["no dropout"], Run(problem="no module drops anything"), NOT_TRIED, why="no module drops anything"
     )
@@ -94,7 +95,26 @@ def test_table_and_notes():
     assert [one[0] for one in rows] == ["change", "as it is", "as it is, second seed", "lr x10"]
     assert rows[1][1:3] == ("0.9998", "1.1")
     assert "learning-rate-too-low (0.90)" in notes[0] and "no dropout (no module drops anything)" in notes[1]
+    path = tmp_path / "runs" / "page.html"
+    trying.write_page(found, "<b>first</b> line", rows, notes, path, "train.py")
+    page = path.read_text()
+    assert "&lt;b&gt;first" in page and page.count("<polyline") == 3 and "<script" not in page
     json.dumps(trying.to_dict(found))
+
+
+def test_progress_is_a_bar_on_a_terminal_and_a_line_elsewhere():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for stream, shown in ((Terminal(), "[############            ] 50/100"), (io.StringIO(), "fastguard try: lr x10")):
+        progress = trying._Progress(stream, 100)
+        progress.tell("lr x10", 0)
+        progress._drawn_at = -math.inf
+        progress.tell("lr x10", 50)
+        progress.end()
+        assert shown in stream.getvalue()
+        assert stream.isatty() or stream.getvalue().count("\n") == 1
 
 
 @pytest.mark.parametrize(
