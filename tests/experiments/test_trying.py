@@ -74,6 +74,19 @@ def test_a_smaller_difference_helps_if_two_seeds_agree():
     assert parted.why == "with the second seed: no difference"
 
 
+def test_runs_that_lie_far_apart_do_not_hide_a_large_difference():
+    far = Run(losses(5.0))
+
+    def halved(level, base, other):
+        return judged(ARMS["lr x10"], Run(losses(level)), base, other, 4.0)
+
+    first = halved(0.5, BASE, far)
+    assert first.verdict == "no difference" and paired.may_help(first, 4.0)
+    assert paired.confirm(first, halved(2.5, far, BASE), 4.0) is False  # lower than its own base only
+    again = halved(0.5, BASE, far)
+    assert paired.confirm(again, halved(0.6, far, BASE), 4.0) and again.verdict == "helps"
+
+
 def test_the_null_arm_accuses_only_if_nothing_else_explains_it():
     same = row("inputs permuted", 1.0)
     assert outcome(row("lr x10", 1.0), same).accusation is same
