@@ -196,8 +196,8 @@ def may_help(row: Row, noise: float) -> bool:
 
 
 def confirm(row: Row, again: Row, noise: float) -> bool:
-    """Makes of an arm's results with two seeds one; returns whether it helps with both, or clearly on average, or
-    whether both of its runs are lower than both without it, where those are far apart.
+    """Makes of an arm's results with two seeds one; returns whether it helps with both, by a large share or clearly on
+    average.
     """
     first, second = row.comparison, again.comparison
     row.num_seeds = 2
@@ -206,21 +206,14 @@ def confirm(row: Row, again: Row, noise: float) -> bool:
     is_sure = row.verdict == again.verdict == HELPS
     if math.isfinite(first.effect) and math.isfinite(second.effect):
         mean, error = 0.5 * (first.effect + second.effect), 0.5 * abs(first.effect - second.effect)
-        share, levels = 0.5 * (first.share + second.share), [_level(row.run), _level(again.run)]
-        bases = [levels[0] + first.effect, levels[1] + second.effect]
-        is_below = max(levels) < min(bases) - _LARGE_SHARE * abs(min(bases))
-        is_clear = mean >= LEAST_T * error and (mean >= noise or share >= _LARGE_SHARE)
-        is_sure = is_sure or (may_help(again, noise) and (is_clear or is_below))
-        error = max(error, abs(first.effect / first.t))
+        is_clear = mean >= max(noise, LEAST_T * error) or min(first.share, second.share) >= _LARGE_SHARE
+        is_sure = is_sure or (may_help(again, noise) and is_clear)
+        share, error = 0.5 * (first.share + second.share), max(error, abs(first.effect / first.t))
         row.comparison = replace(first, effect=mean, share=share, error=error, t=min(first.t, second.t))
     if not is_sure:
         row.why = f"with the second seed: {again.verdict}"
     row.verdict = HELPS if is_sure else SAME
     return is_sure
-
-
-def _level(run: Run) -> float:
-    return statistics.fmean(run.losses[len(run.losses) // 4 :])
 
 
 def _compare_validation(base: Run, run: Run, other: Run) -> Comparison | None:
