@@ -172,21 +172,12 @@ class AttributeDict(dict[str, Any]):
 
 
 class InitializationReport(AttributeDict):
-    """The result of `check_initialization`: a dict of each layer by name, and the verdict as `all_ok`.
+    """The result of `check_initialization`: a dict of each layer by the name of its weight, and the verdict `all_ok`.
 
-    The name is that of the weight ("0.weight"); the layer's own name ("0") finds it too. Keys are also attributes.
-
-    | key of a layer | what it is |
-    |---|---|
-    | `status` | `ok`; `too_small` (below 0.1 × expected); `too_large` (above 10 ×); `not_finite` |
-    | `expected_std`, `actual_std`, `ratio` | standard deviations; actual over expected |
-    | `kind` | `weight` or `embedding` |
-    | `fan_in`, `rule` | inputs to each output; which rule the expectation comes from, and why |
-    | `output_variance`, `variance_ratio` | with a batch: of its output; over the one before it, None for the first |
-
-    These are also keys and attributes, but not iterated over: `layers` (all of them), `not_judged` (reasons by name),
-    and with a batch `variance_ok` (no ratio outside [0.1, 10]). `all_ok` is True if all layers are ok and none was
-    without values.
+    A layer has `status` ("ok", "too_small", "too_large" or "not_finite"), `expected_std`, `actual_std`, their `ratio`,
+    `fan_in`, `rule` and `kind` ("weight" or "embedding"); with a batch also `output_variance` and `variance_ratio`, to
+    the layer before it. Keys are also attributes. So are `layers`, `not_judged` (reasons by name) and, with a batch,
+    `variance_ok` (no ratio outside [0.1, 10]). `all_ok`: all layers are ok and none was without values.
     """
 
     def __init__(self, layers: AttributeDict, all_ok: bool, **more: Any) -> None:
@@ -218,12 +209,9 @@ def check_initialization(
     """Checks that each weight of a new model has about the standard deviation that it should have.
 
     A weight is ok if actual_std is within [0.1, 10] × expected_std. For weights alone, expected_std = sqrt(2 / fan_in)
-    (He). In a model it depends on the activation that follows the layer in the order of registration, which leaves out
-    activations that are functions (`F.relu`):
-
-    - ReLU family (ReLU, GELU, SiLU, …): sqrt(2 / fan_in);
-    - tanh, sigmoid: gain · sqrt(2 / (fan_in + fan_out)), gain 5/3 and 1; a gate of an RNN, attention's inputs: gain 1;
-    - nothing, a softmax, SELU: 1 / sqrt(fan_in).
+    (He). In a model it depends on the activation module that comes next in the order of registration; functions
+    (`F.relu`) are not seen. Before ReLU, GELU, SiLU and the like: sqrt(2 / fan_in). Before tanh and sigmoid, and of
+    RNNs and attention: gain · sqrt(2 / (fan_in + fan_out)), gain 5/3 for tanh and else 1. Otherwise 1 / sqrt(fan_in).
 
     fan_in is that of one group of a grouped convolution. Embeddings may be anything from 0.02, or 1/sqrt(dim), to 1;
     one that is tied to an output layer is judged as that layer. GPT-2's 0.02 for every fan-in is ok in a model that
