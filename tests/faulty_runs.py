@@ -267,9 +267,9 @@ BAD = {
         falling_losses(60), loss_kind="binary cross-entropy with logits", target_in_inputs=1.0
     ),
     "unrelated-targets": run(falling_losses(120), loss_kind="cross-entropy", target_dependence=0.3),
-    "inputs-without-effect": run(flat_losses(200), experiments=[{
-        "step": 120, "arm": "inputs permuted", "causes": ["wrong-targets"], "verdict": "no difference", "effect": 0.0,
-        "t": 0.4, "num_steps": 40, "ratio": 2.0, "text": "Tried: with inputs permuted, no clear difference.",
+    "inputs-without-effect": run([*[2.9] * 20, *flat_losses(180)], experiments=[{
+        "step": 120, "arm": "inputs permuted", "causes": ["wrong-targets"], "verdict": "no difference",
+        "effect": -0.001, "t": 0.4, "num_steps": 40, "ratio": 2.0, "text": "Tried: no clear difference.",
     }]),
     "uneven-targets": run(flat_losses(60), num_targets=200, num_target_classes=3, target_top_share=0.95),
     "target-scale": run(

@@ -63,8 +63,8 @@ def unrelated(losses=None, **notes):
 def tried(losses=None, **changes):
     """Inputs were permuted, after 100 steps, to no effect."""
     note = {"step": 100, "arm": "inputs permuted", "causes": ["wrong-targets"], "verdict": "no difference"}
-    note |= {"effect": 0.0, "t": -1.0, "num_steps": 40, "ratio": 2.0, "text": "Tried: no clear difference."}
-    return run(losses or flat_losses(200), experiments=[{**note, **changes}])
+    note |= {"effect": -0.001, "t": -1.0, "num_steps": 40, "ratio": 2.0, "text": "Tried: no clear difference."}
+    return run(losses or [*[2.9] * 20, *flat_losses(180)], experiments=[{**note, **changes}])
 
 
 def uneven(losses=None, share=0.91, **notes):
@@ -165,6 +165,7 @@ LIMITS = {
         (squared(target_mean=3.0, target_std=0.01, target_range=[2.9, 3.1]), None),
         (run(falling_losses(20)), None),
         (run(falling_losses(60), num_targets=200, num_target_classes=1, loss_ops=["MseLossBackward0", LINEAR]), None),
+        (run(falling_losses(20), **CLASS, loss_ops=["NegBackward0", "SumBackward0", "LogSigmoidBackward0"]), None),
         (noted(COMES_LATER, batch(output_width=4), **CLASS), None),  # others follow
         (noted(falling_losses(100, pace=5.0, floor=1e-4, noise=0.0), batch(output_width=4), **CLASS), "warning"),
     ],
@@ -210,6 +211,8 @@ LIMITS = {
         (tried(step=99), None),
         (tried(arm="lr x10"), None),
         (tried(falling_losses(200)), None),
+        (tried(flat_losses(200)), None),  # nothing is learnt
+        (tried(effect=0.0), None),  # nothing was permuted
     ],
     "uneven-targets": [
         (uneven(), "warning"),

@@ -133,6 +133,8 @@ LIMITS = {
         (only_norms(0.0), None),
         (only_norms(1e-7, 9e-6, 60), "warning"),
         (only_norms(1e-7, 1e-4, 60), "info"),
+        (make_turning_history([1e-3] * 100, losses=flat_losses(100)), "warning"),  # and nothing is learnt
+        (make_turning_history([1e-2] * 100, losses=flat_losses(100)), "info"),
         *((limited(limit), "info") for limit in (1.0, 0.05, 1.6)),
         *((limited(limit), None) for limit in (1.2345, 3.0)),
         (limited(1.0, 20), "info"),

@@ -255,6 +255,9 @@ LIMITS = {
         (policy("Add", "Sum", "Mul", "Gather", "Log", losses=FALLING), "warning"),  # beside the values' loss
         (policy("Add", "Sum", "Mul", "Mul", "Gather", "Log", losses=FALLING), None),  # times -1, perhaps
         (policy("Add", "Sum", "Neg", "Mul", "Gather", "Log", losses=FALLING), None),
+        (policy("Sub", "Add", "Mean", "Mul", "Gather", "Log", losses=FALLING, num_samples=40), "warning"),
+        (policy("Mean", "Addmm", losses=FALLING, foreign_loss_ops=["MseLossBackward0"]), "warning"),  # of its critic
+        (policy("Mean", "Addmm", losses=FALLING, foreign_loss_ops=["AddBackward0"]), None),
         (policy("Mean", "Mul", "Gather", optimizer_settings=[{"kind": "SGD", "lr": 0.1, "maximize": True}]), None),
         (policy("Mean", "Mul", "Gather", objective="reward"), None),
         (policy("Mean", "Sub", "Add", "Minimum", "Mul", "Exp", losses=FALLING, num_samples=40), "warning"),
@@ -274,6 +277,8 @@ LIMITS = {
         (run([-0.01 * 1.1**s for s in range(200)], noisy_norms(200)), "warning"),  # below -1e5
         (run([-(1.0 * s**3) for s in range(200)], [1.0 + s**2 for s in range(200)]), "warning"),  # in any direction
         (run([-(1.0 * s**3) for s in range(200)], [1.0 + s / 4.0 for s in range(200)]), None),
+        (run([9.0, 5.0, 2.0, -1.0, -9.0, -30.0, math.nan], [1.0] * 6 + [math.nan]), "critical"),  # into NaN
+        (run([9.0, 5.0, 2.0, 1.0, 0.5, 0.1, math.nan], [1.0] * 6 + [math.nan]), None),
     ],
     "loss-still-falling": [
         (run(falling_losses(60, pace=40.0, floor=0.0, noise=0.0)), None),  # it may go on
@@ -362,11 +367,7 @@ LIMITS = {
         (run(flat_losses(100), lrs=[1e-6] * 100), None),  # it never was higher
         (run(flat_losses(200), lrs=[5e-4 * (1 + math.cos(math.pi * s / 200)) for s in range(200)]), None),  # a cosine
         (run([2.3] * 50 + [1.25] * 100, lrs=[1e-3] * 50 + [1e-6] * 100), "warning"),
-        (run([2.3] * 50 + [1.05] * 100, lrs=[1e-3] * 50 + [1e-6] * 100), None),  # half is learnt
-        *(
-            (run([2.3] * 50 + [lv] * 300, lrs=[1e-3] * 50 + [9e-8] * 300), said)
-            for lv, said in ((0.3, True), (0.2, None))
-        ),
+        (run([2.3] * 50 + [0.2] * 100, lrs=[1e-3] * 50 + [1e-6] * 100), "warning"),  # whatever was learnt before
     ],
     "learning-rate-still-rising": [
         (rising(200), "warning"),

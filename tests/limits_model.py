@@ -335,7 +335,8 @@ LIMITS = {
         (run(FALLING, names=["a.weight", "w"], learning_modules=["a"]), "warning"),  # the way to it is cut off
         (run(FALLING, names=["a.weight", "w"], learning_modules=["b"]), "info"),
         (run(FALLING, names=["a.weight", "w"], learning_modules=["b", "a"]), "info"),  # an output that is not used
-        (run(flat_losses(100), names=["w", "b"]), "warning"),
+        (run(flat_losses(100), names=["w", "b.weight"]), "warning"),
+        (run(flat_losses(100), names=["w", "eps"]), "info"),
     ],
     "poor-initialisation": [
         *((begun(ratio, ratio, ratio), None) for ratio in (0.4, 1.5)),

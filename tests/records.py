@@ -53,13 +53,13 @@ def make_history(norms, **fields):
     return history
 
 
-def make_turning_history(norms, history=None):
+def make_turning_history(norms, history=None, losses=()):
     """As `make_history`, of gradients that point elsewhere at each step, as those of other batches do."""
     history = TrainingHistory() if history is None else history
     for step, norm in enumerate(norms):
         row = make_row(norm)
         row[COLUMNS.index("sum")] *= math.cos(step)
-        history.add(StepStats(step, make_table([row], ["w"])))
+        history.add(StepStats(step, make_table([row], ["w"]), loss=losses[step] if losses else None))
     return history
 
 

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+import html
+import itertools
 import math
+import os
 import statistics
+import sys
 import textwrap
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from .._text import did_you_mean, in_columns, number, prose
+from .._text import did_you_mean, duration, in_columns, number, prose, shown
 from ..records import strict_json
 from .cli import EXIT_FAILED, EXIT_USAGE, Parser, as_json, fail, say
 
+_BAR = 24
+_COLOURS = ("#222222", "#999999", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_WIDTH, _HEIGHT = 860, 300
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}h1{font-size:1.3rem}"
+    "table{border-collapse:collapse}td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid #ddd}"
+    "svg{width:100%;border:1px solid #ddd}"
+)
+
 
 def main(argv: list[str]) -> int:
-    """Prints a table. 0: no change helps, 1: one does, 3: the script took too few steps."""
+    """Prints a table, and writes a page. 0: no change helps, 1: one does, 3: the script took too few steps."""
     parser = Parser(
         "fastguard try",
         "Runs a training script again and again, from the start, for a few hundred steps each: as it is with two\n"
         "seeds, then with one thing changed at a time. Says which change helps, by how much and how surely.",
         "Options come before the script, or all at the end of the line; after a -- all goes to the script. Each\n"
         "run works in a copy of the folder and can change no other file (Linux 5.13 or later); trackers are offline.\n"
-        "\n"
+        "The page goes to runs/.\n\n"
         "exit codes: 0 done, no change helps, 1 done, a change helps or the targets do not follow from the inputs,\n"
         "3 the script took fewer than 16 steps, 64 it cannot be done as asked, 130 interrupted",
     )
     parser.usage = (
-        "%(prog)s [-h] [-m] [--steps N] [--minutes M] [--arms NAMES] [--list] [--json]\n"
+        "%(prog)s [-h] [-m] [--steps N] [--minutes M] [--arms NAMES] [--list] [--json] [--output PAGE]\n"
         "                     script.py [arguments]  (or the options last)"
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
@@ -35,7 +50,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="time for all runs (default: no limit)")
     parser.add_argument("--arms", metavar="NAMES", help="changes to try, with commas between (default: all that apply)")
     parser.add_argument("--list", action="store_true", dest="lists", help="list the changes, and run nothing")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, and write no page")
+    parser.add_argument("-o", "--output", help="the page (default: runs/try-SCRIPT.html, numbered if that exists)")
     options, script = split(argv)
     arguments = parser.parse_args(options)
     from ..experiments.arms import ARMS
@@ -63,7 +79,7 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
     The script is the first word that is neither an option nor an option's value. Without options before it, those at
     the end of the line count, unless a `--` comes before them.
     """
-    with_value = ("--steps", "--minutes", "--arms")
+    with_value = ("--steps", "--minutes", "--arms", "-o", "--output")
     place = 0
     while place < len(argv) and argv[place].startswith("-"):
         place += 2 if argv[place] in with_value else 1
@@ -84,8 +100,9 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
 def _try(script: list[str], names: list[str] | None, arguments: Any) -> int:
     from ..experiments.trial import Trial, TrialError
 
+    progress = _Progress(sys.stderr, arguments.steps)
     asked: dict[str, Any] = {"is_module": arguments.is_module, "num_steps": arguments.steps, "names": names}
-    trial = Trial(script[0], script[1:], seconds=60.0 * arguments.minutes, told=_tell, **asked)
+    trial = Trial(script[0], script[1:], seconds=60.0 * arguments.minutes, told=progress.tell, **asked)
     try:
         outcome = trial.run()
     except TrialError as problem:
@@ -93,13 +110,21 @@ def _try(script: list[str], names: list[str] | None, arguments: Any) -> int:
     except OSError as problem:
         say("try", f"error: {problem}")
         return EXIT_USAGE
+    finally:
+        progress.end()
     code = EXIT_FAILED if outcome.best or outcome.accusation else 0
     if arguments.json:
         print(as_json(strict_json.encode(to_dict(outcome))))
         return code
-    print("\n".join([verdict_of(outcome), "", *in_columns(rows_of(outcome), left=(0, 3, 4))]))
-    for line in notes_of(outcome):
+    verdict, rows, notes = verdict_of(outcome), rows_of(outcome), notes_of(outcome)
+    print("\n".join([verdict, "", *in_columns(rows, left=(0, 3, 4))]))
+    for line in notes:
         print(f"\n{textwrap.fill(line, 100)}")
+    stem = Path(script[0]).stem
+    free = (Path("runs", f"try-{stem}{'' if n == 1 else f'-{n}'}.html") for n in itertools.count(1))
+    path = Path(arguments.output) if arguments.output else next(path for path in free if not os.path.lexists(path))
+    write_page(outcome, verdict, rows, notes, path, " ".join(script))
+    print(f"\n{shown(path)}")
     return code
 
 
@@ -178,7 +203,75 @@ def _losses(run: Any, base: Any) -> tuple[str, str]:
     return mean, number(run.val_losses[max(run.val_losses)]) if run.val_losses else "-"
 
 
-def _tell(name: str, step: int) -> None:
-    """A line when a run begins."""
-    if step == 0:
-        say("try", f"{name} ...")
+class _Progress:
+    """A bar for each run; on what is no terminal, a line when one begins."""
+
+    def __init__(self, stream: TextIO, num_steps: int) -> None:
+        self._stream, self._num_steps = stream, num_steps
+        self._is_terminal = stream.isatty()
+        self._started = time.monotonic()
+        self._drawn_at = -math.inf
+
+    def tell(self, name: str, step: int) -> None:
+        now = time.monotonic()
+        if not self._is_terminal:
+            if step == 0:
+                print(f"fastguard try: {name} ...", file=self._stream, flush=True)
+        elif step in (0, self._num_steps) or now > self._drawn_at + 0.1:
+            self._drawn_at = now
+            bar = f"[{'#' * (_BAR * step // self._num_steps):<{_BAR}}] {step}/{self._num_steps}"
+            taken = duration(now - self._started)
+            print(f"\r\033[K{name:<24} {bar}  {taken}", end="", file=self._stream, flush=True)
+
+    def end(self) -> None:
+        """Leaves the line empty."""
+        if self._is_terminal:
+            print(end="\r\033[K", file=self._stream, flush=True)
+
+
+def write_page(
+    outcome: Any, verdict: str, rows: Sequence[Sequence[str]], notes: Sequence[str], path: Path, title: str
+) -> None:
+    """Writes it; makes the folder if there is none."""
+    from ..page import save_page
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head, *body = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    curves = {"as it is": outcome.base, "second seed": outcome.other}
+    curves |= {row.arm.name: row.run for row in outcome.rows if row.comparison is not None}
+    parts = [
+        '<!doctype html><html lang="en"><meta charset="utf-8">',
+        f"<title>fastguard try {html.escape(title)}</title><style>{_STYLE}</style>",
+        f"<h1>{html.escape(verdict)}</h1><table><tr>{head.replace('td>', 'th>')}</tr>",
+        *(f"<tr>{row}</tr>" for row in body),
+        "</table><h2>Training loss, mean of each twentieth</h2>",
+        _svg({name: _smooth(run.losses) for name, run in list(curves.items())[: len(_COLOURS)]}),
+        *(f"<p>{html.escape(note)}</p>" for note in notes),
+    ]
+    save_page("\n".join(parts), path)
+
+
+def _smooth(losses: Sequence[float]) -> list[tuple[float, float]]:
+    """Means of twentieths, each with the step in its middle; up to the first loss that is not finite."""
+    width = max(len(losses) // 20, 1)
+    parts = [(start, losses[start : start + width]) for start in range(0, len(losses), width)]
+    points = [(start + 0.5 * len(part), sum(part) / len(part)) for start, part in parts]
+    return list(itertools.takewhile(lambda point: math.isfinite(point[1]), points))
+
+
+def _svg(curves: dict[str, list[tuple[float, float]]]) -> str:
+    """Lines from the lowest value to the 95th percentile, so that one that diverges does not flatten the others."""
+    values = sorted(y for points in curves.values() for _, y in points)
+    if not values:
+        return ""
+    low, high = values[0], values[min(len(values) - 1, int(0.95 * len(values)))]
+    last = max(x for points in curves.values() for x, _ in points)
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">']
+    for place, (name, points) in enumerate(curves.items()):
+        colour = _COLOURS[place]
+        scale = (_HEIGHT - 30) / (high - low or 1.0)
+        at = (f"{x / last * (_WIDTH - 160):.1f},{_HEIGHT - 15 - (min(y, high) - low) * scale:.1f}" for x, y in points)
+        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{" ".join(at)}"/>')
+        parts.append(f'<text x="{_WIDTH - 150}" y="{20 + 18 * place}" fill="{colour}">{html.escape(name)}</text>')
+    parts.append(f'<text x="4" y="14">{high:.4g}</text><text x="4" y="{_HEIGHT - 2}">{low:.4g}</text></svg>')
+    return "\n".join(parts)

@@ -164,7 +164,10 @@ cause(
     "weight-decay-too-high",
     "Weight decay takes more from the weights than learning gives them.",
     "Divide weight_decay by 10 or more, and leave biases and norms out of it.",
-    {"shrinking-weights": 0.99, "large-weight-decay": 0.9},
+    {
+        "shrinking-weights": 0.99,
+        "large-weight-decay": lambda finding, history, found: 0.5 if "odd-optimizer-settings" in found else 0.9,
+    },
     "vanishing-gradients dead-units zero-gradients same-output-for-all unsteady standstill",
 )
 cause(
@@ -209,8 +212,8 @@ cause(
     "parameters-missing-from-optimizer",
     "Trainable parameters of the model are not in the optimizer.",
     "Make the optimizer after the model is complete, or add them with add_param_group.",
-    {"parameters-not-in-optimizer": lambda finding, history, found: 0.0 if finding.severity == "critical" else 0.99},
-    "untrained-parameters overfitting standstill",
+    {"parameters-not-in-optimizer": reasons.left_out},
+    "untrained-parameters no-gradient overfitting standstill",
 )
 cause(
     "frozen-parameters",
@@ -254,7 +257,7 @@ cause(
     "or no_grad() on the way, and for another that steps in its place.",
     {
         "no-gradient": reasons.cut_off,
-        "parameters-not-in-optimizer": lambda finding, history, found: 0.97 if finding.severity == "critical" else 0.0,
+        "parameters-not-in-optimizer": lambda *seen: 0.0 if reasons.left_out(*seen) else 0.97,
     },
     "zero-gradients vanishing-gradients untrained-parameters standstill",
     unless="output-against-loss bounded-output targets-beyond-output",

@@ -187,6 +187,12 @@ def bootstraps_targets(history: TrainingHistory, *, share: float = 0.3) -> bool:
     return not history.model.objective and len(asking) > share * len(learning) > 0.0
 
 
+def ranks_pairs(history: TrainingHistory) -> bool:
+    """Whether the loss is minus the logarithm of a sigmoid, as of the difference of two scores: it has no targets."""
+    ops = [op for op in computing(history.model.loss_ops) if not op.startswith(("Neg", "Mean", "Sum"))]
+    return "".join(ops[:2]).startswith(("LogSigmoid", "LogBackward0Sigmoid"))
+
+
 def margin(history: TrainingHistory) -> bool:
     """A loss that is zero where a margin is met, such as a hinge: what is learnt easily soon has no gradient."""
     return any(part in op for op in history.model.loss_ops[:3] for part in _MARGINS)

@@ -16,8 +16,6 @@ Reason = Callable[[Finding, TrainingHistory, Found], float]
 _STANDING = ("loss-not-decreasing", "underfitting", "loss-at-chance", "same-output-for-all")
 _TOO_LARGE_STEPS = ("learning-rate-jump", "update-ratio-high", "no-warm-up", "loss-explosion", "loss-spike")
 _SETTINGS = ("dropout-high", "shrinking-weights", "large-weight-decay", "poor-initialisation", "output-against-loss")
-_NOT_LEARNING = ("steps-too-large", "steps-too-small", "learning-rate-unusual", "learning-rate-gone", "already-clipped",
-                 "odd-optimizer-settings", "parameters-not-in-optimizer", "no-gradient", *_SETTINGS)  # fmt: skip
 _ALIVE_STEPS = 30
 _FAR_TOO_MUCH_DECAY = 0.5
 _SMALL_STEP, _LARGE_STEP = 0.03, 0.3  # of the median weight
@@ -72,7 +70,9 @@ def lost_in_float16(finding: Finding, history: TrainingHistory, found: Found) ->
 
 
 def cut_off(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Gradients of zero throughout, which neither float16 nor weights that are all equal explain."""
+    """Gradients of zero throughout, which no float16, no equal weights and no other parameters in the loss explain."""
+    if "parameters-not-in-optimizer" in found and left_out(found["parameters-not-in-optimizer"], history, found):
+        return 0.3
     is_equal = "poor-initialisation" in found and found["poor-initialisation"].evidence["ratio"] == 0.0
     return 0.0 if lost_in_float16(finding, history, found) else 0.3 if is_equal else 0.97
 
@@ -102,21 +102,22 @@ def of_itself(weight: float) -> Reason:
 
 
 def unless_clipped(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Steps that are too small, unless clipping makes them so, or what makes gradients small that set their size."""
+    """Steps that are too small, unless clipping or sorted data makes them so, or what makes gradients small."""
     clipped, are_small = found.get("clip-rate-high"), _warns(found, "vanishing-layers", "output-against-loss")
-    if _warns(found, "already-clipped"):
+    if _warns(found, "already-clipped", "sorted-targets"):
         return 0.25
     usual = 0.4 if are_small and needs.steps_of_the_gradients_size(history) else 0.85
     return 0.25 if clipped is not None and clipped.evidence["median_coef"] < 0.05 else usual
 
 
 def unless_decayed(weight: float) -> Reason:
-    """`weight` of steps that are too large, unless weight decay is ten times what is too much."""
+    """`weight` of steps that are too large, unless decay is ten times what is too much, or inputs make gradients so."""
 
     def weigh(finding: Finding, history: TrainingHistory, found: Found) -> float:
         decay = found.get("large-weight-decay")
         is_it = decay is not None and decay.evidence["weight_decay"] >= _FAR_TOO_MUCH_DECAY
-        return 0.4 * weight if is_it and _warns(found, "large-weight-decay") else weight
+        is_scaled = _warns(found, "input-scale") and needs.steps_of_the_gradients_size(history)
+        return 0.4 * weight if is_scaled or (is_it and _warns(found, "large-weight-decay")) else weight
 
     return weigh
 
@@ -168,8 +169,8 @@ def climbs(finding: Finding, history: TrainingHistory, found: Found) -> float:
 
 
 def unless_held_back(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """Inputs that change nothing say nothing of the targets where something else keeps the model from learning."""
-    return 0.0 if _warns(found, *_NOT_LEARNING) else 0.7
+    """Inputs that change nothing say nothing of the targets where something else may keep the model from learning."""
+    return 0.0 if _warns(found, *found.keys() - {sign_of(finding), *_STANDING}) else 0.7
 
 
 def few(weight: float) -> Reason:
@@ -179,6 +180,11 @@ def few(weight: float) -> Reason:
         return weight if finding.evidence["num_spikes"] <= 2 and num_samples(history) > 4 else 0.2 * weight
 
     return weigh
+
+
+def left_out(finding: Finding, history: TrainingHistory, found: Found) -> float:
+    """Parameters that no optimizer holds, unless the optimizer holds none of the model's."""
+    return 0.0 if finding.severity == "critical" and "are_elsewhere" not in finding.evidence else 0.99
 
 
 def if_alone(finding: Finding, history: TrainingHistory, found: Found) -> float:

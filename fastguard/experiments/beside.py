@@ -21,7 +21,7 @@ from ..records.events import Experiment
 from ..recovery.snapshots import load_random_state, random_state
 from . import forked
 from .arms import ARMS, Arm, Context, arms_for
-from .paired import HARMS, RATIOS, UNKNOWN, Comparison, compare
+from .paired import HARMS, UNKNOWN, Comparison, compare
 
 _log = logging.getLogger("fastguard")
 DOUBTFUL = (0.3, 0.8)  # causes with a confidence between these are tried
@@ -251,6 +251,6 @@ def as_note(arm: Arm, comparison: Comparison, step: int) -> Experiment:
         "effect": comparison.effect,
         "t": comparison.t,
         "num_steps": comparison.num_steps,
-        "ratio": RATIOS[comparison.verdict][arm.is_null],
+        "ratio": comparison.ratio(is_null=arm.is_null),
         "text": comparison.text(arm.text),
     }

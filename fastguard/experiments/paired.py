@@ -14,13 +14,15 @@ from .arms import Arm
 LEAST_STEPS = 8  # that are compared
 LEAST_T = 3.0
 LEAST_SHARE = 0.02
+_LARGE_SHARE = 0.1  # that counts if two seeds agree, however far apart their runs are
 _NUM_PARTS = 6
 _WIDTH = 5.0  # median absolute deviations; differences further out count as if they lay there
 HELPS, HARMS, SAME, UNKNOWN, NOT_TRIED = "helps", "harms", "no difference", "not known", "not tried"
 # P(this verdict | cause) / P(this verdict | other): of a cause whose remedy the arm is; and, if the arm permuted the
-# inputs, of targets that do not follow from them, where what is learned by heart is harmed, too. The figures are round:
-# see "Experiments" in benchmarks/README.md for the counts that they rest on.
-RATIOS = {HELPS: (4.0, 1.0), SAME: (0.5, 2.0), HARMS: (0.25, 0.2), UNKNOWN: (1.0, 1.0)}
+# inputs, of targets that do not follow from them. Whatever keeps a model from learning makes permuting harmless, and
+# what is learned by heart is harmed, too. The figures are round: see "Experiments" in benchmarks/README.md for counts.
+_RATIOS = {HELPS: (4.0, 1.0), SAME: (0.5, 1.0), HARMS: (0.25, 0.2), UNKNOWN: (1.0, 1.0)}
+_MOVES = 1e-4  # of the loss; where an arm changes less, the model does not move at all
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Comparison:
     num_steps: int  # number of steps of each run, up to the first loss of either that is not finite
     share: float  # the effect as a share of the base's mean loss
     error: float = 0.0  # the standard error of the effect, which includes the noise between two seeds if that is known
+
+    def ratio(self, *, is_null: bool) -> float:
+        """The likelihood ratio of the cause whose remedy the arm is; of wrong targets, if the arm `is_null`."""
+        return 1.0 if abs(self.share) < _MOVES else _RATIOS[self.verdict][is_null]
 
     def text(self, change: str) -> str:
         """A sentence on the result; `change` follows "with"."""
@@ -184,12 +190,15 @@ def may_help(row: Row, noise: float) -> bool:
     found = row.comparison
     if found is None or row.arm.is_null or row.verdict == HELPS:
         return row.verdict == HELPS and not row.arm.is_null
-    is_clear = found.t >= LEAST_T and found.share >= LEAST_SHARE and found.effect >= noise
+    is_large = found.effect >= noise and found.share >= LEAST_SHARE
+    is_clear = found.t >= LEAST_T and (is_large or found.share >= _LARGE_SHARE)
     return row.verdict == SAME and is_clear and not row.arm.by_validation
 
 
 def confirm(row: Row, again: Row, noise: float) -> bool:
-    """Makes of an arm's results with two seeds one; returns whether it helps with both, or clearly on average."""
+    """Makes of an arm's results with two seeds one; returns whether it helps with both, or clearly on average, or
+    whether both of its runs are lower than both without it, where those are far apart.
+    """
     first, second = row.comparison, again.comparison
     row.num_seeds = 2
     if first is None or second is None:
@@ -197,13 +206,21 @@ def confirm(row: Row, again: Row, noise: float) -> bool:
     is_sure = row.verdict == again.verdict == HELPS
     if math.isfinite(first.effect) and math.isfinite(second.effect):
         mean, error = 0.5 * (first.effect + second.effect), 0.5 * abs(first.effect - second.effect)
-        is_sure = is_sure or (may_help(again, noise) and mean >= max(noise, LEAST_T * error))
-        share, error = 0.5 * (first.share + second.share), max(error, abs(first.effect / first.t))
+        share, levels = 0.5 * (first.share + second.share), [_level(row.run), _level(again.run)]
+        bases = [levels[0] + first.effect, levels[1] + second.effect]
+        is_below = max(levels) < min(bases) - _LARGE_SHARE * abs(min(bases))
+        is_clear = mean >= LEAST_T * error and (mean >= noise or share >= _LARGE_SHARE)
+        is_sure = is_sure or (may_help(again, noise) and (is_clear or is_below))
+        error = max(error, abs(first.effect / first.t))
         row.comparison = replace(first, effect=mean, share=share, error=error, t=min(first.t, second.t))
     if not is_sure:
         row.why = f"with the second seed: {again.verdict}"
     row.verdict = HELPS if is_sure else SAME
     return is_sure
+
+
+def _level(run: Run) -> float:
+    return statistics.fmean(run.losses[len(run.losses) // 4 :])
 
 
 def _compare_validation(base: Run, run: Run, other: Run) -> Comparison | None:

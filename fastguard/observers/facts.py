@@ -101,7 +101,8 @@ class ModelFacts:
 
     def _note_untrained(self) -> None:
         """What no step changes is not another network's, as in a game, unless it looks like a copy of the model."""
-        own = {p.shape for p, _ in self._namer.known()}
+        learns = self._ledger.history.norm_max > 0.0
+        own = {p.shape for p, _ in self._namer.known() if learns}
         known = [(ref(), version) for ref, version in self._foreign.values() if self._run.step >= _LATE]
         still = [p for p, version in known if p is not None and p.grad is not None and p._version == version]
         if any(p.shape not in own for p in still):
@@ -119,7 +120,7 @@ class ModelFacts:
         still = _not_moving(optimizers)
         known = {id(p): name for p, name in self._namer.known()} if still else {}
         facts["zero_lr"] = [known.get(i, "a parameter without a name") for i in still]
-        if not self._namer.is_empty:
+        if self._namer.model is not None:  # when it is gone, its parameters are, too
             left = [(id(p), n) for p, n in self._namer.beyond(optimizers) if p.requires_grad]
             others = guarded_parameters() if left else ()
             facts["not_in_optimizer"] = [n for i, n in left if i not in others and n not in self._namer.given]
@@ -129,11 +130,9 @@ class ModelFacts:
     def record_loss_graph(self, loss: Any) -> None:
         """Records what the autograd graph of the first loss says about it, also for guards whose models are in it."""
         with self._run.failures.kept("model facts", "The rules do not know what loss it is."):
-            known = {id(p) for p, _ in self._namer.known()}
-            known |= self._guarded() if known else set()
-            self._ledger.history.note_model(**facts_of_loss(loss, known or None))
-            in_loss = parameters_of_loss(loss) if known else {}
-            self._foreign = {number: ref for number, ref in in_loss.items() if number not in known}
+            known = {id(p) for p, _ in self._namer.known()} | self._guarded()
+            self._ledger.history.note_model(**facts_of_loss(loss, known))
+            self._foreign = {number: ref for number, ref in parameters_of_loss(loss).items() if number not in known}
             node = getattr(loss, "grad_fn", None)
             self._loss = None if node is None else node._sequence_nr()
             for other in [one for one in _ALIVE if one is not self]:
@@ -171,6 +170,8 @@ class ModelFacts:
             history.note_model(num_foreign_parameters=len(self._foreign))
         elif len(met) > (history.model.num_foreign_parameters or 0):
             history.note_model(num_foreign_parameters=len(met))
+        if met and not is_shared:
+            self._ledger.history.note_model(foreign_loss_ops=other._ledger.history.model.loss_ops[:1])
 
 
 def leaves_of(model: torch.nn.Module) -> list[torch.nn.Module]:

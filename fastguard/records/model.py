@@ -121,6 +121,7 @@ class ModelNotes:
     # Parameters in that graph that are neither the model's nor guarded, such as those of another network in a game
     num_foreign_parameters: Count | None = None
     num_untrained: Count | None = None  # parameters in that graph, not the model's, that no step has changed
+    foreign_loss_ops: Names = ()  # the last operation of the loss that trains the others
     # The loss that fits the gradient of the model's output: "cross-entropy" (with its own softmax), "cross-entropy with
     # smoothed labels", "negative log-likelihood", "log of the output", "binary cross-entropy with logits", "binary
     # cross-entropy", "squared error", "absolute error", "zero"; empty if none fits or if not known. It is a squared

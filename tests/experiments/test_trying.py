@@ -1,6 +1,7 @@
 """`fastguard try`: what it says of runs, and that the runs leave the user's files alone."""
 
 import functools
+import io
 import json
 import math
 import os
@@ -73,6 +74,19 @@ def test_a_smaller_difference_helps_if_two_seeds_agree():
     assert parted.why == "with the second seed: no difference"
 
 
+def test_runs_that_lie_far_apart_do_not_hide_a_large_difference():
+    far = Run(losses(5.0))
+
+    def halved(level, base, other):
+        return judged(ARMS["lr x10"], Run(losses(level)), base, other, 4.0)
+
+    first = halved(0.5, BASE, far)
+    assert first.verdict == "no difference" and paired.may_help(first, 4.0)
+    assert paired.confirm(first, halved(2.5, far, BASE), 4.0) is False  # lower than its own base only
+    again = halved(0.5, BASE, far)
+    assert paired.confirm(again, halved(0.6, far, BASE), 4.0) and again.verdict == "helps"
+
+
 def test_the_null_arm_accuses_only_if_nothing_else_explains_it():
     same = row("inputs permuted", 1.0)
     assert outcome(row("lr x10", 1.0), same).accusation is same
@@ -83,7 +97,7 @@ def test_the_null_arm_accuses_only_if_nothing_else_explains_it():
     assert outcome(row("lr x10", 1.0), same, causes=["vanishing-gradients"]).accusation is None
 
 
-def test_table_and_notes():
+def test_table_notes_and_page(tmp_path):
     left_out = Row(
         ARMS["no dropout"], Run(problem="no module drops anything"), NOT_TRIED, why="no module drops anything"
     )
@@ -94,7 +108,26 @@ def test_table_and_notes():
     assert [one[0] for one in rows] == ["change", "as it is", "as it is, second seed", "lr x10"]
     assert rows[1][1:3] == ("0.9998", "1.1")
     assert "learning-rate-too-low (0.90)" in notes[0] and "no dropout (no module drops anything)" in notes[1]
+    path = tmp_path / "runs" / "page.html"
+    trying.write_page(found, "<b>first</b> line", rows, notes, path, "train.py")
+    page = path.read_text()
+    assert "&lt;b&gt;first" in page and page.count("<polyline") == 3 and "<script" not in page
     json.dumps(trying.to_dict(found))
+
+
+def test_progress_is_a_bar_on_a_terminal_and_a_line_elsewhere():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for stream, shown in ((Terminal(), "[############            ] 50/100"), (io.StringIO(), "fastguard try: lr x10")):
+        progress = trying._Progress(stream, 100)
+        progress.tell("lr x10", 0)
+        progress._drawn_at = -math.inf
+        progress.tell("lr x10", 50)
+        progress.end()
+        assert shown in stream.getvalue()
+        assert stream.isatty() or stream.getvalue().count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from fastguard.observers.weights import WeightWatch
 
 SCHEDULED = (LeftGradients, Sketches, CoverageWatch, WeightWatch, ActivationWatch)
 HELD = {"FirstPass", "NormStatistics", "Buffers"}  # by another part of the guard, which calls them
-OF_RANKS = {"Parity", "LocalGradients"}  # in tests/ranks
+OF_RANKS = {"Parity"}  # in tests/ranks
 WHOLE = {"activations": {"every": 3, "overhead_budget": None}, "weights": 4}
 
 

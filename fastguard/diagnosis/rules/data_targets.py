@@ -6,7 +6,7 @@ import math
 
 from ...records import TrainingHistory
 from ..finding import Seen
-from ..needs import may_rise
+from ..needs import may_rise, ranks_pairs
 from ..registry import rule
 from ..signals import has_had_time, is_stuck, median, signals_of, training_batches
 from .output import loss_and_activation
@@ -33,11 +33,12 @@ def _rises_above_its_first(history: TrainingHistory) -> bool:
 def one_target(history: TrainingHistory, *, num_targets: int = 32) -> Seen | None:
     """At least `num_targets` targets are all of one class, or those of a squared error are all one number.
 
-    Silent if other classes follow, so that the loss rises above its first, and for numbers that are all zero.
+    Silent if other classes follow, so that the loss rises above its first, for numbers that are all zero, and where the
+    logarithm of a sigmoid is taken of no targets, as in rankings.
     """
     notes, num = history.model, history.model.num_targets or 0
     # What looks like a class may be a squared error far from its targets.
-    has_classes = loss_and_activation(notes.loss_ops)[0] != "squared error"
+    has_classes = loss_and_activation(notes.loss_ops)[0] != "squared error" and not ranks_pairs(history)
     is_one_class = has_classes and notes.num_target_classes == 1 and num >= num_targets
     size = max((abs(x) for x in notes.target_range), default=0.0)
     is_one_number = loss_kind(history) == "squared error" and 1e-6 * size >= (notes.target_std or 0.0) and size > 0.0
@@ -105,15 +106,16 @@ def unrelated_targets(history: TrainingHistory, *, z: float = 1.64, carried: flo
     needs_descent=True,
     needs_targets=True,
 )
-def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100) -> Seen | None:
+def inputs_without_effect(history: TrainingHistory, *, least_step: int = 100, progress: float = 0.1) -> Seen | None:
     """The newest such experiment began after `least_step` steps, within the first epoch, and harmed nothing.
 
-    Earlier, a sound model may have learned no more than the frequencies of the targets. Silent while the loss falls by
-    three standard errors: the model may have learned from the inputs since.
+    Earlier, a sound model may have learned no more than the frequencies of the targets. Silent if the losses were equal
+    bit by bit: nothing was permuted that counts. Silent while the loss falls by three standard errors, since the model
+    may have learned from the inputs by now, and where it never fell by a share `progress`: that model learns from none.
     """
-    tried = [one for one in history.model.experiments if one["arm"] == "inputs permuted"]
+    tried = [one for one in history.model.experiments if one["arm"] == "inputs permuted" and one["effect"]]
     harmed_nothing = tried and tried[-1]["verdict"] in ("no difference", "helps") and tried[-1]["step"] >= least_step
-    if not harmed_nothing or signals_of(history).still_falls:
+    if not harmed_nothing or signals_of(history).still_falls or signals_of(history).progress < progress:
         return None
     step, num_steps = tried[-1]["step"], tried[-1]["num_steps"]
     return Seen(at=(step, step + num_steps - 1), step=step, num_steps=num_steps, t=-tried[-1]["t"])

@@ -10,7 +10,7 @@ from ...records import Entry, TrainingHistory
 from ..finding import Seen
 from ..needs import may_rise
 from ..registry import rule
-from ..signals import BLOCK, median, noise, signals_of
+from ..signals import BLOCK, is_stuck, median, noise, signals_of
 
 TITLE = "Gradients too large"
 
@@ -119,7 +119,8 @@ def already_clipped(history: TrainingHistory, *, run: int = 10, few: int = 5) ->
     number, with next to none just below. A round number has at most two significant digits. The gradients must have
     changed all the same: their sum or their largest element by more than a share 0.01.
 
-    A warning if the norm is at most 1e-5, else info.
+    A warning if the norm is at most 1e-5; at most 1e-3, if 80 losses gained less than a share 0.1 of the first. Else
+    info.
     """
     found = _at_each_step(history, run) or _now_and_then(history, few)
     if found is None:
@@ -127,7 +128,7 @@ def already_clipped(history: TrainingHistory, *, run: int = 10, few: int = 5) ->
     entries, norm, what = found
     by = history.model.clip_policy
     do = _CLIPS_TWICE.format(f": {by} sees only clipped norms.") if by else ""
-    is_nothing = norm <= 1e-5
+    is_nothing = norm <= 1e-5 or (norm <= 1e-3 and is_stuck(history, 0.1, 80))
     return Seen(at=entries, do=do, warn=is_nothing, norm=norm, num_steps=len(entries), _what=what, _by=by or "clipping")
 
 

@@ -92,18 +92,23 @@ def negated_loss(history: TrainingHistory, *, min_steps: int = 20) -> Seen | Non
 )
 def negated_policy_loss(history: TrainingHistory, *, min_steps: int = 10) -> Seen | None:
     """A log-probability times a return is not negated, and none of `min_steps` losses is above zero, so that returns
-    are positive; or, beside a loss of values, whose sign hides that, nothing else is multiplied or subtracted. Or the
-    smaller one of two clipped ratios (PPO) is minimised.
+    are positive; or, beside a loss of values, whose sign hides that, nothing else is multiplied. Or the smaller one of
+    two clipped ratios (PPO) is minimised; or the mean output of another model, whose own loss is a squared error.
     """
     outer = [*takewhile(lambda op: not op.startswith(_OF_POLICIES), policy_operations(history))]
     is_negated = any(op.startswith(("Neg", "Rsub")) for op in outer)
     maximises = any(settings.get("maximize") for settings in history.model.optimizer_settings)
-    if not reinforces(history) or is_negated or maximises or history.losses.count < min_steps:
+    if is_negated or maximises or history.losses.count < min_steps:
+        return None
+    if outer == ["MeanBackward0"] and history.model.foreign_loss_ops == ("MseLossBackward0",):
+        return Seen(see="The loss is the value that another model gives, without a minus: actions become worse.")
+    has_entropy = {"SubBackward0", "GatherBackward0", "LogBackward0"} <= {*policy_operations(history)}
+    if not reinforces(history) and not has_entropy:
         return None
     if clips_ratios(history):
         return None if "MulBackward0" in outer else Seen(_what="less likely the better they are")
     if "AddBackward0" in outer:  # beside a term of the values, whose sign says nothing of this one
-        is_plain = outer.count("MulBackward0") == 1 and not any(op.startswith("Sub") for op in outer)
+        is_plain = outer.count("MulBackward0") == 1
         return Seen(sure=0.6, _what="less likely the better they are") if is_plain else None
     return Seen(_what="less likely, whatever they bring") if history.losses.max <= 0.0 else None
 
@@ -119,13 +124,14 @@ def loss_without_floor(history: TrainingHistory, *, norm_ratio: float = 100.0, m
     """Each sixth of the window fell further than the one before, the last to below zero, and norms grew.
 
     Fires from `min_steps` losses on: norms 4-fold in one direction, by a median 0.9 of gradients, or `norm_ratio`-fold
-    in any. Or a loss was below minus 1e5 times the first, or minus 1e5. Critical if a loss was minus Inf, or anything
-    else was not finite.
+    in any. Or a loss was below minus 1e5 times the first, or minus 1e5. Or NaN or Inf came after losses below zero that
+    fell to a new least five times running, or below minus ten times the first. Critical if a loss was minus Inf, or
+    anything else was not finite.
     """
     norms, trend = history.norm_trend, history.loss_trend
     has_ended = any(e.loss == -math.inf for e in history.recent) if history.num_bad_losses else False
     runs_away = history.losses.count >= min_steps and _runs_away(history, 4.0, norm_ratio, 0.9)
-    runs_away = runs_away or history.losses.min < -1e5 * max(abs(trend.first), 1.0)
+    runs_away = runs_away or history.losses.min < -1e5 * max(abs(trend.first), 1.0) or _falls_into_nan(history)
     if _may_fall_for_ever(history) or not (has_ended or runs_away):
         return None
     grown = exp(math.log(history.norm_max) - norms.first) if history.norm_max > 0.0 and norms.count else 0.0
@@ -135,6 +141,14 @@ def loss_without_floor(history: TrainingHistory, *, norm_ratio: float = 100.0, m
         least=-math.inf if has_ended else history.losses.min,
         norm_ratio=grown,
     )
+
+
+def _falls_into_nan(history: TrainingHistory) -> bool:
+    losses = [loss for loss in signals_of(history).losses if math.isfinite(loss)][-5:]
+    if not history.num_nonfinite or len(losses) < 5 or losses[-1] >= 0.0:
+        return False
+    falls = all(a > b for a, b in pairwise(losses)) and losses[-1] == history.losses.min
+    return falls or max(losses) < -10.0 * max(abs(history.loss_trend.first), 1e-3)
 
 
 def _runs_away(history: TrainingHistory, norms_grow: float, norm_ratio: float, cosine: float) -> bool:

@@ -98,17 +98,13 @@ def odd_optimizer_settings(history: TrainingHistory, *, eps: float = 1e-3, momen
     needs_descent=True,
 )
 def learning_rate_gone(history: TrainingHistory, *, ratio: float = 0.01, share: float = 0.4) -> Seen | None:
-    """For the newest share `share` of all clean steps the learning rate was below `ratio` of the largest.
-
-    Fires from 40 such steps on, while less than a share 0.5 of the first loss was gained; of 0.9, if it was below the
-    square of `ratio` for half as long again.
+    """For the newest share `share` of all clean steps, and 40 at least, the learning rate was below `ratio` of the
+    largest, whatever the loss did: no working program was seen to train for so long at so low a rate.
     """
     s, peak, num = signals_of(history), history.lrs.max, min(history.num_clean, history.window)
     entries = [e for e in history.clean if e.lr is not None] if history.lrs.count and peak < math.inf else []
     gone = sum(1 for _ in takewhile(lambda e: (e.lr or 0.0) < ratio * peak, reversed(entries)))
-    late = entries[-max(int(1.5 * share * num), 1) :]
-    least = 0.9 if all((e.lr or 0.0) < ratio * ratio * peak for e in late) else 0.5
-    if gone < max(40, 1, share * num) or gone == history.num_clean or not s.progress < least:
+    if gone < max(40, share * num) or gone == history.num_clean:
         return None
     return Seen(
         at=entries[-gone:],

@@ -114,7 +114,12 @@ def parameters_not_in_optimizer(history: TrainingHistory, *, share: float = 0.75
     """
     names, total = history.model.not_in_optimizer, len(history.model.names)
     if not names and history.model.num_untrained:
-        return Seen(see=_LEFT_OUT, severity="warning", num_missing=history.model.num_untrained)
+        return Seen(
+            see=_LEFT_OUT,
+            severity="warning" if history.norm_max > 0.0 else "critical",
+            num_missing=history.model.num_untrained,
+            are_elsewhere=True,
+        )
     if not names or not history.num_steps:
         return None
     known = history.model.initialization
@@ -184,8 +189,8 @@ def missing_gradients(history: TrainingHistory, *, share: float = 0.7, progress:
 
     A warning if the first pass called their modules before any that learns: what comes of these is detached. Of others,
     such as an output that is not used, a warning if 100 losses gained less than a share `progress` of the first, and
-    half of that if they are more than a share `share` of the model's; else info. Experts that others stand beside do
-    not count: idle-experts reports them.
+    half of that if they are more than a share `share` of the model's; else info, as for a single one that is no
+    weight, but a factor, say. Experts that others stand beside do not count: idle-experts reports them.
     """
     notes, tensors = history.model, history.tensors
     if not notes.names or history.num_steps < 20 or not len(tensors):
@@ -207,11 +212,12 @@ def missing_gradients(history: TrainingHistory, *, share: float = 0.7, progress:
     cut = [name for name in names if name.rpartition(".")[0] in called]
     if not names:
         return None
-    is_few, is_stuck_without = _is_a_part(len(names), len(notes.names), share), is_stuck(history, progress, 100)
+    is_stuck_without = _is_a_part(len(names), len(notes.names), share) and is_stuck(history, progress, 100)
+    has_weights = len(names) > 1 or "weight" in names[0].rpartition(".")[2]
     return Seen(
         at=(history.recent[0].step, tensors.last_step),
         layers=cut or names,
-        warn=bool(cut) or (is_few and is_stuck_without) or is_stuck(history, 0.5 * progress, 100),
+        warn=bool(cut) or (has_weights and (is_stuck_without or is_stuck(history, 0.5 * progress, 100))),
         num_missing=len(cut or names),
         _though=", though their modules are called first" if cut else "",
     )
