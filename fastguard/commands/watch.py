@@ -21,6 +21,7 @@ from ..report import Report, build_report
 from ..report.text import headline
 from .cli import Parser, say
 
+_INTERVAL_S = 0.5  # between two looks
 _REST = 4.0  # times as long as the log took to read, so that a long one does not keep a core busy
 
 
@@ -78,21 +79,18 @@ def main(argv: list[str]) -> int:
         "exit codes: 0 ended by Ctrl-C; 1 output pipe closed; 3 the log cannot be read; 64 an argument is wrong",
     )
     parser.add_argument("log", metavar="RUN.jsonl", help="the log, or a folder whose newest log is shown")
-    parser.add_argument("--interval", type=float, default=0.5, help="seconds between two looks (default: 0.5)")
     arguments = parser.parse_args(argv)
-    if not 0.05 <= arguments.interval <= 3600:
-        parser.error(f"`--interval` must be from 0.05 to 3600, got {arguments.interval:g}")
     with contextlib.suppress(KeyboardInterrupt):
         run = FollowedRun(Path(arguments.log))
         say("watch", f"watching {run.given}")
         with contextlib.suppress(KeyboardInterrupt):
-            _follow(run, arguments.interval)
+            _follow(run)
         status = run.report.status.upper().replace("-", " ") if run.report else "not judged"
         say("watch", f"{status} after {count(run.history.num_steps, 'step')}")
     return 0
 
 
-def _follow(run: FollowedRun, interval: float) -> None:
+def _follow(run: FollowedRun) -> None:
     """Reads and shows the run for ever: as a block that fits the terminal, or as lines where there is none."""
     is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     drawn, problem, run_id, printed = "", "", "", set[tuple[str, str]]()
@@ -117,7 +115,7 @@ def _follow(run: FollowedRun, interval: float) -> None:
                     advice = f" What to do: {finding.recommendation}" if finding.recommendation else ""
                     print(f"{headline(finding)}: {prose(finding.summary + advice)}", flush=True)
                     printed.add((finding.rule, finding.severity))
-        time.sleep(max(interval - taken, _REST * taken))
+        time.sleep(max(_INTERVAL_S - taken, _REST * taken))
 
 
 def newer_run(path: Path) -> str:

@@ -84,8 +84,6 @@ class _Weight(NamedTuple):
     fan_in: int
     expected_std: float
     rule: str
-    kind: str = "weight"  # or "embedding"
-    least: float | None = None  # smallest usual standard deviation, if that is far below the expected one
     module: nn.Module | None = None
     attribute: str = ""
 
@@ -117,7 +115,7 @@ def _fans_of(m: Any, rule: _Rule) -> Iterator[tuple[str, Tensor, float, float, _
 def _weights_in(model: nn.Module) -> list[_Weight]:
     """The weights of a model that have an expectation; a shared one where it comes first."""
     found: dict[int, _Weight] = {}
-    rules = rules_of(model)
+    rules, looked_up = rules_of(model), {id(m.weight) for m in _embeddings(model)}
     parameters = [name for name, _ in model.named_parameters()]
     is_clear = len(set(map(strip_wrappers, parameters))) == len(parameters)  # no module of the user's is "module"
     for path, m in model.named_modules():
@@ -125,24 +123,15 @@ def _weights_in(model: nn.Module) -> list[_Weight]:
         prefix = strip_wrappers(prefix) if is_clear else prefix
         if any(p is not None and _why_not_judged(p) for p in m._parameters.values()):
             continue
-        if isinstance(m, (nn.Embedding, nn.EmbeddingBag)):
-            # Looked up, not added up: GPT's 0.02 and torch's 1 are usual.
-            least = min(1 / math.sqrt(m.embedding_dim), 0.1) if m.embedding_dim else 0.0
-            why = "looked up: 0.02, or 1/sqrt(dim) to 1"
-            weights = [_Weight(prefix + "weight", m.weight, 1, 1.0, why, "embedding", least, m, "weight")]
-        else:
-            weights = []
-            for name, tensor, fan_in, fan_out, rule in _fans_of(m, rules.get(m, _LINEAR)):
+        for name, tensor, fan_in, fan_out, rule in _fans_of(m, rules.get(m, _LINEAR)):
+            if id(tensor) not in looked_up:
                 std, why = rule.std(fan_in, fan_out), f"{rule.name}: {rule.activation} follows"
-                weights.append(_Weight(prefix + name, tensor, round(fan_in), std, why, "weight", None, m, name))
-        for weight in weights:
-            first = found.setdefault(id(weight.tensor), weight)
-            if (first.kind == "embedding") is not (weight.kind == "embedding"):  # looked up, and multiplied with
-                dim, table = weight.tensor.shape[1], first if first.kind == "embedding" else weight
-                tied: dict[str, Any] = {"fan_in": dim, "expected_std": _LINEAR.std(dim, 0), "least": None}
-                tied["rule"] = f"LeCun: tied to an embedding of {dim}"
-                found[id(weight.tensor)] = table._replace(name=first.name, **tied)
+                found.setdefault(id(tensor), _Weight(prefix + name, tensor, round(fan_in), std, why, m, name))
     return list(found.values())
+
+
+def _embeddings(model: nn.Module) -> list[Any]:
+    return [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
 
 
 def _why_not_judged(tensor: Tensor) -> str:
@@ -172,21 +161,12 @@ class AttributeDict(dict[str, Any]):
 
 
 class InitializationReport(AttributeDict):
-    """The result of `check_initialization`: a dict of each layer by name, and the verdict as `all_ok`.
+    """The result of `check_initialization`: a dict of each layer by the name of its weight, and the verdict `all_ok`.
 
-    The name is that of the weight ("0.weight"); the layer's own name ("0") finds it too. Keys are also attributes.
-
-    | key of a layer | what it is |
-    |---|---|
-    | `status` | `ok`; `too_small` (below 0.1 × expected); `too_large` (above 10 ×); `not_finite` |
-    | `expected_std`, `actual_std`, `ratio` | standard deviations; actual over expected |
-    | `kind` | `weight` or `embedding` |
-    | `fan_in`, `rule` | inputs to each output; which rule the expectation comes from, and why |
-    | `output_variance`, `variance_ratio` | with a batch: of its output; over the one before it, None for the first |
-
-    These are also keys and attributes, but not iterated over: `layers` (all of them), `not_judged` (reasons by name),
-    and with a batch `variance_ok` (no ratio outside [0.1, 10]). `all_ok` is True if all layers are ok and none was
-    without values.
+    A layer has `status` ("ok", "too_small", "too_large" or "not_finite"), `expected_std`, `actual_std`, their `ratio`,
+    `fan_in` and `rule`; with a batch also `output_variance` and `variance_ratio`, to the layer before it. Keys are also
+    attributes. So are `layers`, `not_judged` (reasons by name) and, with a batch, `variance_ok` (no ratio outside
+    [0.1, 10]). `all_ok`: all layers are ok and none was without values.
     """
 
     def __init__(self, layers: AttributeDict, all_ok: bool, **more: Any) -> None:
@@ -218,16 +198,13 @@ def check_initialization(
     """Checks that each weight of a new model has about the standard deviation that it should have.
 
     A weight is ok if actual_std is within [0.1, 10] × expected_std. For weights alone, expected_std = sqrt(2 / fan_in)
-    (He). In a model it depends on the activation that follows the layer in the order of registration, which leaves out
-    activations that are functions (`F.relu`):
+    (He). In a model it depends on the activation module that comes next in the order of registration; functions
+    (`F.relu`) are not seen. Before ReLU, GELU, SiLU and the like: sqrt(2 / fan_in). Before tanh and sigmoid, and of
+    RNNs and attention: gain · sqrt(2 / (fan_in + fan_out)), gain 5/3 for tanh and else 1. Otherwise 1 / sqrt(fan_in).
 
-    - ReLU family (ReLU, GELU, SiLU, …): sqrt(2 / fan_in);
-    - tanh, sigmoid: gain · sqrt(2 / (fan_in + fan_out)), gain 5/3 and 1; a gate of an RNN, attention's inputs: gain 1;
-    - nothing, a softmax, SELU: 1 / sqrt(fan_in).
-
-    fan_in is that of one group of a grouped convolution. Embeddings may be anything from 0.02, or 1/sqrt(dim), to 1;
-    one that is tied to an output layer is judged as that layer. GPT-2's 0.02 for every fan-in is ok in a model that
-    normalises. Parametrized weights (weight norm) are judged as they are used; biases and norms are not judged.
+    fan_in is that of one group of a grouped convolution. GPT-2's 0.02 for every fan-in is ok in a model that
+    normalises. Parametrized weights (weight norm) are judged as they are used. Embeddings, also tied ones, biases and
+    norms are not judged.
 
     Args:
         model_or_weights: a module; or weights laid out [out, in, *kernel], tensors or NumPy arrays, as a dict by name
@@ -258,7 +235,9 @@ def check_initialization(
     model = model_or_weights if isinstance(model_or_weights, nn.Module) else None
     if model is not None:
         kinds = {type(module).__name__ for module in model.modules()}
-        missing = {strip_wrappers(name): _why_not_judged(p) for name, p in model.named_parameters()}
+        embedded = {id(m.weight) for m in _embeddings(model)}
+        for name, p in model.named_parameters():
+            missing[strip_wrappers(name)] = _why_not_judged(p) or ("an embedding" if id(p) in embedded else "")
         with torch.no_grad():
             weights = _weights_in(model)
     elif batch is not None:
@@ -270,7 +249,7 @@ def check_initialization(
                 fan_in = tensor[0].numel() if tensor.shape[0] else 0
                 weights.append(_Weight(name, tensor, fan_in, _Rule("He", 1.0, "").std(fan_in, 0), "He"))
     missing = {name: why for name, why in missing.items() if why}
-    if not weights:
+    if not weights and "an embedding" not in missing.values():
         given = prose("; ".join(f"{name}: {why}" for name, why in missing.items())) or "it has no weight matrices"
         raise ValueError(f"`model_or_weights` must hold at least one weight that can be judged, got none ({given})")
     rows = kernels.tensor_stats([w.tensor.detach() for w in weights], names=[w.name for w in weights])
@@ -310,7 +289,7 @@ def _named(weights: Any) -> dict[str, Tensor]:
 def _judged(weight: _Weight, row: TensorRow) -> AttributeDict:
     # The spread of complex numbers is that of both parts together.
     std, expected, rule = row.std * math.sqrt(1 + weight.tensor.is_complex()), weight.expected_std, weight.rule
-    least = TOO_SMALL * (expected if weight.least is None else weight.least)
+    least = TOO_SMALL * expected
     if not row.abs_max and std < least:
         rule += "; all zero, which only a branch beside a residual may be"
     status = "too_small" if std < least else "too_large" if std > TOO_LARGE * expected else "ok"
@@ -320,7 +299,6 @@ def _judged(weight: _Weight, row: TensorRow) -> AttributeDict:
         actual_std=std,
         ratio=std / expected if expected else math.nan,
         fan_in=weight.fan_in,
-        kind=weight.kind,
         rule=rule,
     )
 
@@ -350,9 +328,9 @@ def stable_weight_init(model: nn.Module) -> InitializationReport:
     """Initialises a new model in place, by what follows each layer, and returns `check_initialization(model)`.
 
     Weights are normal with mean 0 and the standard deviation that `check_initialization` expects. Embeddings have 0.02,
-    and zeros at their `padding_idx`; one tied to an output layer is initialised as that. Biases are 0, weights of norms
-    1. Left as they are: frozen parameters, other parameters (positions, scales), parametrized weights (weight norm) and
-    running statistics. A branch that is to begin with zeros has to be set to zero afterwards.
+    also as output layers, and zeros at their `padding_idx`. Biases are 0, weights of norms 1. Left as they are: frozen
+    parameters, other parameters (positions, scales), parametrized weights (weight norm) and running statistics. A
+    branch that is to begin with zeros has to be set to zero afterwards.
 
     Args:
         model: with values in its parameters: not lazy, not on the meta device.
@@ -390,14 +368,10 @@ def stable_weight_init(model: nn.Module) -> InitializationReport:
         for weight in _weights_in(model):
             own = None if weight.module is None else weight.module._parameters.get(weight.attribute)
             if own is not None and own.requires_grad:
-                _fill(own, weight)
+                own.normal_(0.0, weight.expected_std)
+        for module in _embeddings(model):
+            if module.weight.requires_grad:
+                module.weight.normal_(0.0, _EMBEDDING_STD)
+                if module.padding_idx is not None:
+                    module.weight[module.padding_idx].zero_()
     return check_initialization(model)
-
-
-def _fill(p: Tensor, weight: _Weight) -> None:
-    is_looked_up = weight.kind == "embedding" and weight.fan_in == 1  # and no more: a tied one is multiplied with
-    std = _EMBEDDING_STD if is_looked_up else weight.expected_std
-    p.normal_(0.0, std)
-    padding = getattr(weight.module, "padding_idx", None)
-    if weight.kind == "embedding" and padding is not None:
-        p[padding].zero_()

@@ -205,27 +205,26 @@ def _one(source: Any, what: str) -> DrawnRun:
     return runs[0]
 
 
-def plot_gradient_flow(source: Any, *, index: int = -1) -> Any:
-    """Root mean square and largest |gradient| of each tensor at one sampled step, from the first layer to the last.
+def plot_gradient_flow(source: Any) -> Any:
+    """Root mean square and largest |gradient| of each tensor at the newest sampled step, from the first layer on.
 
     If the bars get shorter towards the left, gradients vanish on their way to the first layers. The well-known figure
     of this name shows means of |gradient|, which are not recorded; the root mean square is never smaller.
 
     Args:
         source: a guard, a `TrainingHistory`, the path of a log.
-        index: index among the steps with a table; -1 is the newest.
 
     Returns, Raises, Cost: as for `plot_loss`. Marks along the top show tensors with NaN or Inf. It also raises
-    ValueError for several runs, and if there is no table of tensors, or no such step.
+    ValueError for several runs, and if there is no table of tensors.
     """
     run = _one(source, "a gradient flow")
     grid = run.grids["rms"]
-    if not -len(grid) <= index < len(grid):
-        raise ValueError(f"there are {len(grid)} steps with a table of tensors, none with index {index}")
-    rms, largest = grid.column(index), run.grids["max"]
-    highest = largest.column(index) if len(largest) == len(grid) else {}
+    if not grid.rows:
+        raise ValueError(f"{run.name!r} has no table of tensors")
+    rms, largest = grid.column(-1), run.grids["max"]
+    highest = largest.column(-1) if len(largest) == len(grid) else {}
     names = run.in_order(rms)
-    first, last = grid.steps[index]
+    first, last = grid.steps[-1]
     when = f"step {last}" if first == last else f"steps {first} to {last}, the largest of each"
     made = style.figure(f"Gradient flow, {when}", "|gradient|", log=True, x="tensor, from the input to the output")
     for name, values, colour in (("largest", highest, 5), ("root mean square", rms, 0)):
@@ -237,10 +236,10 @@ def plot_gradient_flow(source: Any, *, index: int = -1) -> Any:
     return made.update_layout(barmode="overlay", hovermode="x").update_xaxes(type="category")
 
 
-def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -> Any:
+def plot_layers(source: Any, value: str = "norm") -> Any:
     """A heat map of layers by sampled steps, the first layer at the top.
 
-    If there are more than `max_rows` tensors, neighbours in the model share a row, which shows their largest value and
+    If there are more than 512 tensors, neighbours in the model share a row, which shows their largest value and
     the names of the first and the last.
 
     Args:
@@ -248,12 +247,11 @@ def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -
             columns: the first samples and the recent ones.
         value: "norm" or "max" of gradients, "update" over weights, share of "zeros" in gradients, "saturation" of
             activations.
-        max_rows: the largest number of rows.
 
     Returns, Raises, Cost: as for `plot_loss`. NaN and Inf are red. It also raises ValueError for several runs, an
     unknown `value`, and one that was not sampled.
     """
-    return _heat_map(source, value, _MEASURES, max_rows)
+    return _heat_map(source, value, _MEASURES)
 
 
 def plot_activations(source: Any, value: str = "dead") -> Any:
@@ -267,10 +265,10 @@ def plot_activations(source: Any, value: str = "dead") -> Any:
     Returns, Raises, Cost: as for `plot_loss`. It also raises ValueError for several runs, an unknown `value`, and if no
     activations were sampled, as `wrap(..., activations=True)` does.
     """
-    return _heat_map(source, value, _ACTIVATIONS, MAX_ROWS)
+    return _heat_map(source, value, _ACTIVATIONS)
 
 
-def _heat_map(source: Any, value: str, measures: Mapping[str, tuple[str, str, bool]], max_rows: int) -> Any:
+def _heat_map(source: Any, value: str, measures: Mapping[str, tuple[str, str, bool]]) -> Any:
     if value not in measures:
         raise ValueError(f"`value` must be one of {', '.join(measures)}; got {value!r}")
     key, title, is_log = measures[value]
@@ -279,7 +277,7 @@ def _heat_map(source: Any, value: str, measures: Mapping[str, tuple[str, str, bo
     if not grid.rows:
         raise ValueError(f"{run.name!r} has no samples of this: {title}")
     names = run.in_order(grid.rows)
-    size = -(-len(names) // max(1, max_rows))
+    size = -(-len(names) // MAX_ROWS)
     groups = [names[i : i + size] for i in range(0, len(names), size)]
     labels = [style.text(g[0] if len(g) == 1 else f"{g[0]} ... {g[-1]}") for g in groups]
     columns = [zip(*(grid.values(name) for name in group)) for group in groups]

@@ -167,6 +167,10 @@ class TestReadAsFarAsItCanBe:
         said = "written by a newer version? 3 unknown keys ignored: of_later, event, model/sharded"
         assert err == f"fastguard diagnose: {said}\n"
 
+    def test_facts_that_an_older_version_wrote(self, told):
+        older = '{"time":1.0,"model":{"num_averaged":3,"odd_ranks":[{"rank":3}]}}'
+        assert told(healthy_log() + older)[::2] == (0, "")
+
     def test_unknown_keys_without_end(self, told):
         lines = "".join(line(step=i, **{f"\x1b{i}": 1, "n" * 5000: 2}) + "\n" for i in range(300))
         code, _, err = told(lines)

@@ -140,7 +140,8 @@ def test_what_is_not_finite_is_red_and_told(trained):
     assert "0.weight: NaN or Inf" in bad.text[list(bad.y).index("0.weight")]
 
 
-def test_a_group_shows_its_worst_and_names_it(tmp_path):
+def test_a_group_shows_its_worst_and_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(visualization.figures, "MAX_ROWS", 10)
     names = [f"layers.{i}.weight" for i in range(100)]
     parameters = [(name, torch.nn.Parameter(torch.zeros(2))) for name in names]
     sink = fastguard.JsonlSink(tmp_path / "run.jsonl")
@@ -148,7 +149,7 @@ def test_a_group_shows_its_worst_and_names_it(tmp_path):
     for i, (_, parameter) in enumerate(parameters):
         parameter.grad = torch.full((2,), 100.0 if i == 57 else 1.0)
     optimizer.step()
-    heat = visualization.plot_layers(optimizer, "max", max_rows=10).data[0]
+    heat = visualization.plot_layers(optimizer, "max").data[0]
     assert len(heat.y) == 10
     assert [row[0] for row in heat.z] == pytest.approx([2.0 if place == 5 else 0.0 for place in range(10)])
     assert heat.text[5][0] == "layers.57.weight: 100"
@@ -203,7 +204,7 @@ def a_step():
         (lambda path: visualization.plot_layers(path, "speed"), ValueError, "must be one of norm, update"),
         (lambda path: visualization.plot_activations(a_step()), ValueError, "has no samples of this"),
         (lambda path: visualization.plot_updates(a_step()), ValueError, "no update was measured"),
-        (lambda path: visualization.plot_gradient_flow(a_step()), ValueError, "0 steps with a table"),
+        (lambda path: visualization.plot_gradient_flow(a_step()), ValueError, "no table of tensors"),
         (lambda path: visualization.plot_loss(path.with_name("no.jsonl")), FileNotFoundError, "no.jsonl"),
     ],
 )

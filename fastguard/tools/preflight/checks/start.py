@@ -53,7 +53,7 @@ def weights_out_of_scale(evidence: Evidence, *, least_layers: int = 1) -> Seen |
     bad = {
         name: layer
         for name, layer in result.layers.items()
-        if layer.status != "ok" and not (name == last and layer.status == "too_small") and layer.kind != "embedding"
+        if layer.status != "ok" and not (name == last and layer.status == "too_small")
     }
     parameters = evidence.parameters
     is_zero = [name for name in bad if name in parameters and not bool(parameters[name].detach().any())]
