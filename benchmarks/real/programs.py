@@ -9,7 +9,7 @@ from typing import Any
 
 import tomllib
 
-SETS = ("", "fresh", "third", "fourth")
+SETS = ("", "fresh", "third", "fourth", "fifth")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def read(which: str = "") -> tuple[list[Program], list[Program], dict[str, str]]
                 patches={**by_name[one["program"]].patches, **one["texts"]})
         for one in _read(which, "faults")["fault"]
     ]  # fmt: skip
-    return programs, faults, (_read("third", "programs")["modules"] if which == "fourth" else {}) | given["modules"]
+    return programs, faults, (read(SETS[SETS.index(which) - 1])[2] if which in SETS[3:] else {}) | given["modules"]
 
 
 def _read(which: str, what: str) -> dict[str, Any]:
