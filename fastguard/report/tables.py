@@ -20,7 +20,6 @@ _OF_MODULES: _Columns = (
 )  # fmt: skip
 _OF_CHOICES: _Columns = (
     ("choices of", "module", 36), ("entropy", "entropy", ".0%"), ("max logit", "max_logit", ".3g"),
-    ("max load", "max_load", ".0%"), ("unused experts", "dead_ratio", ""),
 )  # fmt: skip
 _OF_WEIGHTS: _Columns = (
     ("weights of", "parameter", 36), ("norm", "norm", ".3g"), ("std", "std", ".3g"),
@@ -125,7 +124,7 @@ def module_rows(history: TrainingHistory) -> tuple[Row, ...]:
             **{name: getattr(m.stats, name) for name in ("mean", "std", "zero_ratio", "saturation_ratio")},
             "num_nonfinite": m.stats.num_nans + m.stats.num_infs,
             **{name: getattr(m, name) for name in ("num_units", "num_dead_units", "is_choice")},
-            **_or_nan(entropy=m.entropy, max_logit=m.max_logit, max_load=max(m.load) if m.load else None),
+            **_or_nan(entropy=m.entropy, max_logit=m.max_logit),
         }
         for m in newest
     )
@@ -150,7 +149,7 @@ def _or_nan(**known: float | None) -> dict[str, float]:
 
 
 def sample_tables(modules: Sequence[Row], weights: Sequence[Row]) -> list[list[str]]:
-    """Tables of activations, of attention and routers, and of updates: the twelve worst rows of each, in order."""
+    """Tables of activations, of attention, and of updates: the twelve worst rows of each, in order."""
     choices = [row for row in modules if row["is_choice"]]
     others = [row for row in modules if not row["is_choice"]]
     updates = [dict(row) for row in weights if row["num_nonfinite"] or not math.isnan(row["update_ratio"])]

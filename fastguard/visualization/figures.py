@@ -26,7 +26,7 @@ _ACTIVATIONS = {
     "zeros": ("near zero", "share of (near) zero activations", False),
     "saturation": ("saturated", "share of saturated activations", False),
     "dead": ("dead", "share of dead units", False),
-    "entropy": ("entropy", "entropy of attention and routers, as a share of its maximum", False),
+    "entropy": ("entropy", "entropy of attention, as a share of its maximum", False),
 }
 
 
@@ -260,7 +260,7 @@ def plot_layers(source: Any, value: str = "norm", *, max_rows: int = MAX_ROWS) -
 
 def plot_activations(source: Any, value: str = "dead") -> Any:
     """A heat map of modules by sampled steps: the share of dead units, of (near) zero or of saturated activations; or
-    the entropy of attention and routers, as a share of its maximum.
+    the entropy of attention, as a share of its maximum.
 
     Args:
         source: a guard, a `TrainingHistory`, the path of a log.

@@ -1,6 +1,5 @@
-"""Small models with attention and experts, as they are written elsewhere."""
+"""Small models with attention, as they are written elsewhere."""
 
-import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
@@ -27,65 +26,6 @@ class Heads(nn.Module):
             self.norm(q), self.norm(k), v, mask, self.dropout, self.causal, enable_gqa=self.num_keys < self.num_heads
         )
         return self.o(y.transpose(-2, -3).flatten(-2))
-
-
-class Experts(nn.Module):
-    """A mixture of experts: each token goes to the `top_k` likeliest."""
-
-    def __init__(self, width=16, num=8, top_k=2, router=None):
-        super().__init__()
-        self.gate = nn.Linear(width, num, bias=False) if router is None else router
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(num))
-        self.top_k = top_k
-
-    def forward(self, x):
-        self.probabilities = self.gate(x).softmax(-1)
-        weights, chosen = self.probabilities.topk(self.top_k)
-        weights = [(weights * (chosen == i)).sum(-1, keepdim=True) for i in range(len(self.experts))]
-        return sum(w * expert(x) for w, expert in zip(weights, self.experts, strict=True))
-
-    def imbalance(self):
-        """Fedus et al. 2022, equation 4, of the first choice."""
-        p = self.probabilities.flatten(0, -2)
-        return p.shape[1] * (F.one_hot(p.argmax(-1), p.shape[1]).float().mean(0) * p.mean(0)).sum()
-
-
-class TopRouter(nn.Module):
-    """As Transformers has it: logits, the scores of the chosen, and which they are."""
-
-    def __init__(self, width=16, num=8, top_k=2):
-        super().__init__()
-        self.num_experts, self.top_k = num, top_k
-        self.weight = nn.Parameter(torch.randn(num, width) / 4)
-
-    def forward(self, x):
-        logits = F.linear(x.flatten(0, -2), self.weight)
-        scores, chosen = logits.softmax(-1).topk(self.top_k)
-        return logits, scores, chosen
-
-
-class StackedExperts(nn.Module):
-    """The weights of all experts in tensors of three dimensions."""
-
-    def __init__(self, width=16, num=8):
-        super().__init__()
-        self.up = nn.Parameter(torch.randn(num, width, width) / 4)
-
-    def forward(self, x, chosen, scores):
-        return torch.einsum("tk,tkij,tj->ti", scores, self.up[chosen], x.flatten(0, -2)).view_as(x)
-
-
-class StackedMoe(nn.Module):
-    """A sparse block as Mixtral's."""
-
-    def __init__(self, width=16, num=8, top_k=2):
-        super().__init__()
-        self.router, self.experts = TopRouter(width, num, top_k), StackedExperts(width, num)
-        self.shared_expert_gate = nn.Linear(width, 1)
-
-    def forward(self, x):
-        _, scores, chosen = self.router(x)
-        return self.experts(x, chosen, scores) + self.shared_expert_gate(x).sigmoid() * x
 
 
 class Block(nn.Module):

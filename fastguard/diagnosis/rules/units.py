@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Iterable
 
 from ...records import TrainingHistory
 from ...records.samples import ModuleActivity
@@ -12,6 +13,8 @@ from ..signals import is_felt_by_the_loss, signals_of
 
 TITLE = "Units"
 
+_SAYS_SO = re.compile(r"expert|branch|heads?$|moe", re.IGNORECASE)  # what the list of them is called
+_NUMBER = re.compile(r"\.\d+(?=\.)")
 _MANY_BATCHES = 4
 _NEARLY_ALL = 0.95
 _Lasting = list[tuple[str, float, int]]  # module, least share, first step
@@ -165,3 +168,41 @@ def dropout_high(history: TrainingHistory, *, share: float = 0.8) -> Seen | None
         return None
     names = sorted(high, key=lambda name: -high[name])
     return Seen(layers=names, dropout=high[names[0]], num_modules=len(high))
+
+
+def siblings(names: Iterable[str]) -> list[dict[str, list[str]]]:
+    """Modules that differ in one number of their name and have the same parameters: names of these by module.
+
+    >>> siblings(["experts.0.up.weight", "experts.1.up.weight", "head.weight"])
+    [{'experts.0': ['experts.0.up.weight'], 'experts.1': ['experts.1.up.weight']}]
+    """
+    families: dict[str, dict[str, list[str]]] = {}
+    for name in names:
+        for found in _NUMBER.finditer("." + name):
+            prefix, module = name[: max(found.start() - 1, 0)], name[: found.end() - 1]
+            families.setdefault(prefix, {}).setdefault(module, []).append(name)
+    alike = []
+    for modules in families.values():
+        inner = {frozenset(name.removeprefix(module) for name in mine) for module, mine in modules.items()}
+        if len(modules) > 1 and len(inner) == 1:
+            alike.append(modules)
+    return alike
+
+
+def idle_branches(names: Iterable[str], absent: Collection[str]) -> set[str]:
+    """Those of `absent` that belong to branches side by side, of which others are not absent."""
+    found: set[str] = set()
+    for modules in siblings(names):
+        idle = [module for module, mine in modules.items() if all(name in absent for name in mine)]
+        if idle and len(idle) < len(modules) and _are_parallel(list(modules), idle):
+            found.update(name for module in idle for name in modules[module])
+    return found
+
+
+def _are_parallel(modules: list[str], idle: list[str]) -> bool:
+    """Whether modules stand side by side, and not one behind the other."""
+    if _SAYS_SO.search(modules[0].rpartition(".")[0].rpartition(".")[2]):
+        return True
+    places = [module not in idle for module in modules]
+    first, last = places.index(True), len(places) - 1 - places[::-1].index(True)
+    return not all(places[first : last + 1])

@@ -98,8 +98,8 @@ def replay(model: nn.Module, forward: Callable[[], Any]) -> Replay:
 
     Cost: a forward pass, one read of each output, and a copy of the buffers; one sync of the device.
     """
-    everything: dict[str, Any] = {"modules": "all", "attention": False, "routers": None}
-    monitor = ActivationMonitor(model, **everything, every=1, overhead_budget=None, training_only=False)
+    settings: dict[str, Any] = {"modules": "all", "attention": False, "every": 1, "overhead_budget": None}
+    monitor = ActivationMonitor(model, **settings, training_only=False)
     monitor.follow_guard()  # one step, however often `forward` calls the model
     try:
         # A graph does not call hooks that were set after it was compiled. Importing dynamo takes a second.

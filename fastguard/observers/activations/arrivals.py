@@ -27,8 +27,8 @@ from .selection import Judgement
 
 _NUM_ORIGINS = 32
 _NUM_UNCLAIMED = 64  # sampled steps with records that were not taken
+_UNIT_SHARE = 0.99  # of a unit's elements must be near zero for it to be dead
 _NUM_NAMED = 32  # indices that a record names
-_SUM_ABS = CHANNEL_COLUMNS.index("sum_abs")
 _HEAD = ("module", "family", "mean", "std", "|max|", "zero", "saturated", "dead units", "")
 
 
@@ -219,9 +219,7 @@ class Arrivals:
             table = sum(tables[1:], start=tables[0]).view(-1, len(CHANNEL_COLUMNS))
             elements = sum(row.numel for row in rows) // table.shape[0]
             if elements:
-                of_units = self._judge_units(key, table[:, :2] >= elements * judgement.unit_share)
-                if judgement.family == "router":
-                    of_units["load"] = tuple((table[:, _SUM_ABS] / elements).tolist())
+                of_units = self._judge_units(key, table[:, :2] >= elements * _UNIT_SHARE)
         return ModuleActivity(
             name=key,
             family=judgement.family,
@@ -306,5 +304,3 @@ def _remarks(record: ModuleActivity) -> Iterator[str]:
         yield f"entropy {record.entropy:.0%} of the largest"
     if record.max_logit is not None:
         yield f"logits up to {record.max_logit:.3g}"
-    if record.load:
-        yield f"{max(record.load):.0%} of the tokens to expert {record.load.index(max(record.load))}"

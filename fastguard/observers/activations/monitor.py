@@ -21,7 +21,7 @@ from ...records.samples import ActivationStats, ModuleActivity
 from ..facts import kind_of
 from ..observer import held_weakly, unwrapped
 from .arrivals import Arrivals, Origin, draw
-from .choices import ROUTER_KIND, AttentionWatch, routers_of
+from .choices import AttentionWatch
 from .collector import Budget, Collector, Cost, Hook, first_input, nothing, outputs
 from .selection import Selector, choose, matcher, names_of
 
@@ -48,9 +48,6 @@ class ActivationMonitor:
             searched in the names, a module type, a module, or several of these.
         attention: watch the weights, their entropy and the largest logit in calls of
             `torch.nn.functional.scaled_dot_product_attention`, computed again for a few queries; see Limits.
-        routers: modules that choose among experts; the monitor watches the load of each expert, the entropy and experts
-            without tokens. "default" (modules next to a list of experts, or to a module named so), a selector as for
-            `modules`, or None.
         every: steps from one sample to the next, beginning with the first step.
         window: number of sampled steps; a unit is dead if 99 % of its elements were near zero in all of them.
         overhead_budget: share of the training time that sampling may take. If it takes more, samples become rarer, in
@@ -70,8 +67,8 @@ class ActivationMonitor:
     distributed run sees its own part. nn.DataParallel on several GPUs runs hooks in threads, which the monitor does not
     tell apart. Replays of CUDA graphs, and so torch.compile(mode="reduce-overhead"), call no hooks. The monitor sees
     attention if a module calls the function, also in a compiled graph, or if nn.MultiheadAttention does with
-    `need_weights=False`. It does not see FlexAttention, kernels of other packages, attention written with matrix
-    products (it samples a softmax module in it as such), and routers whose scores are not the output of a module.
+    `need_weights=False`. It does not see FlexAttention, kernels of other packages, and attention written with
+    matrix products (it samples a softmax module in it as such).
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU())
@@ -89,7 +86,6 @@ class ActivationMonitor:
         window_size: int = 100,
         modules: Selector = "default",
         attention: bool = True,
-        routers: Selector | None = "default",
         every: int = 10,
         window: int = 10,
         overhead_budget: float | None = 0.01,
@@ -119,7 +115,6 @@ class ActivationMonitor:
             return
         root, named, fits = unwrapped(model), names_of(model), matcher("modules", modules)
         targets = choose(named, modules == "default", fits)
-        routers_found = routers_of(named, routers, fits)
         self.names = tuple(target.name for target in targets if not target.is_quiet)
         self._arrivals.root = kind_of(named[""])
         collector = self._collector
@@ -131,9 +126,6 @@ class ActivationMonitor:
             show = partial(collector.see, target._replace(module=None))  # a hook does not keep its module alive
             find = first_input if target.of_input else outputs
             self._hooks.append(Hook(target.module, collector, find, show, target.name, at_end=not target.of_input))
-        for target, router in routers_found:
-            show = partial(router.show, collector, target.name)
-            self._hooks.append(Hook(target.module, collector, router.find, show, target.name + ROUTER_KIND))
         begins, ends = collector.begin, held_weakly(self._pass_ends)
         self._pass_hooks = [
             Hook(root, collector, nothing, begins, at_end=False, on_every_step=True),

@@ -32,7 +32,6 @@ class Judgement(NamedTuple):
     near_zero: float = 1e-6  # elements with |x| below it count as near zero
     has_units: bool = False  # whether to judge each index of the unit dimension on its own
     row_dim: int | None = None  # dimension along which slices sum to one (softmax); None for other modules
-    unit_share: float = 0.99  # share of a unit's elements that must be near zero for it to be dead
 
 
 RELU = Judgement("relu", has_units=True)
@@ -45,7 +44,6 @@ BLOCK = Judgement("block")
 LINEAR = Judgement("linear")
 PLAIN = Judgement("other")  # only checked for NaN and Inf, such as the second tensor of a tuple
 ATTENTION_WEIGHTS = Judgement("attention_weights", high=THRESHOLD)
-ROUTER = Judgement("router", has_units=True, unit_share=1.0)  # an expert of 256 gets few tokens, and is alive
 UNKNOWN = Judgement("other", -THRESHOLD, THRESHOLD, has_units=True)
 
 _BATCH_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)  # instance norms among them
