@@ -7,7 +7,6 @@ from fastguard.records.samples import WeightStats
 
 from made_runs import (
     activity,
-    attending,
     batch,
     batches_run,
     bend,
@@ -93,7 +92,6 @@ HEALTHY = {
     "a naturally sparse ReLU": with_activities(activity(zero=0.9, dead=0.2)),
     "a lively tanh": with_activities(activity(family="tanh", zero=0.0, saturated=0.25)),
     "a causal softmax": with_activities(activity(family="softmax", zero=0.5)),
-    "attention that looks at one place, as the task asks": with_activities(attending(max_logit=60.0, entropy=0.02)),
     "usual updates": weights_run(lambda step, name: 0.05 / (1 + step / 20)),
     "momentum that gathers speed": weights_run(lambda step, name: {0: 0.005, 10: 0.035}.get(step, 0.02), every=10),
     "layers that differ by 30": layered(100, lambda step, place: (1 + step % 7 / 9) / (1 + 4 * place)),
@@ -163,8 +161,6 @@ BAD = {
     "half-precision-underflow": _underflowing(),
     "dead-units": with_activities(activity(zero=0.9, dead=0.8)),
     "saturated-units": with_activities(activity(family="tanh", zero=0.0, saturated=0.97)),
-    "attention-collapse": with_activities(activity(family="softmax", zero=0.97, units=0)),
-    "attention-logits-large": with_activities(attending(max_logit=2e4, entropy=0.2)),
     "page-faults": run(falling_losses(50), resources=machine(page_faults=69_000.0, system_share=0.3)),
     "swapping": run(falling_losses(50), resources=machine(major_faults=40.0, swapped_bytes=3e9)),
     "starved-of-cores": run(falling_losses(50), resources=machine(core_wait_share=0.5)),

@@ -129,11 +129,6 @@ def activity(name="act", family="relu", *, zero=0.3, saturated=0.0, units=64, de
     )  # fmt: skip
 
 
-def attending(name="attn[attention]", *, max_logit=8.0, entropy=0.6):
-    """Sampled attention of one module."""
-    return activity(name, "attention_weights", zero=0.4, units=0, max_logit=max_logit, entropy=entropy)
-
-
 def with_activities(*modules, every=20, num_steps=100, since=0):
     """A run that samples these activations every 20 steps, from step `since` on."""
     return run(

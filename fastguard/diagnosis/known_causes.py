@@ -69,7 +69,7 @@ cause(
         "growing-norm": 0.4,
     },
     "dead-units zero-gradients vanishing-gradients non-finite-activations saturated-units overfitting "
-    "learning-rate-unusual attention-collapse unsteady nonfinite standstill",
+    "learning-rate-unusual unsteady nonfinite standstill",
     unless="learning-rate-still-rising gradients-not-cleared lone-element",
 )
 cause(

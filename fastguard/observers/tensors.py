@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -41,15 +41,6 @@ def labelled(output: Any) -> list[tuple[str, torch.Tensor]]:
     found = leaves(output)[:MAX_LEAVES]
     first = next((i for i, (_, x) in enumerate(found) if x.is_floating_point() or x.is_complex()), -1)
     return [("" if i == first else path, x) for i, (path, x) in enumerate(found)]
-
-
-class Extract(NamedTuple):
-    """Small tensors, made of what a module computed, that are read as its output is."""
-
-    values: torch.Tensor  # what the record's statistics are of
-    unit_dim: int | None = None  # dimension of its units; None if it has none
-    entropy: torch.Tensor | None = None  # of each query or token, as a share of the largest; NaN without a choice
-    largest: torch.Tensor | None = None  # the largest logit of each query
 
 
 def inputs_of(args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

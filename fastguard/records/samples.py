@@ -160,11 +160,11 @@ class ModuleActivity(Plain):
     Attributes:
         name: the module's name in the model, without the prefixes of wrappers. "name#2" is its second call within a
             pass, "name[1]" or "name['key']" a further output tensor, "name[hidden]" the hidden layer of a gated MLP,
-            "name[attention]" the attention weights that it computes; the model as a whole has the name of its class.
+            the model as a whole has the name of its class.
         family: its kind: "relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax", "attention", "norm", "linear",
-            "block", "other" or "attention_weights". Saturation has no meaning for "attention", "norm", "linear" and
-            "block": there only Inf counts as saturated.
-        stats: the output's statistics. For attention weights, those of the sampled queries.
+            "block" or "other". Saturation has no meaning for "attention", "norm", "linear" and "block": there only Inf
+            counts as saturated. Older logs also have "attention_weights" and "router".
+        stats: the output's statistics.
         order: place in the order of execution within its forward pass, from 0.
         inputs_finite: whether all its inputs were finite; None if not checked, as while the output is finite.
         num_units: size of the unit (channel) dimension; 0 if units were not told apart.
@@ -172,9 +172,6 @@ class ModuleActivity(Plain):
         num_saturated_units: the same for saturation.
         dead_units, saturated_units: indices of the first 32 of them.
         num_batches: how many batches the window had when units were judged.
-        entropy: entropy of attention weights: the mean over queries, as a share of the maximum, 0.0 to 1.0. None for
-            other modules, as is the next.
-        max_logit: the largest attention logit of the sampled queries, after scaling and masking.
     """
 
     name: str
@@ -188,16 +185,9 @@ class ModuleActivity(Plain):
     dead_units: tuple[int, ...] = ()
     num_batches: int = 1
     saturated_units: tuple[int, ...] = ()
-    entropy: float | None = None
-    max_logit: float | None = None
 
     dead_unit_ratio = share_of("num_dead_units", "num_units", "Share of units that are dead; 0.0 if not told apart.")
     saturated_unit_ratio = share_of("num_saturated_units", "num_units", "The same for saturated units.")
-
-    @property
-    def is_choice(self) -> bool:
-        """Whether these are attention weights, whose statistics say little by themselves; "router" is in older logs."""
-        return self.family in ("attention_weights", "router")
 
     @property
     def is_origin(self) -> bool:

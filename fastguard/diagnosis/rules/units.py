@@ -9,7 +9,7 @@ from ...records import TrainingHistory
 from ...records.samples import ModuleActivity
 from ..finding import Seen, listed
 from ..registry import rule
-from ..signals import is_felt_by_the_loss, signals_of
+from ..signals import signals_of
 
 TITLE = "Units"
 
@@ -101,58 +101,6 @@ def saturated_units(history: TrainingHistory, *, share: float = 0.5, severe: flo
     Info; a warning from `severe` on if the loss suffers, or from 95% on.
     """
     return _seen(_lasting(history, ("tanh", "sigmoid", "hardtanh"), _saturated, share, 2), history, share, severe)
-
-
-@rule(
-    "attention-collapse",
-    source="our own; entropy collapse of Zhai et al. 2023",
-    see="{ratio:.0%} of the weights of {_worst} are zero{_also}.",
-    remedy="Lower the learning rate, normalise queries and keys, or scale the logits down.",
-)
-def attention_collapse(history: TrainingHistory, *, share: float = 0.9, entropy: float = 0.03) -> Seen | None:
-    """At least a `share` of a softmax's output is zero to within 1e-6, in 2 samples in a row.
-
-    Of `scaled_dot_product_attention`: the mean entropy of a query's weights is at most `entropy` of its maximum, and
-    the loss has lost part of its gain, since a task may be solved by looking at one place.
-    """
-    found = _lasting(history, ("softmax",), lambda m: m.stats.near_zero_ratio, share, 2)
-    if found or not is_felt_by_the_loss(history):
-        return _seen(found, history, share)
-
-    def certainty(module: ModuleActivity) -> float:
-        return 1.0 - (1.0 if module.entropy is None else module.entropy)
-
-    found = _lasting(history, ("attention_weights",), certainty, 1.0 - entropy, 2)
-    see = "The attention of {_worst} is {ratio:.0%} certain: nearly each query has one key{_also}."
-    return _seen(found, history, entropy, see=see)
-
-
-@rule(
-    "attention-logits-large",
-    of="attention-collapse",
-    severity="critical",
-    source="Dehghani et al. 2023 (ViT-22B), section 2, and Wortsman et al. 2023, section 3.1: runs whose logits passed "
-    "about 1e4 diverged; Kimi Team 2025, section 2.1: growth beyond 1000, held at 100",
-    see="Attention logits of {_worst} reach {max_logit:.3g}{_grown}{_also}.",
-    remedy="Normalise queries and keys, lower the learning rate of their projections, or cap the logits.",
-)
-def attention_logits_large(history: TrainingHistory, *, limit: float = 100.0, severe: float = 1e3) -> Seen | None:
-    """The largest attention logit of a module is above `limit` in 2 samples in a row.
-
-    Info; a warning above `severe`; critical above 1e4 if the loss has lost part of its gain.
-    """
-    found = _lasting(history, ("attention_weights",), lambda m: m.max_logit or 0.0, limit, 2)
-    seen = _seen(found, history, limit)
-    if seen is None:
-        return None
-    worst, largest, _ = found[0]
-    began = history.activations[worst].first.value.max_logit
-    is_lost = largest > 1e4 and is_felt_by_the_loss(history)
-    seen.severity = "critical" if is_lost else "warning" if largest > severe else "info"
-    seen.sure = 0.95 if largest > severe else 0.7
-    seen.measured["max_logit"] = seen.measured.pop("ratio")
-    seen.measured["_grown"] = f", from {began:.3g} at first" if began is not None and began < 0.5 * largest else ""
-    return seen
 
 
 @rule(

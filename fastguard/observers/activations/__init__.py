@@ -98,7 +98,7 @@ def replay(model: nn.Module, forward: Callable[[], Any]) -> Replay:
 
     Cost: a forward pass, one read of each output, and a copy of the buffers; one sync of the device.
     """
-    settings: dict[str, Any] = {"modules": "all", "attention": False, "every": 1, "overhead_budget": None}
+    settings: dict[str, Any] = {"modules": "all", "every": 1, "overhead_budget": None}
     monitor = ActivationMonitor(model, **settings, training_only=False)
     monitor.follow_guard()  # one step, however often `forward` calls the model
     try:

@@ -119,8 +119,6 @@ class Sighting(NamedTuple):
     # whether each is the first one, and its reading; None if it was overwritten. None if they do not matter
     inputs: Sequence[tuple[bool, Measurement | None]] | None = None
     is_quiet: bool = False  # it makes no record while it is finite
-    entropy: Measurement | None = None  # this and `largest`: as `Extract` has them
-    largest: Measurement | None = None
 
     def inputs_finite(self) -> bool | None:
         """Whether the inputs were; None if not known. Inf counts in the first one only: others may be masks."""
@@ -185,8 +183,8 @@ class Arrivals:
     def _add(self, step: int, records: tuple[ModuleActivity, ...]) -> None:
         self.latest = records
         for record in records:
-            knows_units = record.num_units or record.is_choice  # a masked weight is not dead
-            self.add(record.name, record.stats, record.dead_unit_ratio if knows_units else record.stats.zero_ratio)
+            dead = record.dead_unit_ratio if record.num_units else record.stats.zero_ratio
+            self.add(record.name, record.stats, dead)
         origin = origin_of(records)
         if origin is not None:
             self.origins.append(Origin(step, origin))
@@ -227,8 +225,6 @@ class Arrivals:
             order=order,
             inputs_finite=inputs_finite,
             **of_units,
-            entropy=_figure("mean", (sighting.entropy for sighting in group)),
-            max_logit=_figure("max_val", (sighting.largest for sighting in group)),
         )
 
     def _judge_units(self, key: str, are_bad: torch.Tensor) -> dict[str, Any]:
@@ -263,12 +259,6 @@ def _inputs_finite(bad: dict[str, Sighting], root: str) -> dict[str, bool | None
     return {key: None if finite and nans and key not in nans else finite for key, finite in known.items()}
 
 
-def _figure(name: str, measured: Iterable[Measurement | None]) -> float | None:
-    rows = [one().row for one in measured if one is not None]
-    figure: float = getattr(ActivationStats.from_row(merge_activation_rows(rows)), name) if rows else math.nan
-    return None if math.isnan(figure) else figure
-
-
 def origin_of(records: Iterable[ModuleActivity]) -> ModuleActivity | None:
     """Where NaN or Inf appeared: the first module with finite inputs and an output that is not."""
     bad = sorted((record for record in records if not record.stats.is_finite), key=lambda record: record.order)
@@ -300,7 +290,3 @@ def _remarks(record: ModuleActivity) -> Iterator[str]:
         counts = [f"{count} {name}" for count, name in ((stats.num_nans, "NaN"), (stats.num_infs, "Inf")) if count]
         yield ", ".join(counts) + (" came up here" if record.is_origin else "")
         return
-    if record.entropy is not None:
-        yield f"entropy {record.entropy:.0%} of the largest"
-    if record.max_logit is not None:
-        yield f"logits up to {record.max_logit:.3g}"

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from ...errors import UnsupportedTensorError
 from ...records.failures import Failures, describe
 from ..observer import Transient, leave_to_python
-from ..tensors import Extract, inputs_of, is_dense, labelled, leaves, unit_dim_of, unreadable
+from ..tensors import inputs_of, is_dense, labelled, leaves, unit_dim_of, unreadable
 from .arrivals import DeferredReader, ImmediateReader, Measurement, Sighting, reader_for
 from .selection import PLAIN, Judgement, Target
 
@@ -118,18 +118,6 @@ class Collector:
                 problem = error.problem
             if problem is not None and not target.is_quiet:
                 self._skip(key, problem)
-
-    def see_extract(self, name: str, kind: str, judgement: Judgement, found: Iterable[Extract] | str) -> None:
-        """Measures these parts, under the name of the module and the kind; a text says why there are none."""
-        key = self._numbered(name, kind)
-        if isinstance(found, str):
-            self._skip(key, found)
-            return
-        for part in found:
-            measure = self._reader(part.values).measure
-            further = [None if x is None else measure(x, PLAIN, None) for x in (part.entropy, part.largest)]
-            measured = measure(part.values, judgement, part.unit_dim)
-            self._pass.append(Sighting(key, judgement, measured, entropy=further[0], largest=further[1]))
 
     def _skip(self, key: str, problem: str) -> None:
         if len(self.skipped) < _MAX_SKIPPED:

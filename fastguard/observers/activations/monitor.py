@@ -21,7 +21,6 @@ from ...records.samples import ActivationStats, ModuleActivity
 from ..facts import kind_of
 from ..observer import held_weakly, unwrapped
 from .arrivals import Arrivals, Origin, draw
-from .choices import AttentionWatch
 from .collector import Budget, Collector, Cost, Hook, first_input, nothing, outputs
 from .selection import Selector, choose, matcher, names_of
 
@@ -46,8 +45,6 @@ class ActivationMonitor:
         modules: "default" (activation functions, attention, norms, blocks, hidden layers of gated MLPs, and the model
             as a whole; other modules make a record only if an output is not finite), "all", a regular expression
             searched in the names, a module type, a module, or several of these.
-        attention: watch the weights, their entropy and the largest logit in calls of
-            `torch.nn.functional.scaled_dot_product_attention`, computed again for a few queries; see Limits.
         every: steps from one sample to the next, beginning with the first step.
         window: number of sampled steps; a unit is dead if 99 % of its elements were near zero in all of them.
         overhead_budget: share of the training time that sampling may take. If it takes more, samples become rarer, in
@@ -65,10 +62,7 @@ class ActivationMonitor:
 
     Limits: an activation function that is not a module shows in the output of the module around it. Each process of a
     distributed run sees its own part. nn.DataParallel on several GPUs runs hooks in threads, which the monitor does not
-    tell apart. Replays of CUDA graphs, and so torch.compile(mode="reduce-overhead"), call no hooks. The monitor sees
-    attention if a module calls the function, also in a compiled graph, or if nn.MultiheadAttention does with
-    `need_weights=False`. It does not see FlexAttention, kernels of other packages, and attention written with
-    matrix products (it samples a softmax module in it as such).
+    tell apart. Replays of CUDA graphs, and so torch.compile(mode="reduce-overhead"), call no hooks.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU())
@@ -85,7 +79,6 @@ class ActivationMonitor:
         *,
         window_size: int = 100,
         modules: Selector = "default",
-        attention: bool = True,
         every: int = 10,
         window: int = 10,
         overhead_budget: float | None = 0.01,
@@ -109,7 +102,6 @@ class ActivationMonitor:
         self._is_guarded = False
         self._hooks: list[Hook] = []  # none without a model
         self._pass_hooks: list[Hook] = []
-        self._attention: AttentionWatch | None = None
         self.names: tuple[str, ...] = ()
         if model is None:
             return
@@ -119,9 +111,6 @@ class ActivationMonitor:
         self._arrivals.root = kind_of(named[""])
         collector = self._collector
         collector.root = weakref.ref(root)
-        if attention:
-            self._attention = AttentionWatch(collector, named, fits)
-            self._hooks += self._attention.hooks(named.values())
         for target in targets:
             show = partial(collector.see, target._replace(module=None))  # a hook does not keep its module alive
             find = first_input if target.of_input else outputs
@@ -133,7 +122,7 @@ class ActivationMonitor:
         ]
         # The hooks do not keep the monitor alive, and go when it does.
         hooks = (*self._hooks, *self._pass_hooks)
-        self._remove = weakref.finalize(self, _remove, collector, hooks, self._attention)
+        self._remove = weakref.finalize(self, _remove, collector, hooks)
         self._remove.atexit = False
         self._arm()
 
@@ -344,21 +333,15 @@ class ActivationMonitor:
             ends.remove()  # it must follow the hook on the output of the whole model
         for hook in (begins, *self._hooks, ends):
             hook.attach()
-        if self._attention is not None:
-            self._attention.begin()
 
     def _disarm(self) -> None:
         self._collector.is_on = False
-        if self._attention is not None:
-            self._attention.end()
         for hook in (*self._hooks, *(self._pass_hooks if self._is_guarded else ())):
             if not hook.is_compiled:
                 hook.remove()
 
 
-def _remove(collector: Collector, hooks: Iterable[Hook], attention: AttentionWatch | None) -> None:
+def _remove(collector: Collector, hooks: Iterable[Hook]) -> None:
     collector.is_on = False
-    if attention is not None:
-        attention.end()
     for hook in hooks:
         hook.remove()

@@ -19,7 +19,6 @@ Selector: TypeAlias = str | type[nn.Module] | nn.Module | Iterable[Any]
 
 _SILENT = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # never called
 _ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax")
-_CALL_MODULES = (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder)  # and nothing else
 
 
 class Judgement(NamedTuple):
@@ -43,7 +42,6 @@ NORM = Judgement("norm")
 BLOCK = Judgement("block")
 LINEAR = Judgement("linear")
 PLAIN = Judgement("other")  # only checked for NaN and Inf, such as the second tensor of a tuple
-ATTENTION_WEIGHTS = Judgement("attention_weights", high=THRESHOLD)
 UNKNOWN = Judgement("other", -THRESHOLD, THRESHOLD, has_units=True)
 
 _BATCH_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)  # instance norms among them
@@ -111,12 +109,6 @@ class Target(NamedTuple):
     unit_dim: int | None = None  # dimension of its units; None if the shape of the tensor decides
     of_input: bool = False  # watch the input instead
     is_quiet: bool = False  # it makes a record only when it is not finite
-
-
-def is_never_caller(module: nn.Module) -> bool:
-    """Whether its own `forward` never computes attention: containers, and torch's layers without children."""
-    is_layer = not module._modules and type(module).__module__.startswith("torch.nn.")
-    return is_layer or isinstance(module, _SILENT) or type(module) in _CALL_MODULES
 
 
 def names_of(model: nn.Module) -> dict[str, nn.Module]:
