@@ -134,7 +134,6 @@ for step in range(6):
     optimizer.guard.observe(loss=loss)
 last = optimizer.guard.last
 assert last.activations and last.weights
-optimizer.guard.replay(lambda: model(batch))
 print(optimizer.guard.report(), optimizer.guard.activations.table())
 optimizer.guard.close()
 kept = fastguard.Checkpoints(path + ".checkpoints")

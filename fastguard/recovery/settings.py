@@ -46,7 +46,6 @@ class Recovery:
             and 5 % of the progress since the beginning.
         rules: a new critical finding of one of these rules counts, too.
         state: more to restore, such as an EMA: objects with `state_dict` and `load_state_dict`.
-        replay: restore the random state, too, to repeat the same steps, with the data loader in `state`.
 
     Raises:
         ValueError: a setting is out of its range; names it.
@@ -71,7 +70,6 @@ class Recovery:
     spread: float = 6.0
     rules: tuple[str, ...] = CRITICAL_RULES
     state: tuple[Any, ...] = ()
-    replay: bool = False
 
     def __post_init__(self) -> None:
         least = {"every": 1, "keep": 2, "attempts": 1, "ramp": 0, "window": 1, "patience": 2}

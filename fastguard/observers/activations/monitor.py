@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -269,14 +268,10 @@ class ActivationMonitor:
         """The next step after `step` at whose end the guard must call `end_step`."""
         return step + 1 if self._arrivals.pending or self._collector.is_on else max(step + 1, self._next_sample - 1)
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """For passes through the model that are not part of the training: it neither counts nor records them."""
-        before, self._collector.is_paused = self._collector.is_paused, True
-        try:
-            yield
-        finally:
-            self._collector.is_paused = before
+    def pause(self, is_paused: bool) -> bool:
+        """Neither counts nor records passes while it is paused. Returns whether it was paused before."""
+        before, self._collector.is_paused = self._collector.is_paused, is_paused
+        return before
 
     def arrived(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
         """Steps with records that were not taken yet, oldest first. Returns each once; never blocks."""
