@@ -217,11 +217,6 @@ class WeightStats(Plain):
         update_norm: 2-norm of the step's change, which may be an estimate (see `WeightSampler`); None if not measured,
             as at a skipped step.
         numel, num_nonfinite: number of elements, and of those that are NaN or Inf.
-        moment_rms: root of the mean second moment with Adam's bias correction: the usual size of the gradients. None if
-            the optimizer has no second moments, as are the next three.
-        moment_min, moment_max: the smallest second moment that is not zero, or 0.0 if all are; the largest, or Inf if
-            any is not finite.
-        effective_step: lr / (moment_rms + eps), the factor of the averaged gradient.
     """
 
     name: str
@@ -232,10 +227,6 @@ class WeightStats(Plain):
     grad_norm: float | None = None
     update_norm: float | None = None
     num_nonfinite: int = 0
-    moment_rms: float | None = None
-    moment_min: float | None = None
-    moment_max: float | None = None
-    effective_step: float | None = None
 
     @property
     def gradient_ratio(self) -> float | None:

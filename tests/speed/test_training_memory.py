@@ -118,7 +118,7 @@ def test_no_sample_of_the_weights_copies_them(make):
             sample = sampler.before(optimizer)
         optimizer.step()
         with at_most(MIB):
-            (found,) = sampler.after(optimizer, sample, names=["w"])
+            (found,) = sampler.after(sample, names=["w"])
     assert found.update_norm is not None and found.update_norm > 0.0
 
 
