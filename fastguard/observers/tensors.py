@@ -49,17 +49,14 @@ def inputs_of(args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     return [tensor for _, tensor in leaves((args, named))]
 
 
-def unreadable(tensor: torch.Tensor) -> str | None:
-    """Why there is nothing to read in `tensor`; None if it can be read."""
-    if not tensor.is_floating_point() and not tensor.is_complex():
-        return f"{str(tensor.dtype).removeprefix('torch.')} output"
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return "inside a torch.func transform"
-    if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
-        return "a tensor without values"
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-        return "inside a CUDA graph, whose replays call no hooks"
-    return None
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` has floating-point values, on any device, and is neither inside a torch.func transform nor
+    inside a CUDA graph that is captured: its replays call no hooks."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or isinstance(tensor, torch._subclasses.FakeTensor):
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def can_be_read(x: torch.Tensor) -> bool:

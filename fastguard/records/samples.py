@@ -170,7 +170,7 @@ class ModuleActivity(Plain):
         num_units: size of the unit (channel) dimension; 0 if units were not told apart.
         num_dead_units: units that were (near) zero nearly everywhere in all batches of the monitor's window.
         num_saturated_units: the same for saturation.
-        dead_units, saturated_units: indices of the first 32 of them.
+        dead_units: indices of the first 32 of them.
         num_batches: how many batches the window had when units were judged.
     """
 
@@ -184,7 +184,6 @@ class ModuleActivity(Plain):
     num_saturated_units: int = 0
     dead_units: tuple[int, ...] = ()
     num_batches: int = 1
-    saturated_units: tuple[int, ...] = ()
 
     dead_unit_ratio = share_of("num_dead_units", "num_units", "Share of units that are dead; 0.0 if not told apart.")
     saturated_unit_ratio = share_of("num_saturated_units", "num_units", "The same for saturated units.")

@@ -27,7 +27,7 @@ def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor 
             "`activations` must be True, a pattern of module names, a dict of settings of ActivationMonitor, or an "
             f"ActivationMonitor, got {activations!r}"
         )
-    activations.follow_guard()
+    activations._follow_guard()
     return activations
 
 

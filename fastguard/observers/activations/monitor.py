@@ -13,18 +13,16 @@ from typing import Any
 from torch import nn
 
 from ... import kernels
-from ..._text import NAME_WIDTH, shown
 from ...records import values
 from ...records.failures import Failures
 from ...records.samples import ActivationStats, ModuleActivity
 from ..facts import kind_of
 from ..observer import held_weakly, unwrapped
-from .arrivals import Arrivals, Origin, draw
+from .arrivals import Arrivals
 from .collector import Budget, Collector, Cost, Hook, first_input, nothing, outputs
 from .selection import Selector, choose, matcher, names_of
 
 _log = logging.getLogger("fastguard")
-_MAX_NAMED = 6  # modules that could not be read, in the table
 _LOOK_BACK = 10  # records of a layer
 _DEAD, _SATURATED = 0.5, 0.1  # shares beyond which it is called so
 _NUM_SILENT = 3  # steps in a row in which hooks saw nothing, before a warning
@@ -45,10 +43,8 @@ class ActivationMonitor:
             as a whole; other modules make a record only if an output is not finite), "all", a regular expression
             searched in the names, a module type, a module, or several of these.
         every: steps from one sample to the next, beginning with the first step.
-        window: number of sampled steps; a unit is dead if 99 % of its elements were near zero in all of them.
         overhead_budget: share of the training time that sampling may take. If it takes more, samples become rarer, in
             multiples of `every`. None: no limit.
-        training_only: leave out passes in `eval()` mode.
         backend: "auto" or a name from `fastguard.backends()`.
 
     Raises:
@@ -79,14 +75,12 @@ class ActivationMonitor:
         window_size: int = 100,
         modules: Selector = "default",
         every: int = 10,
-        window: int = 10,
         overhead_budget: float | None = 0.01,
-        training_only: bool = True,
         backend: str = "auto",
     ) -> None:
         if isinstance(model, int) and not isinstance(model, bool):  # ActivationMonitor(100)
             window_size, model = model, None
-        for name, count in (("window_size", window_size), ("every", every), ("window", window)):
+        for name, count in (("window_size", window_size), ("every", every)):
             values.at_least(1, name, count)
         if overhead_budget is not None and not overhead_budget > 0.0:
             raise ValueError(f"`overhead_budget` must be > 0 or None, got {overhead_budget!r}")
@@ -94,8 +88,8 @@ class ActivationMonitor:
             raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
         self._backend = kernels.resolve_backend(backend)
         self._budget = Budget(every, overhead_budget)
-        self._arrivals = Arrivals(window_size, window)
-        self._collector = Collector(self._backend, training_only=training_only)
+        self._arrivals = Arrivals(window_size)
+        self._collector = Collector(self._backend)
         self._step = self._next_sample = self._num_silent = 0
         self._ended_at: float | None = None
         self._is_guarded = False
@@ -171,48 +165,11 @@ class ActivationMonitor:
         return self._arrivals.collect().latest
 
     @property
-    def origins(self) -> tuple[Origin, ...]:
-        """Where NaN or Inf appeared, for the last 32 sampled steps with some, oldest first.
-
-        This is the first module, in the order of execution, with finite inputs and an output that is not; if no module
-        is known to have finite inputs, the first one whose output is not finite.
-        """
-        return tuple(self._arrivals.collect().origins)
-
-    @property
-    def origin(self) -> Origin | None:
-        """The newest of `origins`."""
-        return (self.origins or (None,))[-1]
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        """Outputs that could not be read, and why: integers, tensors without values, …"""
-        return dict(self._collector.skipped)
-
-    @property
     def cost(self) -> Cost:
-        """Cost so far: seconds, share of the time, samples, steps, interval."""
+        """Cost so far: seconds, samples, steps, interval."""
         return self._budget.cost()
 
-    def table(self) -> str:
-        """The newest sampled step as text: a line for each module, then unreadable outputs, then the cost."""
-        lines = [draw(self.activities)]
-        unread = [f"{shown(name, NAME_WIDTH)} ({why})" for name, why in self.skipped.items()]
-        if unread:
-            more = f" and {len(unread) - _MAX_NAMED} more" if len(unread) > _MAX_NAMED else ""
-            lines.append(f"not read: {', '.join(unread[:_MAX_NAMED])}{more}")
-        cost, share = self.cost, self._budget.share
-        if cost.num_steps:
-            limit = "" if share is None else f", {share:.1%} allowed"
-            often = "step" if cost.interval == 1 else f"{cost.interval} steps"
-            lines.append(f"sampled {cost.num_samples} of {cost.num_steps} steps, now every {often}; ")
-            lines[-1] += f"took {cost.seconds * 1e3:.3g} ms ({cost.share:.2%} of the time{limit})"
-        return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def follow_guard(self) -> None:
+    def _follow_guard(self) -> None:
         """Counts steps by calls of `end_step`, which the guard makes, instead of passes through the model.
 
         Raises:
@@ -226,16 +183,6 @@ class ActivationMonitor:
         self._is_guarded = True
         for hook in self._pass_hooks:
             hook.on_every_step = False
-
-    def take(self, step: int, *, wait: bool = False) -> tuple[ModuleActivity, ...]:
-        """The records of step `step`, once; ends the step first if necessary.
-
-        Empty if the step was not sampled, or, without `wait`, if its figures have not arrived yet.
-
-        Cost: a microsecond on a step that was not sampled; with `wait`, a sync of the device.
-        """
-        self.end_step(step)
-        return self._arrivals.collect(wait=wait).unclaimed.pop(step, ())
 
     def end_step(self, step: int) -> float:
         """Ends step `step` of the guard, and sets or removes the hooks for the next one.
@@ -276,7 +223,7 @@ class ActivationMonitor:
     def arrived(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
         """Steps with records that were not taken yet, oldest first. Returns each once; never blocks."""
         unclaimed = self._arrivals.collect().unclaimed
-        found = list(unclaimed.items())
+        found = list(unclaimed)
         unclaimed.clear()
         return found
 
@@ -314,8 +261,7 @@ class ActivationMonitor:
         if self._num_silent == _NUM_SILENT:
             _log.warning(
                 "no output of the %d watched modules was seen in %d steps. Make the monitor (or the guard) before the "
-                "first call of a compiled model. Set `training_only` to False to watch passes in eval() mode. Check "
-                "that the modules are called.",
+                "first call of a compiled model. Check that the modules are called in training mode.",
                 len(self.names),
                 _NUM_SILENT,
             )

@@ -30,7 +30,6 @@ class Judgement(NamedTuple):
     high: float = math.inf
     near_zero: float = 1e-6  # elements with |x| below it count as near zero
     has_units: bool = False  # whether to judge each index of the unit dimension on its own
-    row_dim: int | None = None  # dimension along which slices sum to one (softmax); None for other modules
 
 
 RELU = Judgement("relu", has_units=True)
@@ -47,7 +46,6 @@ UNKNOWN = Judgement("other", -THRESHOLD, THRESHOLD, has_units=True)
 _BATCH_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)  # instance norms among them
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 _LINEARS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.Identity, nn.Flatten, nn.Unflatten)
-_SOFTMAXES = (nn.Softmax, nn.Softmin, nn.LogSoftmax)
 _FAMILIES: tuple[tuple[tuple[Any, ...], Judgement], ...] = (
     ((nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Threshold), RELU),
     ((nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Hardswish, nn.GLU), GELU),
@@ -55,6 +53,7 @@ _FAMILIES: tuple[tuple[tuple[Any, ...], Judgement], ...] = (
     ((nn.Tanh, nn.Softsign, nn.RNNBase, nn.RNNCellBase), TANH),
     ((*_BATCH_NORMS, nn.LayerNorm, nn.LocalResponseNorm), NORM),
     ((nn.MultiheadAttention,), ATTENTION),
+    ((nn.Softmax, nn.Softmin, nn.LogSoftmax), Judgement("softmax")),
     ((*_LINEARS, *_CONVOLUTIONS), LINEAR),
 )
 # By the name of the class, for modules of other libraries; the first that fits.
@@ -85,10 +84,6 @@ def judgement_of(module: nn.Module) -> Judgement:
         return GELU._replace(low=-THRESHOLD * 1.7580993408473766)  # scale * alpha, what it tends to
     if isinstance(module, nn.RNN) and module.nonlinearity == "relu":
         return RELU
-    if isinstance(module, _SOFTMAXES):
-        # Each slice has at most one entry above the threshold: its largest probability.
-        high = math.log(THRESHOLD) if isinstance(module, nn.LogSoftmax) else THRESHOLD
-        return Judgement("softmax", high=high, row_dim=-1 if module.dim is None else module.dim)
     for types, judgement in _FAMILIES:
         if isinstance(module, types):
             return judgement
