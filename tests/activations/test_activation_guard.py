@@ -30,7 +30,7 @@ X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
         (True, {"Sequential", "1", "3"}),
         (r"^3$", {"3"}),
         ("all", {"Sequential", "0", "1", "2", "3", "4"}),
-        ({"modules": nn.Linear}, {"0", "2", "4"}),
+        ({"modules": "[024]"}, {"0", "2", "4"}),
     ],
 )
 def test_what_is_watched(activations, names):

@@ -20,7 +20,7 @@ from ..facts import kind_of
 from ..observer import held_weakly, unwrapped
 from .arrivals import Arrivals
 from .collector import Budget, Collector, Cost, Hook, first_input, nothing, outputs
-from .selection import Selector, choose, matcher, names_of
+from .selection import choose, names_of, searched
 
 _log = logging.getLogger("fastguard")
 _LOOK_BACK = 10  # records of a layer
@@ -40,8 +40,8 @@ class ActivationMonitor:
             call of a compiled model; sampled steps then run a graph of their own.
         window_size: number of records of each layer for `diagnose` and `history`.
         modules: "default" (activation functions, attention, norms, blocks, hidden layers of gated MLPs, and the model
-            as a whole; other modules make a record only if an output is not finite), "all", a regular expression
-            searched in the names, a module type, a module, or several of these.
+            as a whole; other modules make a record only if an output is not finite), "all", or a regular
+            expression that is searched in the names.
         every: steps from one sample to the next, beginning with the first step.
         overhead_budget: share of the training time that sampling may take. If it takes more, samples become rarer, in
             multiples of `every`. None: no limit.
@@ -49,7 +49,7 @@ class ActivationMonitor:
 
     Raises:
         ValueError: there is nothing to watch, a number is out of its range, or the backend is unknown.
-        TypeError: the model is not a module, or a selector has another type.
+        TypeError: the model is not a module, or `modules` not a text.
 
     Cost of a sampled step: one read of every watched tensor, and about 20 us a module. Of any other step: nothing with
     a guard, otherwise two hooks on the model (3 us). On a GPU nothing synchronises, figures arrive a step or two later,
@@ -73,7 +73,7 @@ class ActivationMonitor:
         model: nn.Module | int | None = None,
         *,
         window_size: int = 100,
-        modules: Selector = "default",
+        modules: str = "default",
         every: int = 10,
         overhead_budget: float | None = 0.01,
         backend: str = "auto",
@@ -98,7 +98,7 @@ class ActivationMonitor:
         self.names: tuple[str, ...] = ()
         if model is None:
             return
-        root, named, fits = unwrapped(model), names_of(model), matcher("modules", modules)
+        root, named, fits = unwrapped(model), names_of(model), searched(modules)
         targets = choose(named, modules == "default", fits)
         self.names = tuple(target.name for target in targets if not target.is_quiet)
         self._arrivals.root = kind_of(named[""])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -15,7 +15,6 @@ from ..facts import kind_of
 THRESHOLD = 0.99  # where nothing better is known
 _MARGIN = 1.0 - THRESHOLD
 _SMOOTH_ZERO = 1e-3  # GELU and SiLU come close to zero without reaching it
-Selector: TypeAlias = str | type[nn.Module] | nn.Module | Iterable[Any]
 
 _SILENT = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # never called
 _ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax")
@@ -159,23 +158,12 @@ def _hidden(module: nn.Module) -> tuple[nn.Module | None, Judgement | None]:
     return None, None
 
 
-def matcher(argument: str, selector: Any) -> Callable[[Target], bool]:
-    """Whether a target matches `selector`, the value of `argument`; "default" and "all" match everything."""
-    if isinstance(selector, str):
-        try:
-            pattern = re.compile("" if selector in ("default", "all") else selector)
-        except re.error as error:
-            raise ValueError(f"`{argument}` must be a regular expression, got {selector!r}: {error}") from None
-        return lambda target: pattern.search(target.name) is not None
-    if isinstance(selector, type) and issubclass(selector, nn.Module):
-        return lambda target: isinstance(target.module, selector)
-    if isinstance(selector, nn.Module):
-        is_list = isinstance(selector, (nn.ModuleList, nn.Sequential))
-        inside = set(map(id, selector.modules() if is_list else (selector,)))
-        return lambda target: id(target.module) in inside
-    if isinstance(selector, Iterable):
-        matchers = [matcher(argument, one) for one in selector]
-        return lambda target: any(matches(target) for matches in matchers)
-    raise TypeError(
-        f"`{argument}` must be a regular expression, a module type, a module, or several of these, got {selector!r}"
-    )
+def searched(pattern: str) -> Callable[[Target], bool]:
+    """Whether the name of a target has `pattern`, a regular expression; "default" and "all" fit everything."""
+    if not isinstance(pattern, str):
+        raise TypeError(f"`modules` must be a regular expression, got {pattern!r}")
+    try:
+        found = re.compile("" if pattern in ("default", "all") else pattern)
+    except re.error as error:
+        raise ValueError(f"`modules` must be a regular expression, got {pattern!r}: {error}") from None
+    return lambda target: found.search(target.name) is not None
