@@ -68,8 +68,8 @@ _OLDER_NAMES_OF = {
         *("AlreadyGuardedError", "BackendUnavailableError", "NonFiniteGradientsError", "NotGuardedError"),
         *("PolicySkipsError", "RecoveryFailedError", "UnsupportedTensorError"),
     ),
-    "kernels": ("channel_stats", "scale_"),
-    "records": ("ActivationStats", "ChannelStats", "TensorStats"),
+    "kernels": ("scale_",),
+    "records": ("ActivationStats", "TensorStats"),
     "tools": (
         *("check_gradients", "check_initialization", "clip_gradients", "detect_dead_neurons", "overfit_one_batch"),
         *("stable_weight_init", "warmup_cosine"),

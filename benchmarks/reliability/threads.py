@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.kernels import channel_stats, cpu, scale_, tensor_stats
+from fastguard.kernels import cpu, run_activation, scale_, tensor_stats
 from fastguard.records.slot import HEADER_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,13 +46,13 @@ def _figures(tensors: list[torch.Tensor]) -> list[Any]:
     """All that is only read, as figures that compare."""
     stats = tensor_stats(tensors)
     line = cpu.json_line(bytearray(HEADER_BYTES), 0, bytearray(stats.table.tobytes()), 0.0)  # type: ignore[misc]
-    channels = [channel_stats(tensors[0], dim) for dim in (0, 1)]
+    channels = [run_activation(tensors[0], (-0.99, 0.99, 1e-6), dim, "auto") for dim in (0, 1)]
     return [
         stats,
         stats.total_row(),
         line,
         [fastguard.activation_stats(t) for t in tensors],
-        [(c.stats, c.table) for c in channels],
+        channels,
     ]
 
 

@@ -3,14 +3,13 @@ has the backends. Names of backends have been through `resolve_backend`, but for
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from ..errors import UnsupportedTensorError
-from ..records import ActivationStats, ChannelStats, TensorStats, columns
+from ..records import ActivationStats, TensorStats, columns
 from . import cpu
 from .reference import Limits, Row
 from .registry import BACKENDS, CPU_NAMES, choose, renumbering, split_by_device
@@ -264,13 +263,6 @@ def run_activation(x: torch.Tensor, limits: Limits, dim: int | None, backend: st
     return chosen.activation(x, dim, limits)
 
 
-def _run(x: torch.Tensor, limits: Limits, dim: int | None, backend: str, where: str) -> tuple[Row, bytes | None]:
-    try:
-        return run_activation(x, limits, dim, resolve_backend(backend))
-    except UnsupportedTensorError as error:
-        raise UnsupportedTensorError(0, error.problem, "x", where) from None
-
-
 def activation_stats(
     x: Any, *, saturation: Range = 0.99, near_zero: float = NEAR_ZERO, backend: str = "auto"
 ) -> ActivationStats:
@@ -302,42 +294,8 @@ def activation_stats(
     (0.25, 0.5, 1.0)
     """
     where = "activation_stats(x)"
-    return ActivationStats.from_row(_run(real(x, where), thresholds(saturation, near_zero), None, backend, where)[0])
-
-
-def channel_stats(
-    x: Any, dim: int = -1, *, saturation: Range = 0.99, near_zero: float = NEAR_ZERO, backend: str = "auto"
-) -> ChannelStats:
-    """`activation_stats`, and near-zero, saturated, non-finite elements and mean |x| of each channel, in the same pass.
-
-    Args:
-        x: as for `activation_stats`, but dense.
-        dim: the dimension whose indices are the channels (units): -1 for [..., features], 1 for [N, C, H, W].
-        saturation, near_zero, backend: as for `activation_stats`.
-
-    Raises:
-        IndexError: `x` has no such dimension.
-        UnsupportedTensorError, ValueError, BackendUnavailableError: as `activation_stats`.
-
-    Cost: one read of every element, and 32 bytes a channel in the result; fastest where channels are adjacent in
-    memory (`dim` -1, channels_last) or each in runs (`dim` 1 of [N, C, H, W]). One sync elsewhere than on a CPU.
-
-    >>> import torch
-    >>> found = channel_stats(torch.tensor([[0.0, 2.0], [0.0, -1.0]]))
-    >>> found.near_zero_ratios, found.mean_abs
-    ([1.0, 0.0], [0.0, 1.5])
-    """
-    limits = thresholds(saturation, near_zero)
-    where = "channel_stats(x)"
-    x = real(x, where)
-    if x.layout is not torch.strided or x.is_nested:
-        what = "a nested tensor" if x.is_nested else f"layout {x.layout}"
-        raise UnsupportedTensorError(0, f"must be dense, got {what}. Call to_dense first", "x", where)
-    rank = max(1, x.dim())
-    if not -rank <= dim < rank:
-        raise IndexError(f"`dim` must be in [{-rank}, {rank - 1}], got {dim} - at {where} of shape {tuple(x.shape)}")
-    row, table = _run(x, limits, dim := dim % rank, backend, where)
-    shape = list(x.shape) or [1]
-    num_channels = shape.pop(dim)
-    assert table is not None
-    return ChannelStats(ActivationStats.from_row(row), num_channels, math.prod(shape), table)
+    x, limits = real(x, where), thresholds(saturation, near_zero)
+    try:
+        return ActivationStats.from_row(run_activation(x, limits, None, resolve_backend(backend))[0])
+    except UnsupportedTensorError as error:
+        raise UnsupportedTensorError(0, error.problem, "x", where) from None

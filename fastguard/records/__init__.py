@@ -7,10 +7,10 @@ from .events import Entry
 from .history import TrainingHistory
 from .model import ModelNotes
 from .running import Overview, Trend
-from .samples import ActivationStats, BatchSample, ChannelStats
+from .samples import ActivationStats, BatchSample
 from .series import NUM_FIRST_EVENTS, NUM_LAST_EVENTS, NUM_LONE
 from .table import ClippedGroup, GradientStats, StepStats, TensorStats
 
 __all__ = ["COLUMNS", "NUM_FIRST_EVENTS", "NUM_LAST_EVENTS", "NUM_LONE", "ActivationStats", "BatchSample",
-           "ChannelStats", "ClippedGroup", "Entry", "GradientStats", "ModelNotes", "Overview", "StepStats",
+           "ClippedGroup", "Entry", "GradientStats", "ModelNotes", "Overview", "StepStats",
            "TensorRow", "TensorStats", "TrainingHistory", "Trend", "fold_rows"]  # fmt: skip

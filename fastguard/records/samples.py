@@ -113,46 +113,6 @@ class ActivationStats:
         return not self.num_nans and not self.num_infs
 
 
-def _counts(column: int) -> property:
-    return property(lambda self: [int(x) for x in self._column(column)])
-
-
-def _shares(counts: str) -> property:
-    return property(lambda self: [n / (self.elements_per_channel or 1) for n in getattr(self, counts)])
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelStats:
-    """Statistics of one tensor of activations, and of each index of one of its dimensions (a channel, a unit).
-
-    Attributes:
-        stats: of the whole tensor.
-        num_channels: size of the dimension.
-        elements_per_channel: number of elements of each channel.
-        table: float64 [num_channels, 4] as bytes, with the columns CHANNEL_COLUMNS.
-        num_near_zero, num_saturated, num_nonfinite: of each channel: elements with |x| below the near-zero threshold,
-            including zeros; those outside the range of saturation; NaN and Inf.
-        near_zero_ratios, saturation_ratios: the first two as shares of the channel; 0.0 without elements.
-    """
-
-    stats: ActivationStats
-    num_channels: int
-    elements_per_channel: int
-    table: bytes
-
-    def _column(self, index: int) -> list[float]:
-        return list(memoryview(self.table).cast("d")[index :: len(CHANNEL_COLUMNS)]) if self.table else []
-
-    num_near_zero, num_saturated, num_nonfinite = map(_counts, range(3))
-    near_zero_ratios, saturation_ratios = _shares("num_near_zero"), _shares("num_saturated")
-
-    @property
-    def mean_abs(self) -> list[float]:
-        """Mean |x| over the finite elements of each channel; NaN without any."""
-        finite = (self.elements_per_channel - n for n in self._column(2))
-        return [total / n if n else math.nan for total, n in zip(self._column(3), finite, strict=True)]
-
-
 @dataclass(frozen=True, slots=True)
 class ModuleActivity(Plain):
     """The output of one module at one sampled step.

@@ -7,13 +7,13 @@ import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 import torch
-from activation_truth import assert_stats, channels, expected, expected_table
+from activation_truth import assert_stats, expected, expected_table
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fastguard
-from fastguard import ActivationStats, UnsupportedTensorError, _env, activation_stats, channel_stats
-from fastguard.kernels import run_activation
+from fastguard import ActivationStats, UnsupportedTensorError, _env, activation_stats
+from fastguard.kernels import resolve_backend, run_activation, thresholds
 from fastguard.records.samples import EMPTY_ACTIVATION_ROW, merge_activation_rows
 
 import tolerances
@@ -26,6 +26,15 @@ def is_slow(backend):
     return backend == "triton" and _env.triton_interpreter()
 
 
+def channel_table(tensor, dim, backend, limits=LIMITS):
+    """The row, and the table [channels, 4], as the sampler of activations has them read."""
+    dim %= max(1, tensor.dim())
+    low, high, near = limits
+    limits = thresholds((low, high), near)
+    row, table = run_activation(tensor.detach(), limits, dim, resolve_backend(backend))
+    return ActivationStats.from_row(row), np.frombuffer(table).reshape(-1, 4)
+
+
 def check(tensor, backend, dims=(), what="", limits=LIMITS):
     """The row of `tensor` is right, and the table of its channels for each of `dims`."""
     low, high, near = limits
@@ -33,11 +42,9 @@ def check(tensor, backend, dims=(), what="", limits=LIMITS):
     stats = activation_stats(tensor, **settings)
     assert_stats(stats, expected(tensor, low, high, near), what)
     for dim in dims:
-        found = channel_stats(tensor, dim, **settings)
-        assert_stats(found.stats, expected(tensor, low, high, near), f"{what}, dim {dim}")
+        whole, table = channel_table(tensor, dim, backend, limits)
+        assert_stats(whole, expected(tensor, low, high, near), f"{what}, dim {dim}")
         truth = expected_table(tensor, dim, low, high, near)
-        assert (found.num_channels, found.elements_per_channel) == channels(tensor, dim).shape, f"{what}, dim {dim}"
-        table = np.frombuffer(found.table).reshape(-1, 4)
         np.testing.assert_array_equal(table[:, :3], truth[:, :3], f"{what}, dim {dim}")
         np.testing.assert_allclose(table[:, 3], truth[:, 3], tolerances.SUM_ABS, 0, err_msg=f"{what}, dim {dim}")
     return stats
@@ -206,9 +213,8 @@ def test_what_the_figures_mean(backend):
     assert not stats.is_finite and activation_stats(x, saturation=1.5, backend=backend).num_saturated == 3
     assert (stats.mean, stats.std, stats.min_val, stats.max_val) == (1.0, 1.0, 0.0, 2.0)
     x = torch.tensor([[0.0, 5.0, math.nan], [0.0, -5.0, math.nan], [0.0, 5.0, 0.5]])
-    found = channel_stats(x, backend=backend)
-    assert (found.near_zero_ratios, found.saturation_ratios) == ([1.0, 0.0, 0.0], [0.0, 1.0, 0.0])
-    assert (found.mean_abs, found.num_nonfinite) == ([0.0, 5.0, 0.5], [0, 0, 2])
+    _, table = channel_table(x, -1, backend)
+    assert table.T.tolist() == [[3, 0, 0], [0, 3, 0], [0, 0, 2], [0.0, 15.0, 0.5]]
 
 
 def test_nothing_and_nothing_finite(backend):
@@ -218,10 +224,8 @@ def test_nothing_and_nothing_finite(backend):
     assert activation_stats(torch.zeros(0), backend=backend).zero_ratio == 0.0
     assert check(torch.tensor(-0.0), backend, (0, -1)).num_zeros == 1
     for shape, dim, num_channels in (((0, 5), 1, 5), ((0, 5), 0, 0), ((3, 0, 2), 1, 0), ((3, 0, 2), -1, 2)):
-        found = channel_stats(torch.zeros(shape), dim, backend=backend)
-        assert (found.num_channels, found.stats.total_elements) == (num_channels, 0)
-        assert found.near_zero_ratios == found.num_near_zero == [0] * num_channels
-        assert all(math.isnan(x) for x in found.mean_abs)
+        stats, table = channel_table(torch.zeros(shape), dim, backend)
+        assert stats.total_elements == 0 and table.tolist() == [[0.0] * 4] * num_channels
 
 
 @pytest.mark.slow
@@ -240,7 +244,6 @@ def test_kinds_of_tensors(backend):
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         small = torch.randn(30, 100).to(dtype)
         assert_stats(activation_stats(small, backend=backend), expected(small.float()))
-        assert channel_stats(small, backend=backend).table == channel_stats(small.float(), backend=backend).table
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 0, 3]]), torch.tensor([1.0, 2.0, -1.0]), (4,))
     assert activation_stats(sparse, backend=backend).max_val == 3.0
     with torch.inference_mode():
@@ -261,28 +264,21 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_read_is_refused(backend, what):
     make, message = REFUSED[what]
-    for function in (activation_stats, channel_stats):
-        with pytest.raises(UnsupportedTensorError, match=message.format(function.__name__)):
-            function(make(), backend=backend)
+    with pytest.raises(UnsupportedTensorError, match=message.format("activation_stats")):
+        activation_stats(make(), backend=backend)
 
 
 def test_arguments(backend):
     x = torch.zeros(3, 4)
-    for function in (activation_stats, channel_stats):
-        for saturation in (-1.0, math.nan, (1.0, 0.0), (math.nan, 1.0)):
-            with pytest.raises(ValueError, match="`saturation` must be"):
-                function(x, saturation=saturation, backend=backend)
-        for near_zero in (-1e-9, math.nan):
-            with pytest.raises(ValueError, match="`near_zero` must be >= 0"):
-                function(x, near_zero=near_zero, backend=backend)
-        with pytest.raises(ValueError, match=r"`backend` must be one of \[auto"):
-            function(x, backend="gpu")
-        assert getattr(fastguard, function.__name__) is function
-    with pytest.raises(UnsupportedTensorError, match=r"`x` must be dense, got layout torch.sparse_coo.*channel_stats"):
-        channel_stats(x.to_sparse(), backend=backend)
-    for dim in (2, -3):
-        with pytest.raises(IndexError, match=rf"`dim` must be in \[-2, 1\], got {dim} - at channel_stats"):
-            channel_stats(x, dim, backend=backend)
+    for saturation in (-1.0, math.nan, (1.0, 0.0), (math.nan, 1.0)):
+        with pytest.raises(ValueError, match="`saturation` must be"):
+            activation_stats(x, saturation=saturation, backend=backend)
+    for near_zero in (-1e-9, math.nan):
+        with pytest.raises(ValueError, match="`near_zero` must be >= 0"):
+            activation_stats(x, near_zero=near_zero, backend=backend)
+    with pytest.raises(ValueError, match=r"`backend` must be one of \[auto"):
+        activation_stats(x, backend="gpu")
+    assert fastguard.activation_stats is activation_stats
 
 
 _float32 = hnp.arrays(np.float32, st.integers(0, 700), elements=st.floats(width=32))

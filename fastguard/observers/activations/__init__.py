@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -84,10 +85,12 @@ def detect_dead_neurons(activations: Any, threshold: float = 0.01) -> tuple[int,
     >>> detect_dead_neurons(torch.tensor([[0.0, 1.0], [0.01, -1.0]]))
     (1, 0.5)
     """
-    x = kernels.tensors.as_tensor(activations)
+    x = kernels.real(activations, "detect_dead_neurons(activations)")
     if x.ndim < 1:
         raise ValueError("`activations` must have a batch dimension, got a scalar")
-    stats = kernels.channel_stats(x.reshape(x.shape[0], x[:1].numel() if len(x) else 0), 1)
-    num = stats.num_channels
-    dead = sum(mean < threshold and not bad for mean, bad in zip(stats.mean_abs, stats.num_nonfinite, strict=True))
+    size, num = x.shape[0], math.prod(x.shape[1:])
+    _, table = kernels.run_activation(x.reshape(size, num), kernels.thresholds(0.99, 0.0), 1, "auto")
+    units = memoryview(table or b"").cast("d")
+    found = list(zip(units[2::4], units[3::4], strict=True))  # non-finite elements of each, and the sum of magnitudes
+    dead = sum(size > 0 and not num_bad and total < threshold * size for num_bad, total in found)
     return dead, dead / num if num else 0.0
