@@ -71,7 +71,7 @@ _OLDER_NAMES_OF = {
     "kernels": ("scale_",),
     "records": ("ActivationStats", "TensorStats"),
     "tools": (
-        *("check_gradients", "check_initialization", "clip_gradients", "detect_dead_neurons", "overfit_one_batch"),
+        *("check_initialization", "clip_gradients", "detect_dead_neurons", "overfit_one_batch"),
         *("stable_weight_init", "warmup_cosine"),
     ),
 }

@@ -1,4 +1,4 @@
-"""Samples weights and updates, and prints a table of gradients."""
+"""Samples weights and updates."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, optim
 
 from .. import kernels
-from .._text import NAME_WIDTH, in_columns, listed, shown
 from ..kernels.tensors import NATIVE_DTYPES, plain
-from ..names import check_models, named_parameters
 from ..records import TensorStats, values
 from ..records.samples import WeightStats
 from .observer import Observer
@@ -185,101 +183,3 @@ def sampler_settings(weights: bool | int | Mapping[str, Any] | None) -> dict[str
         raise TypeError(f"`weights` must have keys among {sorted(known)}, got {sorted(weights.keys() - known)}")
     WeightSampler(**weights)
     return dict(weights)
-
-
-class GradientLine(NamedTuple):
-    """One parameter."""
-
-    name: str  # without the prefixes of wrappers
-    shape: tuple[int, ...]
-    grad_norm: float | None  # 2-norm of its gradient; None if it has none
-    weight_norm: float  # 2-norm of the parameter
-    num_zeros: int  # like the next two, elements of the gradient
-    num_nans: int
-    num_infs: int
-    num_elements: int  # of the gradient, 0 if it has none; real and imaginary parts count apart
-
-    @property
-    def ratio(self) -> float | None:
-        """Gradient norm over weight norm; None without a gradient or with weights that are all zero."""
-        return None if self.grad_norm is None or not self.weight_norm else self.grad_norm / self.weight_norm
-
-
-_HEADINGS = ("parameter", "shape", "grad norm", "weight norm", "ratio", "zeros", "NaN", "Inf")
-
-
-class GradientTable(list[GradientLine]):
-    """Lines of `check_gradients`, in the model's order: iterate, index by position or by name, or print it."""
-
-    def __getitem__(self, key: Any) -> Any:
-        if not isinstance(key, str):
-            return super().__getitem__(key)
-        found = next((line for line in self if line.name == key), None)
-        if found is None:
-            names = listed((line.name for line in self), 8)
-            raise KeyError(f"no parameter is named '{shown(key)}'; the names are: {names}")
-        return found
-
-    @property
-    def norm(self) -> float:
-        """2-norm of all gradients together, as torch has it: NaN if any is, else Inf if any is."""
-        norms = [line.grad_norm for line in self if line.grad_norm is not None]
-        return math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
-
-    def __str__(self) -> str:
-        rows = [_HEADINGS, *map(_cells, self)]
-        text = in_columns(rows, left=(0, 1))
-        text.insert(1, "-" * len(text[0]))
-        missing = sum(line.grad_norm is None for line in self)
-        text.append(f"norm of all gradients: {self.norm:.4g}" + (f"; {missing} without a gradient" if missing else ""))
-        return "\n".join(text)
-
-
-def _cells(line: GradientLine) -> tuple[str, ...]:
-    def number(value: float | None) -> str:
-        return "-" if value is None else f"{value:.3e}"
-
-    zeros = f"{line.num_zeros / line.num_elements:.1%}" if line.num_elements else "-"
-    shape = "x".join(map(str, line.shape)) or "scalar"
-    numbers = (number(line.grad_norm), number(line.weight_norm), number(line.ratio))
-    return (shown(line.name, NAME_WIDTH), shape, *numbers, zeros, str(line.num_nans or ""), str(line.num_infs or ""))
-
-
-def check_gradients(model: torch.nn.Module, *, backend: str = "auto") -> GradientTable:
-    """A table of gradients and weights, one line a parameter; `print` it.
-
-    Call it after `backward`, before `step`. Gradients are as they are found: still scaled under a GradScaler, and
-    summed over the batches of an accumulation.
-
-    Args:
-        model: a module.
-        backend: as for `fastguard.tensor_stats`.
-
-    Raises:
-        TypeError: `model` is no module.
-        UnsupportedTensorError: a parameter that cannot be read; names it.
-
-    Cost: one read of every parameter and every gradient, in one call; synchronises on an accelerator.
-
-    >>> import torch, fastguard
-    >>> model = torch.nn.Linear(2, 1, bias=False)
-    >>> _ = torch.nn.init.constant_(model.weight, 0.5)
-    >>> model(torch.tensor([[3.0, 4.0]])).backward()
-    >>> print(fastguard.tools.check_gradients(model))
-    parameter  shape  grad norm  weight norm      ratio  zeros  NaN  Inf
-    --------------------------------------------------------------------
-    weight     1x2    5.000e+00    7.071e-01  7.071e+00   0.0%
-    norm of all gradients: 5
-    """
-    check_models((), model)
-    named = named_parameters(model)
-    gradients = {name: p.grad for name, p in named if p.grad is not None}
-    tensors = {name: p.detach() for name, p in named} | {f"{name}.grad": g for name, g in gradients.items()}
-    found: TensorStats = kernels.tensor_stats(list(tensors.values()), names=list(tensors), backend=backend)
-    rows = dict(zip(tensors, found, strict=True))
-    lines = []
-    for name, p in named:
-        g = rows.get(f"{name}.grad") if name in gradients else None
-        counts = (0, 0, 0, 0) if g is None else (g.num_zeros, g.num_nans, g.num_infs, g.numel)
-        lines.append(GradientLine(name, tuple(p.shape), None if g is None else g.norm, rows[name].norm, *counts))
-    return GradientTable(lines)

@@ -11,7 +11,6 @@ from .allocator import keep_memory as keep_memory
 
 if TYPE_CHECKING:
     from ..observers.activations import detect_dead_neurons as detect_dead_neurons
-    from ..observers.weights import check_gradients as check_gradients
     from .clipping import clip_gradients as clip_gradients
     from .initialization import check_initialization as check_initialization
     from .initialization import stable_weight_init as stable_weight_init
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 _HOME = {
     "detect_dead_neurons": "..observers.activations",
-    "check_gradients": "..observers.weights",
     "clip_gradients": ".clipping",
     "check_initialization": ".initialization",
     "stable_weight_init": ".initialization",
