@@ -98,7 +98,7 @@ class Run:
         monitors = {HOOKS: ItemMonitor, HISTOGRAMS: HistogramMonitor}
         self.rival = monitors[kind](task.model) if kind in monitors else None
         if kind in (GUARDED, WATCHED):
-            watch = {"modules": "all", "every": EVERY, "overhead_budget": None, "attention": False}
+            watch = {"modules": "all", "every": EVERY, "overhead_budget": None}
             options = {"activations": watch} if kind == WATCHED else {}
             fastguard.wrap(self.optimizer, task.model, max_norm=NO_CLIPPING, **options)
         self.step: Callable[[], None] = self._step if kind in (GUARDED, WATCHED) else self._clip_and_step

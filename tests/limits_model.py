@@ -5,7 +5,6 @@ import math
 from fastguard.records.samples import WeightStats
 
 from made_runs import (
-    EXPERTS,
     activity,
     batch,
     batches_run,
@@ -16,7 +15,6 @@ from made_runs import (
     layered,
     linear_layers,
     passed,
-    routed,
     run,
     settings,
     validated,
@@ -266,19 +264,6 @@ LIMITS = {
         (with_activities(activity(dead=1.0), since=80), None),  # one sample
         (with_activities(activity(zero=0.95, units=0)), None),
         (with_activities(activity(zero=1.0, units=0)), True),
-    ],
-    "idle-experts": [
-        *((routed(["experts.1."], absent=absent), "info") for absent in (False, True)),
-        *((routed(["experts.0.", "experts.1.", "experts.3."], absent=a), "critical") for a in (False, True)),
-        (routed([]), None),
-        (routed([f"experts.{i}." for i in range(4)]), None),  # all of them: something else
-        (routed(["experts.1.0"]), None),  # one layer within an expert
-        (routed(["experts.1.", "experts.2."], losses=LOST), "warning"),
-        (routed(["experts.1."], num_steps=39), None),
-        (routed(["blocks.2."], names=[f"blocks.{i}.weight" for i in range(4)]), True),  # between others that learn
-        (routed(["blocks.0."], names=[f"blocks.{i}.weight" for i in range(4)]), None),
-        (routed(["blocks.3."], names=[f"blocks.{i}.weight" for i in range(4)]), None),
-        (routed(["experts.1."], names=EXPERTS, losses=LEARNT), "info"),
     ],
     "lone-element": [
         (flipped(), "warning"),

@@ -129,21 +129,6 @@ def activity(name="act", family="relu", *, zero=0.3, saturated=0.0, units=64, de
     )  # fmt: skip
 
 
-def attending(name="attn[attention]", *, max_logit=8.0, entropy=0.6):
-    """Sampled attention of one module."""
-    return activity(name, "attention_weights", zero=0.4, units=0, max_logit=max_logit, entropy=entropy)
-
-
-def routing(load, name="moe.gate[router]", tokens=400, num_batches=5):
-    """What a router chose for so many tokens: `load` is each expert's share of them."""
-    num, dead = len(load), tuple(i for i, x in enumerate(load) if not x)
-    total, chosen = tokens * num, int(tokens * sum(load))
-    stats = ActivationStats(0.2, 0.4, 0.0, 1.0, total - chosen, 0, 0, 0, total, 1.0, total - chosen)
-    return ModuleActivity(
-        name, "router", stats, 0, None, num, len(dead), 0, dead, num_batches, entropy=0.5, load=tuple(load)
-    )
-
-
 def with_activities(*modules, every=20, num_steps=100, since=0):
     """A run that samples these activations every 20 steps, from step `since` on."""
     return run(

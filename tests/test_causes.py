@@ -113,7 +113,6 @@ RIGHT = {
     "model-cannot-fit": BAD["layers-without-activation"],
     "stopped-too-early": BAD["loss-still-falling"],
     "unshuffled-data": BAD["sorted-targets"],
-    "dead-experts": BAD["idle-experts"],
     "normalisation-statistics": BAD["running-statistics-apart"],
     "eval-mode-in-training": BAD["training-in-eval-mode"],
     "adversary-wins": BAD["one-side-wins"],

@@ -132,8 +132,7 @@ for step in range(6):
     optimizer.guard.observe(loss=loss)
 last = optimizer.guard.last
 assert last.activations and last.weights
-optimizer.guard.replay(lambda: model(batch))
-print(optimizer.guard.report(), optimizer.guard.activations.table())
+print(optimizer.guard.report(), optimizer.guard.activations.diagnose())
 optimizer.guard.close()
 kept = fastguard.Checkpoints(path + ".checkpoints")
 kept.save(optimizer, 6, metric=1.0)

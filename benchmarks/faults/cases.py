@@ -87,7 +87,6 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "same-batch": ("digits-mlp", "char-mlp"),
     "one-class": ("digits-cnn", "numbers-mlp"),
     "bit-flip": ("numbers-mlp", "digits-mlp-sgd"),
-    "experts": ("routed-mlp",),
     "batch-norm": ("normed-mlp",),
 }
 FAULTY: tuple[Case, ...] = tuple(

@@ -240,14 +240,6 @@ def _scale(model: nn.Module, name: str, factor: float) -> None:
             parameter.mul_(factor)
 
 
-def stubborn_router(setup: Setup, dice: random.Random) -> Planted:
-    """A router that begins sure of its first expert, and never chooses another."""
-    with torch.no_grad():
-        setup.model.get_parameter("router.bias")[0] = 50.0
-    others = [name for name, _ in setup.model.get_submodule("experts").named_children()][1:]
-    return Planted(0, tuple(f"experts.{name}" for name in others))
-
-
 def still_statistics(setup: Setup, dice: random.Random) -> Planted:
     """A BatchNorm with a momentum of 1e-6: its running statistics stay where they began."""
     names = []

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .fault import learns_less, make_fault, never_learns, spikes, worse
-from .plant import Plant, Planted, a_third_in, flipped_bit, still_statistics, stubborn_router, with_settings
+from .fault import learns_less, make_fault, spikes, worse
+from .plant import Plant, Planted, a_third_in, flipped_bit, still_statistics, with_settings
 from .training import Batch, Setup, Training, warm_up_cosine
 
 
@@ -139,8 +139,6 @@ SETUP_FAULTS = (
     make_fault("one-class", "all labels the same", _ONE_CLASS, "data loss", "trivial-targets", "numbers-mlp"),
     make_fault("bit-flip", "one bit of one element of one gradient flips, not clipped", flipped_bit,
                "nonfinite", "hardware-fault", "numbers-mlp", kind="spike"),
-    make_fault("experts", "a router that chooses one of four experts only", stubborn_router,
-               "units", "dead-experts", "routed-mlp", proof=never_learns),
     make_fault("batch-norm", "BatchNorm with a momentum of 1e-6", still_statistics,
                "setup", "normalisation-statistics", "normed-mlp"),
 )

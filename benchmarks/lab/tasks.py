@@ -82,31 +82,6 @@ class NormedMLP(nn.Sequential):
         super().__init__(*hidden, nn.Linear(width, num_outputs))
 
 
-class RoutedMLP(nn.Module):
-    """The same with one of four small experts for each sample, which a router chooses.
-
-    The output is that of the expert times the router's probability of it, through which the router learns.
-    """
-
-    def __init__(self, num_outputs: int = VOCABULARY, width: int = 24, num_experts: int = 4) -> None:
-        super().__init__()
-        self.router = nn.Linear(8, num_experts)
-        self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, num_outputs)) for _ in range(num_experts)
-        )
-        self.num_outputs = num_outputs
-
-    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        chances = self.router(numbers).softmax(-1)
-        chance, chosen = chances.max(-1)
-        out = numbers.new_zeros(len(numbers), self.num_outputs)
-        for place, expert in enumerate(self.experts):
-            mine = (chosen == place).nonzero().squeeze(-1)
-            if len(mine):
-                out = out.index_add(0, mine, expert(numbers[mine]))
-        return out * chance.unsqueeze(-1)
-
-
 @functools.cache
 def _text() -> torch.Tensor:
     return torch.frombuffer(bytearray(library_text(NUM_BYTES)), dtype=torch.uint8)
@@ -262,11 +237,6 @@ def _off_centre(numbers: torch.Tensor) -> torch.Tensor:
     return 2.0 * numbers + 4.0
 
 
-def routed_mlp(seed: int) -> Setup:
-    """With a router and four experts."""
-    return _of_numbers(RoutedMLP, seed, lr=3e-3, make_optimizer=adamw)
-
-
 def regression_mlp(seed: int) -> Setup:
     """The same MLP with one output: the next byte as a number."""
     fields = {"loss_of": next_number_loss, "make_optimizer": adamw, "lr": 1e-3, "max_norm": None}
@@ -290,5 +260,4 @@ TASKS: dict[str, Callable[[int], Setup]] = {
     "numbers-relu-mlp": functools.partial(numbers_mlp, activation=nn.ReLU),
     "regression-mlp": regression_mlp,
     "normed-mlp": normed_mlp,
-    "routed-mlp": routed_mlp,
 }

@@ -41,7 +41,7 @@ _FACTS = (
 _SAMPLE_KEYS = (
     *("mean", "std", "min_val", "max_val", "num_zeros", "num_saturated", "num_nans", "num_infs", "total_elements"),
     *("abs_max", "num_near_zero", "family", "order", "inputs_finite", "num_units", "num_dead_units", "dead_units"),
-    *("num_saturated_units", "saturated_units", "num_batches", "numel", "norm", "grad_norm", "update_norm"),
+    *("num_saturated_units", "num_batches", "numel", "norm", "grad_norm", "update_norm"),
     *("num_nonfinite", "name", "unheard_of"),
 )
 _FAMILIES = ("relu", "gelu", "tanh", "softmax", "attention", "norm", "linear", "block", "other")

@@ -69,7 +69,7 @@ cause(
         "growing-norm": 0.4,
     },
     "dead-units zero-gradients vanishing-gradients non-finite-activations saturated-units overfitting "
-    "learning-rate-unusual attention-collapse unsteady nonfinite standstill",
+    "learning-rate-unusual unsteady nonfinite standstill",
     unless="learning-rate-still-rising gradients-not-cleared lone-element",
 )
 cause(
@@ -192,13 +192,6 @@ cause(
     unless="batch-not-finite loss-without-floor",
 )
 cause(
-    "dead-experts",
-    "Some experts are never chosen, and learn nothing.",
-    "Balance the load of the router: an auxiliary loss, noise on its logits, or a capacity for each expert.",
-    {"idle-experts": 0.98, "unused-experts": 0.9, "router-collapse": 0.6},
-    "untrained-parameters zero-gradients standstill",
-)
-cause(
     "hardware-fault",
     "A gradient was far out of range, as a flipped bit in memory or arithmetic leaves it.",
     "Go back to a checkpoint from before that step and take it again: if all is well then, test memory and device.",
@@ -228,7 +221,6 @@ cause(
     "Look for detach(), no_grad() and modules that forward() does not use.",
     {"missing-gradients": lambda finding, history, found: 0.0 if finding.severity == "info" else 0.9},
     "zero-gradients untrained-parameters vanishing-gradients standstill",
-    unless="idle-experts",
 )
 cause(
     "overfitting",

@@ -20,7 +20,6 @@ _MAX_READ = 65536
 _FIRST_READ = 16  # elements; usually at least one of them is not zero
 _REST = 64  # steps without a look while no gradient is missing
 _NUM_REACHED, _MAX_LOOKS = 20, 40  # steps for which it counts backward passes; after which it ends
-_NUM_LATELY = 100  # steps
 
 
 class _Watched(Observer):
@@ -202,16 +201,12 @@ class CoverageWatch(Observer):
 
     def facts(self) -> dict[str, Any]:
         params = self._run.params()  # none where the optimizers are gone
-        look = self._run.ring.seen.look(self._run.step) if params else None
+        look = self._run.ring.seen.look() if params else None
         if look is None:
             return {}
-        never, lately, num_seen = look
-        frozen = {n for p, n in zip(params, self._run.known_names) if not p.requires_grad} if never or lately else set()
-        known = {
-            "never_seen": [name for name in never if name not in frozen],
-            "unseen_lately": [name for name in lately if name not in frozen],
-            "num_seen": num_seen,
-        }
+        never, num_seen = look
+        frozen = {n for p, n in zip(params, self._run.known_names) if not p.requires_grad} if never else set()
+        known = {"never_seen": [name for name in never if name not in frozen], "num_seen": num_seen}
         if not self._num_looks:
             return known
         had = set(self._run.known_names).difference(never)
@@ -234,9 +229,9 @@ class CoverageWatch(Observer):
 
 
 class SeenParameters:
-    """Which parameters ever had a gradient, and which had none for a while.
+    """Which parameters ever had a gradient.
 
-    `found[place]` of the ring holds the marks since the newest look, a byte a parameter, which C++ sets too; None while
+    `found[place]` of the ring holds the marks, a byte a parameter, which C++ sets too; None while
     every step had all gradients. Cost: nothing then; else a byte a parameter and step, in C++ 1 ns, elsewhere 30.
     """
 
@@ -245,8 +240,6 @@ class SeenParameters:
         self._names: Sequence[str] = ()
         self._ever: set[str] = set()
         self._candidates: set[str] | None = None  # of the run that is resumed: no others can be those never seen
-        self._lately: tuple[str, ...] = ()
-        self._since: int | None = None
         self._taken: Sequence[int] | None = None
 
     def take(self, positions: Sequence[int] | None, names: Sequence[str]) -> None:
@@ -264,7 +257,7 @@ class SeenParameters:
             return
         if marks is None:
             marks = self._found[self._place] = bytearray(len(names))
-            self._since = self._taken = None
+            self._taken = None
         if positions is not self._taken:
             for position in positions:
                 marks[position] = 1
@@ -279,7 +272,7 @@ class SeenParameters:
 
     @property
     def has_all(self) -> bool:
-        """Whether every step since the newest look had all gradients, or no step was taken."""
+        """Whether every parameter had a gradient, or no step was taken."""
         marks = self._found[self._place]
         return marks is None or 0 not in marks
 
@@ -293,23 +286,10 @@ class SeenParameters:
     def _is_never(self, name: str) -> bool:
         return name not in self._ever and (self._candidates is None or name in self._candidates)
 
-    def look(self, step: int) -> tuple[list[str], list[str], int] | None:
-        """Names that never had a gradient, names that had none in the newest hundred steps or more, and how many others
-        there are; None before the first step."""
-        names, marks = self._names, self._found[self._place]
-        if not names:
-            return None
-        if marks is None:
-            self._lately = ()
-            return [], [], len(names)
-        self._fold()
-        if self._since is None or step - self._since >= _NUM_LATELY:
-            if self._since is not None:
-                self._lately = tuple(name for name, mark in zip(names, marks) if not mark)
-            marks[:] = bytes(len(marks))
-            self._since, self._taken = step, None
-        never = [name for name in names if self._is_never(name)]
-        return never, [name for name in self._lately if name in self._ever], len(names) - len(never)
+    def look(self) -> tuple[list[str], int] | None:
+        """Names that never had a gradient, and how many others there are; None before the first step."""
+        never = [self._names[i] for i in self.never()]
+        return (never, len(self._names) - len(never)) if self._names else None
 
     def go_on(self, never: Sequence[str]) -> None:
         """A run is resumed that knows only `never` to have had no gradient."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -43,32 +43,20 @@ def labelled(output: Any) -> list[tuple[str, torch.Tensor]]:
     return [("" if i == first else path, x) for i, (path, x) in enumerate(found)]
 
 
-class Extract(NamedTuple):
-    """Small tensors, made of what a module computed, that are read as its output is."""
-
-    values: torch.Tensor  # what the record's statistics are of
-    unit_dim: int | None = None  # dimension of its units; None if it has none
-    entropy: torch.Tensor | None = None  # of each query or token, as a share of the largest; NaN without a choice
-    largest: torch.Tensor | None = None  # the largest logit of each query
-
-
 def inputs_of(args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """The tensors that a module was given, those called a mask or a bias left out: they hold -Inf by intent."""
     named = {key: value for key, value in kwargs.items() if "mask" not in key and "bias" not in key}
     return [tensor for _, tensor in leaves((args, named))]
 
 
-def unreadable(tensor: torch.Tensor) -> str | None:
-    """Why there is nothing to read in `tensor`; None if it can be read."""
-    if not tensor.is_floating_point() and not tensor.is_complex():
-        return f"{str(tensor.dtype).removeprefix('torch.')} output"
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return "inside a torch.func transform"
-    if tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor):
-        return "a tensor without values"
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-        return "inside a CUDA graph, whose replays call no hooks"
-    return None
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` has floating-point values, on any device, and is neither inside a torch.func transform nor
+    inside a CUDA graph that is captured: its replays call no hooks."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or isinstance(tensor, torch._subclasses.FakeTensor):
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def can_be_read(x: torch.Tensor) -> bool:

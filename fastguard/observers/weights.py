@@ -1,4 +1,4 @@
-"""Samples weights, updates and second moments."""
+"""Samples weights and updates."""
 
 from __future__ import annotations
 
@@ -20,30 +20,24 @@ from .tensors import strided
 
 _EVERY = 100
 _MIN_BYTES, _MAX_SHARE = 1 << 20, 0.01  # of the copies, which may take the larger of the two; the share of the weights
-# Only these classes: their second moments are averages of squares, so none exceeds the largest square.
-_MOMENTS: dict[type, str] = {
-    **dict.fromkeys((optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam), "exp_avg_sq"),
-    optim.RMSprop: "square_avg",
-}
 
 
 class Sample(NamedTuple):
     """The result of `WeightSampler.before`."""
 
-    # those that can be read, each with its place among all parameters of the optimizer, and its group
-    parameters: list[tuple[Tensor, int, dict[str, Any]]]
+    # those that can be read, each with its place among all parameters of the optimizer
+    parameters: list[tuple[Tensor, int]]
     rows: TensorStats  # statistics of each
     shares: list[int]  # number of elements of each to copy
     copies: list[Tensor]  # these elements
 
 
 class WeightSampler:
-    """Statistics of the parameters of one optimizer, of their updates, and of second moments.
+    """Statistics of the parameters of one optimizer, and of their updates.
 
     `before` reads every parameter once and copies some evenly spaced elements of each; `after` compares these.
     `update_norm` is exact if the copies fit into the larger of 1 MiB and 1 % of the parameters. Otherwise it is an
-    estimate: within 1 % from 10,000 elements of a parameter, unless a few elements hold most of the update. It knows
-    the second moments of Adam, AdamW, NAdam, RAdam and RMSprop, not of classes derived from them.
+    estimate: within 1 % from 10,000 elements of a parameter, unless a few elements hold most of the update.
 
     Args:
         every: sample steps whose number it divides. A skipped step changes nothing and has `update_norm` None; the
@@ -53,8 +47,7 @@ class WeightSampler:
     Raises:
         ValueError: `every` is not an integer >= 1.
 
-    Cost of a sampled step: one read of the parameters, one of the second moments, and a few of the copies. On an
-    accelerator, three syncs.
+    Cost of a sampled step: one read of the parameters, and a few of the copies. On an accelerator, two syncs.
 
     >>> import torch
     >>> p = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -62,7 +55,7 @@ class WeightSampler:
     >>> p.grad = torch.tensor([1.0, 0.0])
     >>> sample = sampler.before(optimizer)
     >>> optimizer.step()
-    >>> sampler.after(optimizer, sample, names=["w"])[0].update_ratio
+    >>> sampler.after(sample, names=["w"])[0].update_ratio
     0.1
     """
 
@@ -77,10 +70,10 @@ class WeightSampler:
 
     def before(self, optimizer: optim.Optimizer) -> Sample:
         """Reads the parameters, and copies some elements of each. Call it before the step."""
-        every = [(p, group) for group in optimizer.param_groups for p in group["params"]]
-        chosen = [(p, k, group) for k, (p, group) in enumerate(every) if p.dtype in NATIVE_DTYPES and not p.is_meta]
+        every = (p for group in optimizer.param_groups for p in group["params"])
+        chosen = [(p, k) for k, p in enumerate(every) if p.dtype in NATIVE_DTYPES and not p.is_meta]
         whole = [plain(p, i) for i, (p, *_) in enumerate(chosen)]
-        rows, shares = self._rows(p.detach() for p, *_ in chosen), self._shares(whole)
+        rows, shares = self._rows(p.detach() for p, _ in chosen), self._shares(whole)
         return Sample(chosen, rows, shares, [strided(p, share).clone() for p, share in zip(whole, shares)])
 
     def _rows(self, tensors: Iterable[Tensor]) -> TensorStats:
@@ -99,7 +92,6 @@ class WeightSampler:
 
     def after(
         self,
-        optimizer: optim.Optimizer,
         sample: Sample,
         *,
         names: Sequence[str],
@@ -116,7 +108,6 @@ class WeightSampler:
         """
         self._is_owed = skipped
         norms = [None] * len(sample.parameters) if skipped else self._update_norms(sample)
-        moments = {} if skipped else self._second_moments(optimizer, sample)
         return tuple(
             WeightStats(
                 name=names[place],
@@ -127,9 +118,8 @@ class WeightSampler:
                 grad_norm=(gradient_norms or {}).get(names[place]),
                 update_norm=norm,
                 num_nonfinite=row.num_nans + row.num_infs,
-                **moments.get(i, {}),
             )
-            for i, ((_, place, _), row, norm) in enumerate(zip(sample.parameters, sample.rows, norms, strict=True))
+            for (_, place), row, norm in zip(sample.parameters, sample.rows, norms, strict=True)
         )
 
     def _update_norms(self, sample: Sample) -> Sequence[float | None]:
@@ -141,35 +131,6 @@ class WeightSampler:
         rows = self._rows(sample.copies)
         sample.copies.clear()
         return [row.norm * math.sqrt(size) for row, size in zip(rows, sizes)]
-
-    def _second_moments(self, optimizer: optim.Optimizer, sample: Sample) -> dict[int, dict[str, float]]:
-        """Fields of `WeightStats` for the parameters that have a second moment."""
-        key = _MOMENTS.get(type(optimizer))
-        found = {i: optimizer.state.get(p, {}).get(key) for i, (p, *_) in enumerate(sample.parameters) if key}
-        # A dense tensor of numbers; quantised ones have their own classes.
-        moments = {i: v for i, v in found.items() if type(v) is Tensor and v.layout is torch.strided}
-        moments = {i: v for i, v in moments.items() if v.shape == sample.parameters[i][0].shape}
-        moments = {i: v for i, v in moments.items() if v.is_floating_point()}
-        steps: dict[int, float] = {}  # on an accelerator, read only one of each group
-        fields = {}
-        for i, row in zip(moments, self._rows(moments.values()), strict=True):
-            (p, _, group), share = sample.parameters[i], 1.0
-            if key == "exp_avg_sq":
-                step = optimizer.state[p]["step"]
-                is_near = not isinstance(step, Tensor) or step.is_cpu
-                taken = float(step) if is_near or id(group) not in steps else steps[id(group)]
-                steps[id(group)] = taken
-                share = 1.0 - float(group["betas"][1]) ** taken
-            is_finite = not row.num_nans and not row.num_infs
-            rms = math.sqrt(max(row.mean, 0.0) / share) if is_finite and share > 0.0 else math.inf
-            left = rms + float(group["eps"])
-            fields[i] = {
-                "moment_rms": rms,
-                "moment_min": row.abs_min_nonzero,
-                "moment_max": row.abs_max if is_finite else math.inf,
-                "effective_step": float(group["lr"]) / left if left else math.inf,
-            }
-        return fields
 
 
 class WeightWatch(Observer):
@@ -201,7 +162,7 @@ class WeightWatch(Observer):
         for member, sample in samples:
             names = self._run.known_names[self._run.start_of(member) :]
             about = {"names": names, "gradient_norms": norms, "skipped": record.skipped}
-            found += self._sampler.after(member.optimizer, sample, **about)
+            found += self._sampler.after(sample, **about)
         self._run.ring.attach(record.step, weights=record.weights + tuple(found))
         self._judge.add_overhead(time.perf_counter() - started)
 

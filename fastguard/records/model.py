@@ -105,7 +105,6 @@ class ModelNotes:
     num_cleared_gradients: Count | None = None  # of these, steps before whose backward pass gradients were cleared
     num_seen: Count | None = None  # parameters of the optimizers that ever had a gradient; None if not known
     never_seen: Names = ()  # trainable parameters that never had a gradient
-    unseen_lately: Names = ()  # trainable parameters that had a gradient, but none in the newest hundred steps or more
     # Of up to 16 parameters without a gradient or a guarded optimizer, those that changed within a step, or between two
     moved_in_step: Names = ()
     moved_between: Names = ()

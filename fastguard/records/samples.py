@@ -120,25 +120,18 @@ class ModuleActivity(Plain):
     Attributes:
         name: the module's name in the model, without the prefixes of wrappers. "name#2" is its second call within a
             pass, "name[1]" or "name['key']" a further output tensor, "name[hidden]" the hidden layer of a gated MLP,
-            "name[attention]" the attention weights that it computes, "name[router]" its choices; the model as a whole
-            has the name of its class.
+            the model as a whole has the name of its class.
         family: its kind: "relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax", "attention", "norm", "linear",
-            "block", "other", "attention_weights" or "router". Saturation has no meaning for "attention", "norm",
-            "linear", "block" and "router": there only Inf counts as saturated.
-        stats: the output's statistics. For attention weights, those of the sampled queries. For a router, those of a
-            matrix [tokens, experts] with 1.0 where a token goes to an expert and 0.0 elsewhere.
+            "block" or "other". Saturation has no meaning for "attention", "norm", "linear" and "block": there only Inf
+            counts as saturated. Older logs also have "attention_weights" and "router".
+        stats: the output's statistics.
         order: place in the order of execution within its forward pass, from 0.
         inputs_finite: whether all its inputs were finite; None if not checked, as while the output is finite.
         num_units: size of the unit (channel) dimension; 0 if units were not told apart.
         num_dead_units: units that were (near) zero nearly everywhere in all batches of the monitor's window.
         num_saturated_units: the same for saturation.
-        dead_units, saturated_units: indices of the first 32 of them.
+        dead_units: indices of the first 32 of them.
         num_batches: how many batches the window had when units were judged.
-        entropy: entropy of attention weights or of a router's probabilities: the mean over queries or tokens, as a
-            share of the maximum, 0.0 to 1.0. None for other modules, as are the next two.
-        max_logit: the largest attention logit of the sampled queries, after scaling and masking.
-        load: share of the tokens that go to each expert; the sum is the number of experts per token. The units of a
-            router are its experts; a dead one gets no token.
     """
 
     name: str
@@ -151,18 +144,9 @@ class ModuleActivity(Plain):
     num_saturated_units: int = 0
     dead_units: tuple[int, ...] = ()
     num_batches: int = 1
-    saturated_units: tuple[int, ...] = ()
-    entropy: float | None = None
-    max_logit: float | None = None
-    load: tuple[float, ...] | None = None
 
     dead_unit_ratio = share_of("num_dead_units", "num_units", "Share of units that are dead; 0.0 if not told apart.")
     saturated_unit_ratio = share_of("num_saturated_units", "num_units", "The same for saturated units.")
-
-    @property
-    def is_choice(self) -> bool:
-        """Whether these are attention weights or a router, whose statistics say little by themselves."""
-        return self.family in ("attention_weights", "router")
 
     @property
     def is_origin(self) -> bool:
@@ -192,11 +176,6 @@ class WeightStats(Plain):
         update_norm: 2-norm of the step's change, which may be an estimate (see `WeightSampler`); None if not measured,
             as at a skipped step.
         numel, num_nonfinite: number of elements, and of those that are NaN or Inf.
-        moment_rms: root of the mean second moment with Adam's bias correction: the usual size of the gradients. None if
-            the optimizer has no second moments, as are the next three.
-        moment_min, moment_max: the smallest second moment that is not zero, or 0.0 if all are; the largest, or Inf if
-            any is not finite.
-        effective_step: lr / (moment_rms + eps), the factor of the averaged gradient.
     """
 
     name: str
@@ -207,10 +186,6 @@ class WeightStats(Plain):
     grad_norm: float | None = None
     update_norm: float | None = None
     num_nonfinite: int = 0
-    moment_rms: float | None = None
-    moment_min: float | None = None
-    moment_max: float | None = None
-    effective_step: float | None = None
 
     @property
     def gradient_ratio(self) -> float | None:

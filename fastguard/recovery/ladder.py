@@ -19,6 +19,7 @@ from .rise import ALARM, LossRise, Trial
 from .settings import Recovery
 
 _NUM_KEPT, _NUM_LEVEL, _NUM_NEEDED, _ASK_EVERY = 128, 32, 20, 8
+_SPREAD = 6.0  # times the robust standard deviation, above the median
 _LEAST_SHARE = 0.3  # of the median: the limit is at least this far above it
 _MOST_LEARNED = 3.0  # times the level, up to which losses of data that were left out raise the next limit
 _SIGMA = 1.4826  # times the median of the distances from the median, for normal noise
@@ -43,8 +44,7 @@ class LossLevel(Part):
     first: list[float]  # the first twenty losses
     harder: float = 0.0  # by how much the losses of data that were left out were above the level
 
-    def __init__(self, settings: Recovery) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self.losses = deque(maxlen=_NUM_KEPT)
         self.first = []
 
@@ -62,9 +62,7 @@ class LossLevel(Part):
             self.value = middle
             gain = _LEAST_GAIN * (median(self.first) - middle)  # a loss near zero is restless, and harmless
             self.spread = max(sigma, _LEAST_SPREAD * abs(middle), gain)
-            self.limit = middle + max(
-                self._settings.spread * sigma, _LEAST_SHARE * abs(middle), gain, 1.5 * self.harder
-            )
+            self.limit = middle + max(_SPREAD * sigma, _LEAST_SHARE * abs(middle), gain, 1.5 * self.harder)
 
     @property
     def newest(self) -> float:
@@ -91,7 +89,7 @@ class Ladder(Part):
     def __init__(self, settings: Recovery) -> None:
         self._settings = settings
         self._norms = deque(maxlen=_NUM_KEPT)
-        self.level, self.rise = LossLevel(settings), LossRise()
+        self.level, self.rise = LossLevel(), LossRise()
         self.has_aim = True  # whether a lower loss is better
         self.has_grown = False  # whether parameters are many times larger than before the loss began to rise
         self.trial: Trial | None = None  # of a snapshot; None without one

@@ -152,7 +152,7 @@ class Rescue:
         """Copies the present state."""
         run, settings = self._run, self._settings
         places = [] if run.buffers is None else run.buffers.places
-        snapshot.take(run.optimizers(), places, settings.state, with_random_state=settings.replay)
+        snapshot.take(run.optimizers(), places, settings.state)
         clip_state = None if run.clip is None else copy.deepcopy(run.clip.state_dict())
         snapshot.baseline = {"ladder": self.ladder.baseline(), "clip": clip_state}
         snapshot.loss = self.ladder.level.newest

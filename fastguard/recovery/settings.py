@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,12 +40,11 @@ class Recovery:
         lr_factor: above 0, at most 1.
         ramp, window: steps. A resumed run continues to count.
         quarantine: steps; None: half of `every`.
-        patience, spread: number of steps in a row with a loss above the limit. The limit is the median of the newest 32
-            healthy losses plus the largest of: `spread` times the robust standard deviation of 128, 30 % of the median,
-            and 5 % of the progress since the beginning.
+        patience: number of steps in a row with a loss above the limit. The limit is the median of the newest 32 healthy
+            losses plus the largest of: six times the robust standard deviation of 128, 30 % of the median, and 5 % of
+            the progress since the beginning.
         rules: a new critical finding of one of these rules counts, too.
         state: more to restore, such as an EMA: objects with `state_dict` and `load_state_dict`.
-        replay: restore the random state, too, to repeat the same steps, with the data loader in `state`.
 
     Raises:
         ValueError: a setting is out of its range; names it.
@@ -68,10 +66,8 @@ class Recovery:
     window: int = 1000
     quarantine: int | None = None
     patience: int = 6
-    spread: float = 6.0
     rules: tuple[str, ...] = CRITICAL_RULES
     state: tuple[Any, ...] = ()
-    replay: bool = False
 
     def __post_init__(self) -> None:
         least = {"every": 1, "keep": 2, "attempts": 1, "ramp": 0, "window": 1, "patience": 2}
@@ -82,7 +78,6 @@ class Recovery:
             raise ValueError(f"`quarantine` must be None or an integer >= 0, got {self.quarantine!r}")
         if not 0.0 < self.lr_factor <= 1.0:
             raise ValueError(f"`lr_factor` must be above 0 and at most 1, got {self.lr_factor!r}")
-        values.between(0.0, math.inf, "spread", self.spread)
         state = tuple(self.state) if isinstance(self.state, (list, tuple)) else (self.state,)
         for one in state:
             if not (callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))):

@@ -61,12 +61,7 @@ class Snapshot:
         self._others: States = []
 
     def take(
-        self,
-        optimizers: Sequence[torch.optim.Optimizer],
-        places: Iterable[BufferPlace],
-        state: Iterable[Any],
-        *,
-        with_random_state: bool,
+        self, optimizers: Sequence[torch.optim.Optimizer], places: Iterable[BufferPlace], state: Iterable[Any]
     ) -> None:
         """Copies everything, `state` through `state_dict`. On a GPU the copies are queued."""
         self.is_proved = False
@@ -79,8 +74,6 @@ class Snapshot:
         self._buffers = [(place, place.tensor) for place in places]
         self._num_others = len(self._tensors)
         self._keep(tuple(tensor for _, tensor in self._buffers))
-        if with_random_state:
-            self._others.append((load_random_state, random_state()))
         local = locals_of(self._tensors)
         for index, tensor in enumerate(local):
             known = self._copies[index] if index < len(self._copies) else None

@@ -18,10 +18,6 @@ _OF_MODULES: _Columns = (
     ("activations of", "module", 36), ("family", "family", 9), ("mean", "mean", ".3g"), ("std", "std", ".3g"),
     ("zero", "zero_ratio", ".0%"), ("saturated", "saturation_ratio", ".0%"), ("dead units", "dead_ratio", ""),
 )  # fmt: skip
-_OF_CHOICES: _Columns = (
-    ("choices of", "module", 36), ("entropy", "entropy", ".0%"), ("max logit", "max_logit", ".3g"),
-    ("max load", "max_load", ".0%"), ("unused experts", "dead_ratio", ""),
-)  # fmt: skip
 _OF_WEIGHTS: _Columns = (
     ("weights of", "parameter", 36), ("norm", "norm", ".3g"), ("std", "std", ".3g"),
     ("update/weight", "update_ratio", ".3g"), ("gradient/weight", "gradient_ratio", ".3g"),
@@ -124,8 +120,7 @@ def module_rows(history: TrainingHistory) -> tuple[Row, ...]:
             "family": m.family,
             **{name: getattr(m.stats, name) for name in ("mean", "std", "zero_ratio", "saturation_ratio")},
             "num_nonfinite": m.stats.num_nans + m.stats.num_infs,
-            **{name: getattr(m, name) for name in ("num_units", "num_dead_units", "is_choice")},
-            **_or_nan(entropy=m.entropy, max_logit=m.max_logit, max_load=max(m.load) if m.load else None),
+            **{name: getattr(m, name) for name in ("num_units", "num_dead_units")},
         }
         for m in newest
     )
@@ -150,15 +145,12 @@ def _or_nan(**known: float | None) -> dict[str, float]:
 
 
 def sample_tables(modules: Sequence[Row], weights: Sequence[Row]) -> list[list[str]]:
-    """Tables of activations, of attention and routers, and of updates: the twelve worst rows of each, in order."""
-    choices = [row for row in modules if row["is_choice"]]
-    others = [row for row in modules if not row["is_choice"]]
+    """Tables of activations and of updates: the twelve worst rows of each, in order."""
     updates = [dict(row) for row in weights if row["num_nonfinite"] or not math.isnan(row["update_ratio"])]
     for row in updates:
         row["oddness"] = abs(math.log(max(row["update_ratio"], 1e-12) / _USUAL_UPDATE))
     tables = (
-        _worst(_OF_MODULES, others, ("num_nonfinite", "dead_ratio", "saturation_ratio", "zero_ratio"), "modules"),
-        _worst(_OF_CHOICES, choices, ("num_nonfinite", "dead_ratio", "max_logit"), "modules"),
+        _worst(_OF_MODULES, modules, ("num_nonfinite", "dead_ratio", "saturation_ratio", "zero_ratio"), "modules"),
         _worst(_OF_WEIGHTS, updates, ("num_nonfinite", "oddness"), "parameters"),
     )
     return list(filter(None, tables))

@@ -128,7 +128,6 @@ def flatten(record: StepStats) -> dict[str, Any]:
     | `clip/over` | names of the groups or tensors above the clip policy's triggers, if there are any |
 
     Sampled modules add activation/<module>/mean, /std, /zero_ratio, /saturation_ratio and, if units were told apart,
-    /dead_unit_ratio. Attention adds /entropy and /max_logit instead, and a router /entropy, /max_load and
     /dead_unit_ratio. Sampled parameters add weight/<name>/norm, /std and, if measured, /gradient_ratio and
     /update_ratio. Groups that are clipped separately add clip/<group>/norm, /clipped_norm and /trigger.
 
@@ -139,12 +138,9 @@ def flatten(record: StepStats) -> dict[str, Any]:
         key = f"clip/{group.name}/"
         flat[key + "norm"], flat[key + "clipped_norm"], flat[key + "trigger"] = group[1:]
     for m in record.activations:
-        values = {"entropy": m.entropy, "max_logit": m.max_logit, "max_load": max(m.load or (), default=None)}
-        if not m.is_choice:
-            values.update({name: getattr(m.stats, name) for name in _OF_MODULES})
-        if m.load is not None or (m.num_units and not m.is_choice):
-            values["dead_unit_ratio"] = m.dead_unit_ratio
-        flat.update({f"activation/{m.name}/{name}": value for name, value in values.items() if value is not None})
+        flat.update({f"activation/{m.name}/{name}": getattr(m.stats, name) for name in _OF_MODULES})
+        if m.num_units:
+            flat[f"activation/{m.name}/dead_unit_ratio"] = m.dead_unit_ratio
     for w in record.weights:
         known = ((name, getattr(w, name)) for name in _OF_WEIGHTS)
         flat.update({f"weight/{w.name}/{name}": value for name, value in known if value is not None})

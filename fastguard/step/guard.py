@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ..clip import as_policy
 from ..diagnosis.checkup import Checkup
 from ..errors import NotGuardedError
 from ..names import Namer
-from ..observers.activations import ActivationMonitor, ActivationWatch, Replay, monitor_for, replay
+from ..observers.activations import ActivationMonitor, ActivationWatch, monitor_for
 from ..observers.buffers import Buffers
 from ..observers.facts import ModelFacts
 from ..observers.observer import Observer, held_weakly
@@ -260,27 +260,6 @@ class Guard(GuardState):
         """The activation monitor, or None."""
         return self._monitor
 
-    def replay(self, forward: Callable[[], Any]) -> Replay:
-        """Runs `forward` again with every module watched, and says where NaN or Inf first appeared.
-
-        Call it after a skipped step, which left the parameters alone: `guard.replay(lambda: model(x))`. The findings go
-        on the record of that step. See `fastguard.observers.activations.replay`. Training is not affected.
-
-        Raises:
-            ValueError: the guard has no model; `forward` did not call it.
-
-        Cost: a forward pass, one read of each output, and a copy of the buffers. Syncs.
-        """
-        self._judge.arrive_all()
-        if self.model is None:
-            raise ValueError("`replay` must have a model to watch, got none. Call wrap(optimizer, model, …).")
-        with self._unwatched():
-            found = replay(self.model, forward)
-        ring = self._run.ring
-        if ring.is_held and ring.is_skipped:
-            ring.attach(ring.step, activations=found.activities)
-        return found
-
     @property
     def recoveries(self) -> list[str]:
         """What recovery has done so far, a sentence for each event."""
@@ -328,17 +307,9 @@ class Guard(GuardState):
         True
         """
         with contextlib.ExitStack() as afterwards:
-            afterwards.callback(self._run.pause, self._run.pause(True))
-            afterwards.enter_context(self._unwatched())
-            yield
-
-    @contextlib.contextmanager
-    def _unwatched(self) -> Iterator[None]:
-        """For passes through the model that are not part of the training."""
-        with contextlib.ExitStack() as afterwards:
-            afterwards.callback(self._observers.pause, self._observers.pause(True))
-            if self._monitor is not None:
-                afterwards.enter_context(self._monitor.paused())
+            parts: list[Any] = [self._run, self._observers, *filter(None, [self._monitor])]
+            for one in parts:
+                afterwards.callback(one.pause, one.pause(True))
             yield
 
     def close(self) -> None:

@@ -26,7 +26,6 @@ _ACTIVATIONS = {
     "zeros": ("near zero", "share of (near) zero activations", False),
     "saturation": ("saturated", "share of saturated activations", False),
     "dead": ("dead", "share of dead units", False),
-    "entropy": ("entropy", "entropy of attention and routers, as a share of its maximum", False),
 }
 
 
@@ -255,12 +254,11 @@ def plot_layers(source: Any, value: str = "norm") -> Any:
 
 
 def plot_activations(source: Any, value: str = "dead") -> Any:
-    """A heat map of modules by sampled steps: the share of dead units, of (near) zero or of saturated activations; or
-    the entropy of attention and routers, as a share of its maximum.
+    """A heat map of modules by sampled steps: the share of dead units, of (near) zero or of saturated activations.
 
     Args:
         source: a guard, a `TrainingHistory`, the path of a log.
-        value: "dead", "zeros", "saturation" or "entropy".
+        value: "dead", "zeros" or "saturation".
 
     Returns, Raises, Cost: as for `plot_loss`. It also raises ValueError for several runs, an unknown `value`, and if no
     activations were sampled, as `wrap(..., activations=True)` does.

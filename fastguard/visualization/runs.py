@@ -20,9 +20,8 @@ MAX_RUNS = 8
 _ROOTS = ("", "/", ".", "..")
 # The values of a sampled module or weight that figures show; None if it has none.
 _OF_MODULES: dict[str, Callable[[Any], float | None]] = {
-    "near zero": lambda m: None if m.is_choice else m.stats.near_zero_ratio,
-    "saturated": lambda m: None if m.is_choice else m.stats.saturation_ratio,
-    "entropy": lambda m: m.entropy,
+    "near zero": lambda m: m.stats.near_zero_ratio,
+    "saturated": lambda m: m.stats.saturation_ratio,
     "dead": lambda m: m.dead_unit_ratio if m.num_units else None,
 }
 _OF_WEIGHTS: dict[str, Callable[[Any], float | None]] = {"update": lambda w: w.update_ratio}
@@ -40,7 +39,7 @@ class DrawnRun(TrainingHistory):
         keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale")
         self.curves = {**{key: Curve(MAX_POINTS) for key in keys}, "clipped": Curve(MAX_POINTS, fmean)}
         self.rails: dict[str, list[int]] = {key: [] for key in ("NaN", "Inf", "skipped", "zero", "bad")}
-        kinds = ("norm", "rms", "max", "zeros", "update", "near zero", "saturated", "dead", "entropy")
+        kinds = ("norm", "rms", "max", "zeros", "update", "near zero", "saturated", "dead")
         self.grids = {kind: Grid(MAX_COLUMNS) for kind in kinds}
 
     @property

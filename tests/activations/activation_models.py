@@ -76,6 +76,17 @@ def by_name(monitor):
     return {record.name: record for record in monitor.activities}
 
 
+def taken(monitor, step):
+    """Ends step `step` of a guard. Returns the records of the newest step that have arrived."""
+    monitor.end_step(step)
+    return ([()] + [records for _, records in monitor.arrived()])[-1]
+
+
+def origins(monitor):
+    """Names of the modules where NaN or Inf began at the newest step."""
+    return [record.name for record in monitor.activities if record.is_origin]
+
+
 def num_hooks(model):
     """Forward hooks of `model`, of all kinds."""
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())

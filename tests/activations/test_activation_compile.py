@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from fastguard import ActivationMonitor
 
-from activation_models import GatedMlp, relu_net
+from activation_models import GatedMlp, relu_net, taken
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +65,10 @@ def test_a_model_compiled_before_it_was_watched_says_so(caplog):
     model, _ = counted(net)
     model(torch.ones(2, 6))
     monitor = ActivationMonitor(model)
-    monitor.follow_guard()
+    monitor._follow_guard()
     for step in range(4):
         model(torch.ones(2, 6))
-        assert monitor.take(step) == ()
+        assert taken(monitor, step) == ()
     assert "before the first call of a compiled model" in caplog.text
 
 

@@ -6,9 +6,8 @@ from torch import nn
 
 import fastguard
 from fastguard import ActivationMonitor
-from fastguard.observers.activations import replay
 
-from activation_models import Block, GatedMlp, Transformer, by_name, num_hooks, relu_net
+from activation_models import GatedMlp, Transformer, by_name, num_hooks, origins, relu_net
 
 
 def step(model, optimizer, x, micro_batches=1):
@@ -31,7 +30,7 @@ X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
         (True, {"Sequential", "1", "3"}),
         (r"^3$", {"3"}),
         ("all", {"Sequential", "0", "1", "2", "3", "4"}),
-        ({"modules": nn.Linear}, {"0", "2", "4"}),
+        ({"modules": "[024]"}, {"0", "2", "4"}),
     ],
 )
 def test_what_is_watched(activations, names):
@@ -98,27 +97,6 @@ def test_every_evaluation_of_lbfgs_belongs_to_its_step():
     assert optimizer.guard.last.activations == ()
 
 
-@pytest.mark.parametrize("activations", [None, {"every": 1, "overhead_budget": None, "modules": "head"}])
-def test_replay_after_a_skipped_step(activations):
-    net = Transformer()
-    optimizer = guarded(net, activations)
-    tokens = torch.randint(0, 11, (2, 5))
-    step(net, optimizer, tokens)
-    with torch.no_grad():
-        net.blocks[0].mlp[2].bias[0] = torch.inf
-    step(net, optimizer, tokens)
-    assert optimizer.guard.last.skipped
-    found = optimizer.guard.replay(lambda: net(tokens))
-    assert found.origin.name == "blocks.0.mlp.2"
-    assert optimizer.guard.last.activations == found.activities
-    with torch.no_grad():
-        net.blocks[0].mlp[2].bias[0] = 0.0
-    step(net, optimizer, tokens)
-    records = optimizer.guard.last.activations
-    assert (len(records) == 1) is (activations is not None)
-    assert not records or records[0].stats.total_elements == 2 * 5 * 11  # not what the replay saw
-
-
 def _convolutions():
     net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     with torch.no_grad():
@@ -161,14 +139,14 @@ def test_dead_units_are_named(make):
 
 def test_a_unit_is_dead_when_it_was_so_in_all_batches_of_the_window():
     net = nn.Sequential(nn.ReLU())
-    monitor = ActivationMonitor(net, every=1, window=3, overhead_budget=None)
+    monitor = ActivationMonitor(net, every=1, overhead_budget=None)
     always, sometimes = torch.tensor([-1.0, 1.0, -1.0]), torch.tensor([-1.0, 1.0, 1.0])
     seen = []
-    for unit in (sometimes, always, always, always, sometimes):
+    for unit in (sometimes, *[always] * 10, sometimes):
         net(unit.expand(4, 3))
         record = by_name(monitor)["0"]
         seen.append((record.dead_units, record.num_batches))
-    assert seen == [((0,), 1), ((0,), 2), ((0,), 3), ((0, 2), 3), ((0,), 3)]
+    assert seen == [*(((0,), min(num, 10)) for num in range(1, 11)), ((0, 2), 10), ((0,), 10)]
 
 
 @pytest.mark.parametrize("name", ["embed", "blocks.0.ln2", "blocks.1.attn.v", "blocks.1.mlp.2", "head"])
@@ -179,8 +157,7 @@ def test_a_bad_weight_is_traced_to_its_module(name, value):
         net.get_submodule(name).weight[..., 0] = value
     monitor = ActivationMonitor(net, modules="all")
     net(torch.randint(0, 11, (2, 5)))
-    assert monitor.origin.activity.name == name
-    assert [record.name for record in monitor.activities if record.is_origin] == [name]
+    assert origins(monitor) == [name]
 
 
 def test_masks_of_minus_infinity_are_no_bad_input():
@@ -200,38 +177,4 @@ def test_masks_of_minus_infinity_are_no_bad_input():
     net = Net()
     monitor = ActivationMonitor(net, modules="all")
     net(torch.randn(4, 4))
-    assert monitor.origin.activity.name == "inner" and monitor.origin.activity.is_origin
-
-
-def test_replay_names_the_module_that_was_not_watched():
-    net = Transformer()
-    monitor = ActivationMonitor(net, modules="head")
-    with torch.no_grad():
-        net.blocks[1].mlp[0].bias[2] = torch.nan
-    tokens = torch.randint(0, 11, (2, 5))
-    net(tokens)
-    assert monitor.origin.activity.name == "head"
-    found = replay(net, lambda: net(tokens))
-    assert found.origin.name == "blocks.1.mlp.0"
-    assert str(found).startswith("NaN or Inf came up in 'blocks.1.mlp.0'")
-
-
-def test_replay_leaves_no_trace():
-    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
-    x = torch.randn(6, 4)
-    net(x)
-    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    torch.manual_seed(3)
-    expected = torch.rand(4)
-    torch.manual_seed(3)
-    found = replay(net, lambda: net(x))
-    assert torch.equal(torch.rand(4), expected)
-    assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
-    assert found.origin is None and len(found.activities) == 4
-    assert str(found).startswith("every output was finite")
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
-
-
-def test_replay_of_something_else_is_refused():
-    with pytest.raises(ValueError, match="`forward` must call the model"):
-        replay(Block(8), lambda: None)
+    assert origins(monitor) == ["inner"]

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from fastguard import ActivationMonitor, detect_dead_neurons
 from fastguard.observers.activations.collector import Budget
 
-from activation_models import Transformer, by_name, relu_net
+from activation_models import Transformer, by_name, origins, relu_net, taken
 
 
 class TestToolkit:
@@ -57,7 +57,6 @@ class TestSelection:
         net(torch.randint(0, 11, (2, 5)))
         assert set(by_name(monitor)) > set(monitor.names)
         assert [record.name for record in monitor.activities if record.is_origin] == ["blocks.0.mlp.2"]
-        assert monitor.skipped == {}
         with torch.no_grad():
             net.blocks[0].mlp[2].weight[0, 0] = 0.0
         net(torch.randint(0, 11, (2, 5)))
@@ -67,17 +66,11 @@ class TestSelection:
         ("settings", "names"),
         [
             ({"modules": r"\.1\.attn$"}, ["blocks.1.attn"]),
-            ({"modules": [nn.GELU, "^head$"]}, ["blocks.0.mlp.1", "blocks.1.mlp.1", "head"]),
+            ({"modules": r"mlp\.1$|^head$"}, ["blocks.0.mlp.1", "blocks.1.mlp.1", "head"]),
         ],
     )
-    def test_by_pattern_and_type(self, settings, names):
+    def test_by_pattern(self, settings, names):
         assert sorted(ActivationMonitor(Transformer(), **settings).names) == names
-
-    def test_by_module(self):
-        net = Transformer()
-        assert ActivationMonitor(net, modules=net.blocks[1].ln1).names == ("blocks.1.ln1",)
-        inside = ActivationMonitor(net, modules=net.blocks[1].mlp).names
-        assert inside == ("blocks.1.mlp", "blocks.1.mlp.0", "blocks.1.mlp.1", "blocks.1.mlp.2")
 
     def test_nothing_to_watch_is_refused(self):
         with pytest.raises(ValueError, match="must match at least one module, got none") as error:
@@ -88,9 +81,9 @@ class TestSelection:
         ("settings", "message"),
         [
             ({"modules": "("}, "`modules` must be a regular expression"),
-            ({"modules": 3}, "`modules` must be a regular expression, a module type"),
+            ({"modules": nn.GELU}, "`modules` must be a regular expression"),
             ({"every": 0}, "`every` must be an integer >= 1, got 0"),
-            ({"window": 1.5}, "`window` must be an integer"),
+            ({"window_size": 1.5}, "`window_size` must be an integer"),
             ({"overhead_budget": 0.0}, "`overhead_budget` must be > 0 or None"),
             ({"backend": "nothing"}, "`backend` must be one of"),
         ],
@@ -117,9 +110,7 @@ class TestFamilies:
             (nn.ELU(2.0), "gelu", [-9.0, 0.0, 9.0], 1),
             (nn.SELU(), "gelu", [-9.0, 0.0, 9.0], 1),
             (nn.SiLU(), "gelu", [-9.0, 0.0, 9.0], 0),
-            (nn.Softmax(-1), "softmax", [0.0, 9.0, 0.0], 3),  # the largest probability is above 0.99
-            (nn.Softmax(-1), "softmax", [0.0, 1.0, 0.0], 0),
-            (nn.LogSoftmax(-1), "softmax", [0.0, 9.0, 0.0], 3),
+            (nn.Softmax(-1), "softmax", [0.0, 9.0, 0.0], 0),
             (nn.LayerNorm(3), "norm", [-9.0, 0.0, 9.0], 0),
             (nn.Linear(3, 3), "linear", [-99.0, 0.0, 99.0], 0),
         ],
@@ -128,8 +119,8 @@ class TestFamilies:
         monitor = ActivationMonitor(nn.Sequential(module), modules="all")
         monitor_input = torch.tensor([x])
         nn.Module.__call__(module, monitor_input)
-        monitor.follow_guard()
-        record = {r.name: r for r in monitor.take(0)}["0"]
+        monitor._follow_guard()
+        record = {r.name: r for r in taken(monitor, 0)}["0"]
         assert (record.family, record.stats.num_saturated) == (family, num_saturated)
 
     def test_activation_functions_of_other_libraries_go_by_their_name(self):
@@ -145,29 +136,29 @@ class TestFamilies:
         ]:
             monitor, module = family(name)
             module(torch.zeros(2, 2))
-            monitor.follow_guard()
-            assert {record.family for record in monitor.take(0)} == {expected}
+            monitor._follow_guard()
+            assert {record.family for record in taken(monitor, 0)} == {expected}
 
 
 class TestSampling:
     def test_a_monitor_follows_one_guard(self):
         monitor = ActivationMonitor(relu_net())
-        monitor.follow_guard()
+        monitor._follow_guard()
         with pytest.raises(RuntimeError, match="follows no other guard"):
-            monitor.follow_guard()
+            monitor._follow_guard()
         with pytest.raises(ValueError, match="must be a monitor of a model"):
-            ActivationMonitor().follow_guard()
+            ActivationMonitor()._follow_guard()
 
     def test_hooks_that_see_nothing_are_reported(self, caplog):
         net = nn.Sequential(relu_net())
         monitor = ActivationMonitor(net)
-        monitor.follow_guard()
+        monitor._follow_guard()
         with caplog.at_level(logging.WARNING, "fastguard"):
             for step in range(5):
-                monitor.take(step)
+                taken(monitor, step)
         assert [record.getMessage()[:40] for record in caplog.records] == ["no output of the 4 watched modules was s"]
         net(torch.ones(1, 6))
-        assert monitor.take(5)
+        assert taken(monitor, 5)
 
     def test_the_interval_stretches_to_the_budget(self):
         budget = Budget(every=10, share=0.01)
@@ -182,7 +173,7 @@ class TestSampling:
         assert budget.interval == 10
         cost = budget.cost()
         assert (cost.num_samples, cost.num_steps) == (3, 41)
-        assert cost.seconds == pytest.approx(5.031) and cost.share == pytest.approx(0.031 / 4.031)
+        assert cost.seconds == pytest.approx(5.031)
 
 
 class TestTraces:
@@ -242,18 +233,17 @@ class TestOutputs:
         assert [record.name for record in monitor.activities] == keys
         assert [record.stats.mean for record in monitor.activities] == [1.0, 2.0][: len(keys)]
 
-    def test_integers_and_bools_are_skipped_visibly(self):
+    def test_integers_and_bools_are_left_out(self):
         net = nn.Sequential(Returns(lambda x: (x, x.long(), x > 0)))
         monitor = ActivationMonitor(net, modules="^0$")
         net(torch.ones(2, 3))
-        assert monitor.skipped == {"0[1]": "int64 output", "0[2]": "bool output"}
-        assert "not read: 0[1] (int64 output), 0[2] (bool output)" in monitor.table()
+        assert [record.name for record in monitor.activities] == ["0"]
 
     def test_nan_in_a_further_tensor_is_seen(self):
         net = nn.Sequential(Returns(lambda x: {"a": x, "b": Output(x, x / 0)}), Returns(lambda d: d["a"]))
         monitor = ActivationMonitor(net, modules="all")
         net(torch.zeros(2, 3))
-        assert monitor.origin.activity.name == "0['b'].count"
+        assert origins(monitor) == ["0['b'].count"]
 
     @pytest.mark.parametrize(
         "make",
@@ -282,9 +272,9 @@ class TestCalls:
 
         net = Net()
         monitor = ActivationMonitor(net, modules="all")
-        monitor.follow_guard()  # so that the step, and with it the sample, goes on during backward
+        monitor._follow_guard()  # so that the step, and with it the sample, goes on during backward
         net(torch.ones(2, 3, requires_grad=True)).sum().backward()
-        records = {record.name: record for record in monitor.take(0)}
+        records = {record.name: record for record in taken(monitor, 0)}
         assert set(records) == {"Net", "inner", "inner.0", "inner.1"}
         assert records["inner.1"].stats.total_elements == 6
 
@@ -312,14 +302,14 @@ class TestCalls:
         handle.remove()
         assert monitor.activities == ()
         net(torch.ones(2, 6))
-        assert by_name(monitor)["1"].stats.total_elements == 24 and monitor.origin is None
+        assert by_name(monitor)["1"].stats.total_elements == 24 and origins(monitor) == []
         assert {"1", "3"} <= by_name(monitor).keys() and "1#2" not in by_name(monitor)
 
-    def test_under_vmap_outputs_are_skipped_visibly(self):
+    def test_under_vmap_outputs_are_left_out(self):
         net = relu_net()
         monitor = ActivationMonitor(net)
         torch.func.vmap(net)(torch.ones(3, 2, 6))
-        assert monitor.skipped["1"] == "inside a torch.func transform"
+        assert monitor.activities == () and monitor.failures.counts() == {}
 
 
 NAMES = {"blocks.0.attn", "blocks.1.mlp.1", "norm", "Transformer"}

@@ -8,7 +8,7 @@ from fastguard.observers.activations import collector as collecting
 from fastguard.observers.activations.arrivals import DeferredReader, ImmediateReader
 from fastguard.observers.activations.selection import RELU, TANH, UNKNOWN
 
-from activation_models import Transformer, relu_net
+from activation_models import Transformer, origins, relu_net
 
 CPU = torch.device("cpu")
 
@@ -67,17 +67,20 @@ def test_both_readers_read_the_same(shape, judgement):
 def test_records_come_when_they_have_arrived_and_nothing_waits(clock):
     net = relu_net()
     monitor = ActivationMonitor(net, every=1, overhead_budget=None)
-    monitor.follow_guard()
+    monitor._follow_guard()
     taken = []
     for step in range(6):
         net(torch.full((2, 6), float(step)))
-        taken.append(monitor.take(step))
+        monitor.end_step(step)
         clock.now += step % 2
-        taken[-1] = [found for found, _ in monitor.arrived()] or taken[-1]
+        taken.append([found for found, _ in monitor.arrived()])
     assert clock.num_waits == 0
-    assert taken == [(), [0, 1], (), [2, 3], (), [4, 5]]
+    assert taken == [[], [0, 1], [], [2, 3], [], [4, 5]]
     net(torch.ones(2, 6))
-    assert monitor.take(6) == () and monitor.take(6, wait=True) != ()
+    monitor.end_step(6)
+    assert monitor.arrived() == []
+    monitor.flush()
+    assert [found for found, _ in monitor.arrived()] == [6]
     assert clock.num_waits == 1
 
 
@@ -96,5 +99,4 @@ def test_the_origin_is_found_without_looking_at_values_in_the_hooks(clock, monke
     assert looked == []  # on a GPU each would be a sync
     monkeypatch.undo()
     clock.now += 1
-    assert monitor.origin.activity.name == "blocks.1.attn.v"
-    assert [record.name for record in monitor.activities if record.is_origin] == ["blocks.1.attn.v"]
+    assert origins(monitor) == ["blocks.1.attn.v"]

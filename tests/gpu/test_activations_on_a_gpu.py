@@ -44,7 +44,6 @@ def test_a_graph_can_be_captured_while_hooks_are_set(device):
         with torch.cuda.graph(graph):
             output = model(x)
         graph.replay()
-        assert monitor.skipped["0"] == "inside a CUDA graph, whose replays call no hooks"
         assert torch.equal(output, model(x))
     assert monitor.cost.num_samples == 1
 

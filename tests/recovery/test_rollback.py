@@ -189,7 +189,6 @@ def test_a_report_tells_and_a_log_too(tmp_path, caplog):
         ({"keep": 1}, "`keep`"),
         ({"attempts": True}, "`attempts`"),
         ({"lr_factor": 0.0}, "`lr_factor`"),
-        ({"spread": math.nan}, "`spread`"),
         ({"quarantine": -1}, "`quarantine`"),
         ({"state": 3}, "`state`"),
     ],

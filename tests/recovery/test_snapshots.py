@@ -26,7 +26,7 @@ ALL += [(make, name == "LBFGS") for name, make in OPTIMIZERS.items()]
 
 
 def _take(snapshot, model, optimizer, **more):
-    snapshot.take([optimizer], places_of(model), more.pop("state", ()), with_random_state=False, **more)
+    snapshot.take([optimizer], places_of(model), more.pop("state", ()), **more)
 
 
 @pytest.mark.parametrize(("make", "closure"), ALL, ids=[*(c.__name__ for c, _ in ALL[: -len(OPTIMIZERS)]), *OPTIMIZERS])
@@ -100,7 +100,7 @@ def test_odd_tensors_and_plain_numbers(dtype):
     for _ in range(3):
         step()
     snapshot = Snapshot()
-    snapshot.take([optimizer], (), (), with_random_state=False)
+    snapshot.take([optimizer], (), ())
     saved = copy.deepcopy((optimizer.state_dict(), optimizer.count, list(optimizer.window)))
     values = [p.detach().clone() for p in params]
     strides = [p.stride() for p in params]

@@ -21,7 +21,6 @@ from benchmarks.speed import memory, training_memory
 from benchmarks.speed.cases import CASES
 from fastguard.observers import batch_sample
 from fastguard.observers.activations import ActivationMonitor
-from fastguard.observers.activations.choices import attention_extracts
 from fastguard.observers.batches import NormStatistics
 from fastguard.observers.weights import WeightSampler
 from fastguard.records.failures import Failures
@@ -87,7 +86,6 @@ def test_no_look_copies_what_it_looks_at(dtype):
     with at_most(MIB):
         batch_sample.figures_of(x)
         norms.compare("", norm, x)
-        assert len(list(attention_extracts(x, x))) > 1
     assert norms.found
 
 
@@ -120,7 +118,7 @@ def test_no_sample_of_the_weights_copies_them(make):
             sample = sampler.before(optimizer)
         optimizer.step()
         with at_most(MIB):
-            (found,) = sampler.after(optimizer, sample, names=["w"])
+            (found,) = sampler.after(sample, names=["w"])
     assert found.update_norm is not None and found.update_norm > 0.0
 
 

@@ -86,7 +86,7 @@ SETTINGS = {
     "sinks": lambda folder: {"sinks": [fastguard.MemorySink(), lambda record: None]},
     "activations": lambda folder: {"activations": {"every": 1, "modules": "all"}},
     "weights": lambda folder: {"weights": 1},
-    "recovery": lambda folder: {"recovery": fastguard.Recovery(every=1, replay=True)},
+    "recovery": lambda folder: {"recovery": fastguard.Recovery(every=1)},
     "everything": lambda folder: {
         "max_norm": 1e-3,
         "activations": {"every": 2},

@@ -1,4 +1,4 @@
-"""wrap(..., weights=...): the sampled steps of a guarded run, and the second moments beside the weights."""
+"""wrap(..., weights=...): the sampled steps of a guarded run."""
 
 import math
 
@@ -8,8 +8,6 @@ from guard_helpers import guarded_model, loss_at, make_model
 
 import fastguard
 from fastguard.observers.weights import WeightSampler
-from fastguard.records import TrainingHistory
-from fastguard.sinks import JsonlSink
 
 
 def copies(model):
@@ -198,54 +196,3 @@ def test_refusals(weights, error, message):
     with pytest.raises(error, match=message):
         fastguard.wrap(optimizer, model, weights=weights)
     assert not optimizer._optimizer_step_pre_hooks
-
-
-def step(model, optimizer, number, scale=1.0):
-    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(number))
-    optimizer.zero_grad()
-    loss = scale * (model(x) - x[:, :4]).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.guard.observe(loss=loss)
-
-
-def found(optimizer):
-    return fastguard.diagnosis.by_sign(optimizer.guard.report().findings)
-
-
-ADAPTIVE = {
-    "adam": (lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3), "exp_avg_sq", 1e-3),
-    "adamw-fused": (lambda p: torch.optim.AdamW(p, lr=0.01, fused=True), "exp_avg_sq", 1e-8),
-    "radam": (lambda p: torch.optim.RAdam(p, lr=0.01), "exp_avg_sq", 1e-8),
-    "rmsprop": (lambda p: torch.optim.RMSprop(p, lr=0.01), "square_avg", 1e-8),
-}
-
-
-@pytest.mark.parametrize("name", ADAPTIVE)
-def test_what_is_told_is_what_the_state_holds(name, tmp_path):
-    make, key, eps = ADAPTIVE[name]
-    model = make_model()
-    with JsonlSink(tmp_path / "run.jsonl") as log:
-        optimizer = fastguard.wrap(make(model.parameters()), model, weights=4, sinks=[log])
-        for number in range(5):
-            step(model, optimizer, number)
-        weights = optimizer.guard.last.weights
-        share = 1.0 - 0.999**5 if key == "exp_avg_sq" else 1.0
-        for told, p in zip(weights, model.parameters()):
-            v = optimizer.state[p][key].double()
-            rms = math.sqrt(float(v.mean()) / share)
-            assert told.moment_rms == pytest.approx(rms, rel=1e-5)
-            assert told.effective_step == pytest.approx(0.01 / (rms + eps), rel=1e-5)
-            assert (told.moment_min, told.moment_max) == (float(v[v > 0].min()), float(v.max()))
-        optimizer.guard.close()
-    history = TrainingHistory.from_jsonl(tmp_path / "run.jsonl")
-    assert [window.last.value for _, window in history.weights.current()] == list(weights)
-
-
-@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.Adafactor(p, lr=0.01)])
-def test_others_have_none(make):
-    model = make_model()
-    optimizer = fastguard.wrap(make(model.parameters()), model, weights=1)
-    step(model, optimizer, 0)
-    assert {w.moment_rms for w in optimizer.guard.last.weights} == {None}
-    assert "moment_rms" not in optimizer.guard.last.weights[0].to_dict()

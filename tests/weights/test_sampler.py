@@ -15,7 +15,7 @@ def sampled(sampler, optimizer, parameters, **settings):
         p.grad = torch.ones_like(p)
     sample = sampler.before(optimizer)
     optimizer.step()
-    return sampler.after(optimizer, sample, names=[f"p{i}" for i in range(len(parameters))], **settings)
+    return sampler.after(sample, names=[f"p{i}" for i in range(len(parameters))], **settings)
 
 
 def test_weights_are_those_before_the_step():
@@ -55,7 +55,7 @@ def test_copies_stay_within_their_bound_and_every_update_is_measured(monkeypatch
         for p in parameters:
             p.grad = torch.ones_like(p)
         optimizer.step()
-        found = sampler.after(optimizer, sample, names=list("abcdef"))
+        found = sampler.after(sample, names=list("abcdef"))
         assert not sample.copies
         truth = [float((p.detach() - old).norm()) for p, old in zip(parameters, before)]
         assert [w.update_norm for w in found] == pytest.approx(truth, rel=1e-5)
@@ -71,7 +71,7 @@ def test_the_norm_of_a_large_update_is_estimated(layout):
         sample = sampler.before(optimizer)
         assert sample.copies[0].nbytes <= 2**20
         optimizer.step()
-        (found,) = sampler.after(optimizer, sample, names=["w"])
+        (found,) = sampler.after(sample, names=["w"])
         assert found.update_norm == pytest.approx(float((p.detach() - before).norm()), rel=0.02)
 
 
@@ -83,7 +83,7 @@ def test_parameters_of_codes_are_left_out(dtype):
     sampler = WeightSampler()
     sample = sampler.before(optimizer)
     optimizer.step()
-    assert [w.name for w in sampler.after(optimizer, sample, names=["codes", "weights"])] == ["weights"]
+    assert [w.name for w in sampler.after(sample, names=["codes", "weights"])] == ["weights"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_updates_are_the_exact_differences(cls, dtype):
             p.grad = None if step == i == 2 else torch.randn_like(p) * 0.1**step  # smaller: amsgrad remembers
         sample = sampler.before(optimizer)
         optimizer.step()
-        found = sampler.after(optimizer, sample, names=list("abcdef"))
+        found = sampler.after(sample, names=list("abcdef"))
         assert [w.name for w in found] == list("abcdef")
         rel, share = (1e-9, 1e-15) if dtype is torch.float64 else (2e-5, 2e-7)  # of the update, and of the weights
         for w, p, b in zip(found, parameters, before, strict=True):

@@ -61,7 +61,6 @@ VANISHING = Truth(
     ("vanishing-gradients", "saturated-units", "poor-initialisation"),
 )
 POOR = Truth((*VANISHING.families, "explosion"), ("poor-initialisation", "dead-units", "vanishing-gradients"))
-EXPERTS = Truth(("units", "setup", "loss", "vanishing"), ("dead-experts",))
 SUMMED = Truth(("setup", "explosion", "lr", "loss"), ("wrong-loss", "learning-rate-too-high", "unscaled-accumulation"))
 SMALL_BATCH = Truth(("data", "explosion", "loss", "lr"), ("learning-rate-too-high",))
 OVERFITTED = Truth(("loss", "data"), ("overfitting",))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Iterable
 
 from ...records import TrainingHistory
 from ...records.samples import ModuleActivity
 from ..finding import Seen, listed
 from ..registry import rule
-from ..signals import is_felt_by_the_loss, signals_of
+from ..signals import signals_of
 
 TITLE = "Units"
 
+_SAYS_SO = re.compile(r"expert|branch|heads?$|moe", re.IGNORECASE)  # what the list of them is called
+_NUMBER = re.compile(r"\.\d+(?=\.)")
 _MANY_BATCHES = 4
 _NEARLY_ALL = 0.95
 _Lasting = list[tuple[str, float, int]]  # module, least share, first step
@@ -101,58 +104,6 @@ def saturated_units(history: TrainingHistory, *, share: float = 0.5, severe: flo
 
 
 @rule(
-    "attention-collapse",
-    source="our own; entropy collapse of Zhai et al. 2023",
-    see="{ratio:.0%} of the weights of {_worst} are zero{_also}.",
-    remedy="Lower the learning rate, normalise queries and keys, or scale the logits down.",
-)
-def attention_collapse(history: TrainingHistory, *, share: float = 0.9, entropy: float = 0.03) -> Seen | None:
-    """At least a `share` of a softmax's output is zero to within 1e-6, in 2 samples in a row.
-
-    Of `scaled_dot_product_attention`: the mean entropy of a query's weights is at most `entropy` of its maximum, and
-    the loss has lost part of its gain, since a task may be solved by looking at one place.
-    """
-    found = _lasting(history, ("softmax",), lambda m: m.stats.near_zero_ratio, share, 2)
-    if found or not is_felt_by_the_loss(history):
-        return _seen(found, history, share)
-
-    def certainty(module: ModuleActivity) -> float:
-        return 1.0 - (1.0 if module.entropy is None else module.entropy)
-
-    found = _lasting(history, ("attention_weights",), certainty, 1.0 - entropy, 2)
-    see = "The attention of {_worst} is {ratio:.0%} certain: nearly each query has one key{_also}."
-    return _seen(found, history, entropy, see=see)
-
-
-@rule(
-    "attention-logits-large",
-    of="attention-collapse",
-    severity="critical",
-    source="Dehghani et al. 2023 (ViT-22B), section 2, and Wortsman et al. 2023, section 3.1: runs whose logits passed "
-    "about 1e4 diverged; Kimi Team 2025, section 2.1: growth beyond 1000, held at 100",
-    see="Attention logits of {_worst} reach {max_logit:.3g}{_grown}{_also}.",
-    remedy="Normalise queries and keys, lower the learning rate of their projections, or cap the logits.",
-)
-def attention_logits_large(history: TrainingHistory, *, limit: float = 100.0, severe: float = 1e3) -> Seen | None:
-    """The largest attention logit of a module is above `limit` in 2 samples in a row.
-
-    Info; a warning above `severe`; critical above 1e4 if the loss has lost part of its gain.
-    """
-    found = _lasting(history, ("attention_weights",), lambda m: m.max_logit or 0.0, limit, 2)
-    seen = _seen(found, history, limit)
-    if seen is None:
-        return None
-    worst, largest, _ = found[0]
-    began = history.activations[worst].first.value.max_logit
-    is_lost = largest > 1e4 and is_felt_by_the_loss(history)
-    seen.severity = "critical" if is_lost else "warning" if largest > severe else "info"
-    seen.sure = 0.95 if largest > severe else 0.7
-    seen.measured["max_logit"] = seen.measured.pop("ratio")
-    seen.measured["_grown"] = f", from {began:.3g} at first" if began is not None and began < 0.5 * largest else ""
-    return seen
-
-
-@rule(
     "dropout-high",
     source="Srivastava et al. 2014, section 7.3: error is flat for a retained share of 0.4 to 0.8 and rises below",
     see="{num_modules:dropout module} with a dropout of {dropout:.0%} of the units: {layers}.",
@@ -165,3 +116,41 @@ def dropout_high(history: TrainingHistory, *, share: float = 0.8) -> Seen | None
         return None
     names = sorted(high, key=lambda name: -high[name])
     return Seen(layers=names, dropout=high[names[0]], num_modules=len(high))
+
+
+def siblings(names: Iterable[str]) -> list[dict[str, list[str]]]:
+    """Modules that differ in one number of their name and have the same parameters: names of these by module.
+
+    >>> siblings(["experts.0.up.weight", "experts.1.up.weight", "head.weight"])
+    [{'experts.0': ['experts.0.up.weight'], 'experts.1': ['experts.1.up.weight']}]
+    """
+    families: dict[str, dict[str, list[str]]] = {}
+    for name in names:
+        for found in _NUMBER.finditer("." + name):
+            prefix, module = name[: max(found.start() - 1, 0)], name[: found.end() - 1]
+            families.setdefault(prefix, {}).setdefault(module, []).append(name)
+    alike = []
+    for modules in families.values():
+        inner = {frozenset(name.removeprefix(module) for name in mine) for module, mine in modules.items()}
+        if len(modules) > 1 and len(inner) == 1:
+            alike.append(modules)
+    return alike
+
+
+def idle_branches(names: Iterable[str], absent: Collection[str]) -> set[str]:
+    """Those of `absent` that belong to branches side by side, of which others are not absent."""
+    found: set[str] = set()
+    for modules in siblings(names):
+        idle = [module for module, mine in modules.items() if all(name in absent for name in mine)]
+        if idle and len(idle) < len(modules) and _are_parallel(list(modules), idle):
+            found.update(name for module in idle for name in modules[module])
+    return found
+
+
+def _are_parallel(modules: list[str], idle: list[str]) -> bool:
+    """Whether modules stand side by side, and not one behind the other."""
+    if _SAYS_SO.search(modules[0].rpartition(".")[0].rpartition(".")[2]):
+        return True
+    places = [module not in idle for module in modules]
+    first, last = places.index(True), len(places) - 1 - places[::-1].index(True)
+    return not all(places[first : last + 1])

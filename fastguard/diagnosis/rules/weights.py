@@ -8,7 +8,7 @@ from ...records import TrainingHistory
 from ..finding import Seen
 from ..registry import rule
 from ..signals import has_had_time, is_felt_by_the_loss, is_stuck, signals_of
-from .units_experts import idle_branches
+from .units import idle_branches
 
 TITLE = "Weights and updates"
 
@@ -190,7 +190,7 @@ def missing_gradients(history: TrainingHistory, *, share: float = 0.7, progress:
     A warning if the first pass called their modules before any that learns: what comes of these is detached. Of others,
     such as an output that is not used, a warning if 100 losses gained less than a share `progress` of the first, and
     half of that if they are more than a share `share` of the model's; else info, as for a single one that is no
-    weight, but a factor, say. Experts that others stand beside do not count: idle-experts reports them.
+    weight, but a factor, say. Experts that others stand beside do not count: a router may choose others.
     """
     notes, tensors = history.model, history.tensors
     if not notes.names or history.num_steps < 20 or not len(tensors):

@@ -1,4 +1,4 @@
-"""Rules on initialisation, weight decay, and the second moments of Adam and its kin."""
+"""Rules on initialisation and weight decay."""
 
 from __future__ import annotations
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from ... import kernels
-from ..._text import shown
-from ...records.samples import ModuleActivity
-from ..buffers import forward_undone
 from ..observer import Observer
-from .arrivals import draw, origin_of
 from .monitor import ActivationMonitor as ActivationMonitor
 
 
@@ -35,7 +28,7 @@ def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor 
             "`activations` must be True, a pattern of module names, a dict of settings of ActivationMonitor, or an "
             f"ActivationMonitor, got {activations!r}"
         )
-    activations.follow_guard()
+    activations._follow_guard()
     return activations
 
 
@@ -70,49 +63,6 @@ class ActivationWatch(Observer):
     def close(self) -> None:
         self.attach(waits=True)
         self._monitor.detach()
-
-
-class Replay(NamedTuple):
-    """Records of a replayed pass."""
-
-    activities: tuple[ModuleActivity, ...]  # one record for each call of each module, in the order of execution
-    # where NaN or Inf appeared first, as in `ActivationMonitor.origins`; None if all outputs were finite
-    origin: ModuleActivity | None
-
-    def __str__(self) -> str:
-        origin = self.origin and f"NaN or Inf came up in '{shown(self.origin.name)}'"
-        return f"{origin or 'every output was finite'}\n{draw(self.activities)}"
-
-
-def replay(model: nn.Module, forward: Callable[[], Any]) -> Replay:
-    """Runs `forward` once more with all modules of `model` watched, and says where NaN or Inf appeared.
-
-    It runs without gradients and eagerly, also if the model is compiled. Afterwards it restores buffers (the running
-    statistics of batch norm) and random states, so training is not affected. Dropout draws new masks.
-
-    Args:
-        forward: calls the model on the batch in question, under autocast if you train under it.
-
-    Raises:
-        ValueError: `forward` did not call the model.
-
-    Cost: a forward pass, one read of each output, and a copy of the buffers; one sync of the device.
-    """
-    everything: dict[str, Any] = {"modules": "all", "attention": False, "routers": None}
-    monitor = ActivationMonitor(model, **everything, every=1, overhead_budget=None, training_only=False)
-    monitor.follow_guard()  # one step, however often `forward` calls the model
-    try:
-        # A graph does not call hooks that were set after it was compiled. Importing dynamo takes a second.
-        is_compiled = "torch._dynamo" in sys.modules
-        eagerly = torch.compiler.set_stance("force_eager") if is_compiled else contextlib.nullcontext()
-        with forward_undone(model), torch.no_grad(), eagerly:
-            forward()
-        records = monitor.take(0, wait=True)
-    finally:
-        monitor.detach()
-    if not records:
-        raise ValueError("`forward` must call the model that is guarded, got a call in which none of its modules ran")
-    return Replay(records, origin_of(records))
 
 
 def detect_dead_neurons(activations: Any, threshold: float = 0.01) -> tuple[int, float]:

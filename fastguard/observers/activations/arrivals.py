@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from ..._device import Device
-from ..._text import NAME_WIDTH, in_columns, shown
 from ...kernels import run_activation
 from ...kernels.registry import choose
 from ...kernels.tensors import float64_bytes, plain
@@ -25,11 +24,10 @@ from ...records.samples import (
 )
 from .selection import Judgement
 
-_NUM_ORIGINS = 32
 _NUM_UNCLAIMED = 64  # sampled steps with records that were not taken
+_WINDOW = 10  # sampled steps; a unit is dead if it was so in all of them
+_UNIT_SHARE = 0.99  # of a unit's elements must be near zero for it to be dead
 _NUM_NAMED = 32  # indices that a record names
-_SUM_ABS = CHANNEL_COLUMNS.index("sum_abs")
-_HEAD = ("module", "family", "mean", "std", "|max|", "zero", "saturated", "dead units", "")
 
 
 class Reading(NamedTuple):
@@ -115,12 +113,9 @@ class Sighting(NamedTuple):
     key: str  # name of its record
     judgement: Judgement
     measured: Measurement  # the figures, now or later
-    slice_size: int = 1  # elements in a slice that sums to one (softmax); else 1
     # whether each is the first one, and its reading; None if it was overwritten. None if they do not matter
     inputs: Sequence[tuple[bool, Measurement | None]] | None = None
     is_quiet: bool = False  # it makes no record while it is finite
-    entropy: Measurement | None = None  # this and `largest`: as `Extract` has them
-    largest: Measurement | None = None
 
     def inputs_finite(self) -> bool | None:
         """Whether the inputs were; None if not known. Inf counts in the first one only: others may be masks."""
@@ -134,37 +129,26 @@ class Sighting(NamedTuple):
     def row(self) -> ActivationRow:
         """Its row, with the number of saturated elements by its judgement."""
         row, (_, low, high, *_) = self.measured().row, self.judgement
-        if self.judgement.row_dim is None:
-            return row if math.isfinite(low) or math.isfinite(high) else row._replace(num_saturated=row.num_infs)
-        # One element above the threshold makes all of its slice either almost 1 or almost 0.
-        saturated = (row.num_saturated - row.num_infs) * self.slice_size + row.num_infs
-        return row._replace(num_saturated=min(row.numel, saturated))
-
-
-class Origin(NamedTuple):
-    """Where NaN or Inf appeared, and at which step."""
-
-    step: int
-    activity: ModuleActivity
+        return row if math.isfinite(low) or math.isfinite(high) else row._replace(num_saturated=row.num_infs)
 
 
 class Arrivals:
     """Makes records of sampled steps, in the order of the steps, when their figures have arrived."""
 
-    def __init__(self, window_size: int, window: int) -> None:
+    def __init__(self, window_size: int) -> None:
         self.root = ""  # name of the whole model
         self.latest: tuple[ModuleActivity, ...] = ()  # records of the newest step
-        self.origins: deque[Origin] = deque(maxlen=_NUM_ORIGINS)  # where NaN or Inf appeared, oldest first
         # steps whose figures have not arrived, with their readings, and the events that fire when they have
         self.pending: deque[tuple[int, list[Sighting], list[Any]]] = deque()
         self.seconds = 0.0  # host time spent here since it was last set to zero
-        self._window_size, self._window = window_size, window
+        self._window_size = window_size
         # for each unit of a module (int32 [C, 2]) the batches in a row in which it was dead, or saturated; and of how
         # many batches
         self._runs: dict[str, tuple[torch.Tensor | None, int]] = {}
         # statistics of each layer, oldest first, each with the share that is dead
         self.layers: dict[str, deque[tuple[ActivationStats, float]]] = {}
-        self.unclaimed: dict[int, tuple[ModuleActivity, ...]] = {}  # records of steps that were not taken
+        # steps with records that were not taken, oldest first
+        self.unclaimed: deque[tuple[int, tuple[ModuleActivity, ...]]] = deque(maxlen=_NUM_UNCLAIMED)
         self._once_bad: set[str] = set()
 
     def collect(self, *, wait: bool = False) -> Arrivals:
@@ -185,14 +169,9 @@ class Arrivals:
     def _add(self, step: int, records: tuple[ModuleActivity, ...]) -> None:
         self.latest = records
         for record in records:
-            knows_units = record.num_units or record.is_choice  # a masked weight is not dead
-            self.add(record.name, record.stats, record.dead_unit_ratio if knows_units else record.stats.zero_ratio)
-        origin = origin_of(records)
-        if origin is not None:
-            self.origins.append(Origin(step, origin))
-        self.unclaimed[step] = records
-        if len(self.unclaimed) > _NUM_UNCLAIMED:
-            del self.unclaimed[next(iter(self.unclaimed))]
+            dead = record.dead_unit_ratio if record.num_units else record.stats.zero_ratio
+            self.add(record.name, record.stats, dead)
+        self.unclaimed.append((step, records))
 
     def _records(self, sightings: Iterable[Sighting]) -> tuple[ModuleActivity, ...]:
         """One for each key, in the order of first readings. A quiet one makes records once it was not finite."""
@@ -219,9 +198,7 @@ class Arrivals:
             table = sum(tables[1:], start=tables[0]).view(-1, len(CHANNEL_COLUMNS))
             elements = sum(row.numel for row in rows) // table.shape[0]
             if elements:
-                of_units = self._judge_units(key, table[:, :2] >= elements * judgement.unit_share)
-                if judgement.family == "router":
-                    of_units["load"] = tuple((table[:, _SUM_ABS] / elements).tolist())
+                of_units = self._judge_units(key, table[:, :2] >= elements * _UNIT_SHARE)
         return ModuleActivity(
             name=key,
             family=judgement.family,
@@ -229,8 +206,6 @@ class Arrivals:
             order=order,
             inputs_finite=inputs_finite,
             **of_units,
-            entropy=_figure("mean", (sighting.entropy for sighting in group)),
-            max_logit=_figure("max_val", (sighting.largest for sighting in group)),
         )
 
     def _judge_units(self, key: str, are_bad: torch.Tensor) -> dict[str, Any]:
@@ -238,13 +213,12 @@ class Arrivals:
         runs, num = self._runs.get(key, (None, 0))
         if runs is None or runs.shape != are_bad.shape:  # other units than before
             runs, num = torch.zeros(are_bad.shape, dtype=torch.int32, device="cpu"), 0
-        runs, num = self._runs[key] = (runs + 1) * are_bad, min(num + 1, self._window)
+        runs, num = self._runs[key] = (runs + 1) * are_bad, min(num + 1, _WINDOW)
         flags = runs >= num
-        found: dict[str, Any] = {"num_units": len(flags), "num_batches": num}
-        for kind, count, of_kind in zip(("dead", "saturated"), flags.sum(0).tolist(), flags.T):
-            found[f"num_{kind}_units"] = count
-            found[f"{kind}_units"] = tuple(of_kind.nonzero()[:_NUM_NAMED, 0].tolist()) if count else ()
-        return found
+        num_dead, num_saturated = flags.sum(0).tolist()
+        found = {"num_dead_units": num_dead, "num_saturated_units": num_saturated, "num_batches": num}
+        dead = tuple(flags[:, 0].nonzero()[:_NUM_NAMED, 0].tolist()) if num_dead else ()
+        return {"num_units": len(flags), "dead_units": dead, **found}
 
     def add(self, layer: str, stats: ActivationStats, dead: float) -> None:
         """Adds statistics to those of a layer, with the share that is dead."""
@@ -263,48 +237,3 @@ def _inputs_finite(bad: dict[str, Sighting], root: str) -> dict[str, bool | None
             known[key] = None
     nans = [key for key, finite in known.items() if finite and bad[key].measured().row.num_nans]
     return {key: None if finite and nans and key not in nans else finite for key, finite in known.items()}
-
-
-def _figure(name: str, measured: Iterable[Measurement | None]) -> float | None:
-    rows = [one().row for one in measured if one is not None]
-    figure: float = getattr(ActivationStats.from_row(merge_activation_rows(rows)), name) if rows else math.nan
-    return None if math.isnan(figure) else figure
-
-
-def origin_of(records: Iterable[ModuleActivity]) -> ModuleActivity | None:
-    """Where NaN or Inf appeared: the first module with finite inputs and an output that is not."""
-    bad = sorted((record for record in records if not record.stats.is_finite), key=lambda record: record.order)
-    return next((record for record in bad if record.is_origin), bad[0] if bad else None)
-
-
-def draw(records: Sequence[ModuleActivity]) -> str:
-    """One line for each record, in the order of execution."""
-    rows = [_HEAD, *(_cells(record) for record in sorted(records, key=lambda record: record.order))]
-    return "\n".join(in_columns(rows, left=(0, 1, len(_HEAD) - 1)))
-
-
-def _cells(record: ModuleActivity) -> tuple[str, ...]:
-    stats = record.stats
-    return (
-        shown(record.name, NAME_WIDTH),
-        record.family,
-        *(f"{figure:.3g}" for figure in (stats.mean, stats.std, stats.abs_max)),
-        f"{stats.zero_ratio:.1%}",
-        f"{stats.saturation_ratio:.1%}",
-        f"{record.num_dead_units} of {record.num_units}" if record.num_units else "",
-        ", ".join(_remarks(record)),
-    )
-
-
-def _remarks(record: ModuleActivity) -> Iterator[str]:
-    stats = record.stats
-    if not stats.is_finite:
-        counts = [f"{count} {name}" for count, name in ((stats.num_nans, "NaN"), (stats.num_infs, "Inf")) if count]
-        yield ", ".join(counts) + (" came up here" if record.is_origin else "")
-        return
-    if record.entropy is not None:
-        yield f"entropy {record.entropy:.0%} of the largest"
-    if record.max_logit is not None:
-        yield f"logits up to {record.max_logit:.3g}"
-    if record.load:
-        yield f"{max(record.load):.0%} of the tokens to expert {record.load.index(max(record.load))}"

@@ -6,6 +6,7 @@ value of `Collector.is_on` has its own graph; elsewhere they are set at sampled 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import statistics
@@ -22,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from ...errors import UnsupportedTensorError
 from ...records.failures import Failures, describe
 from ..observer import Transient, leave_to_python
-from ..tensors import Extract, inputs_of, is_dense, labelled, leaves, unit_dim_of, unreadable
+from ..tensors import has_values, inputs_of, is_dense, labelled, leaves, unit_dim_of
 from .arrivals import DeferredReader, ImmediateReader, Measurement, Sighting, reader_for
 from .selection import PLAIN, Judgement, Target
 
@@ -31,7 +32,6 @@ TOKEN = torch.zeros(1, device="cpu")  # the operators claim to change it, so tha
 _numbers = itertools.count()
 _hooks: weakref.WeakValueDictionary[int, Hook] = weakref.WeakValueDictionary()
 _MAX_CALLS = 8  # of one module within a pass, with a record each
-_MAX_SKIPPED = 1000
 _RECENT_COSTS = 3
 _RECENT_STEPS = 20
 _GROWTH = 4  # at most, of the interval from one sample to the next
@@ -49,10 +49,10 @@ class _Known(NamedTuple):
 class Collector:
     """Measures the tensors that hooks show it. A pass that ends with an exception leaves nothing."""
 
-    def __init__(self, backend: str, *, training_only: bool) -> None:
+    def __init__(self, backend: str) -> None:
         self.failures = Failures()  # counts errors, because a hook must not stop a forward pass
         self.root: Callable[[], nn.Module | None] = lambda: None  # refers to the model
-        self._backend, self._training_only = backend, training_only
+        self._backend = backend
         self._readers: dict[torch.device, ImmediateReader | DeferredReader] = {}
         self._done: list[Sighting] = []
         self._pass: list[Sighting] = []
@@ -60,7 +60,6 @@ class Collector:
         self._known: dict[int, _Known] = {}
         # whether the current step is sampled. Compiled graphs have a guard on it, so it must be a bool
         self._is_open = self.is_on = self.is_paused = False  # paused: nothing is recorded
-        self.skipped: dict[str, str] = {}  # outputs that could not be read, and why, by name
         self.seconds = 0.0  # host time spent here since it was last set to zero
 
     def is_wanted(self) -> bool:
@@ -68,7 +67,7 @@ class Collector:
         if self.is_paused or torch._C._current_graph_task_id() != -1 or torch._C._is_tracing():
             return False
         root = self.root()
-        return root is None or root.training or not self._training_only
+        return root is None or root.training
 
     def begin(self) -> None:
         """Begins a pass through the model, and drops one that never ended."""
@@ -96,9 +95,7 @@ class Collector:
         try:
             show(*args)
         except Exception as error:
-            said = describe(error)
-            self._skip(name, said)
-            self.failures.note("activation sampler", f"{said}, at {name}", "This output was left out.")
+            self.failures.note("activation sampler", f"{describe(error)}, at {name}", "This output was left out.")
         finally:
             self.seconds += time.perf_counter() - started
 
@@ -110,30 +107,9 @@ class Collector:
         """
         for path, tensor in seen:
             key = self._numbered(target.name, path)
-            problem = unreadable(tensor)
-            try:
-                if problem is None:
+            if has_values(tensor):
+                with contextlib.suppress(UnsupportedTensorError):
                     self._measure(key, target._replace(judgement=PLAIN) if path else target, inputs, tensor)
-            except UnsupportedTensorError as error:
-                problem = error.problem
-            if problem is not None and not target.is_quiet:
-                self._skip(key, problem)
-
-    def see_extract(self, name: str, kind: str, judgement: Judgement, found: Iterable[Extract] | str) -> None:
-        """Measures these parts, under the name of the module and the kind; a text says why there are none."""
-        key = self._numbered(name, kind)
-        if isinstance(found, str):
-            self._skip(key, found)
-            return
-        for part in found:
-            measure = self._reader(part.values).measure
-            further = [None if x is None else measure(x, PLAIN, None) for x in (part.entropy, part.largest)]
-            measured = measure(part.values, judgement, part.unit_dim)
-            self._pass.append(Sighting(key, judgement, measured, entropy=further[0], largest=further[1]))
-
-    def _skip(self, key: str, problem: str) -> None:
-        if len(self.skipped) < _MAX_SKIPPED:
-            self.skipped.setdefault(key, problem)
 
     def _numbered(self, name: str, path: str) -> str:
         call = self._calls[name + path] = self._calls.get(name + path, 0) + 1
@@ -159,11 +135,10 @@ class Collector:
                 self._known[id(x)] = known
         inputs = None
         if given is not None and not (reader.immediate and known.measured().row.is_finite):
-            readable = [(i == 0, given_x) for i, given_x in enumerate(given()) if unreadable(given_x) is None]
+            readable = [(i == 0, given_x) for i, given_x in enumerate(given()) if has_values(given_x)]
             # An in-place module has overwritten its input: what was known of it is what it got.
             inputs = [(first, before and before.measured if y is x else self._input(y)) for first, y in readable]
-        size = x.shape[judgement.row_dim] if judgement.row_dim is not None and x.ndim else 1
-        self._pass.append(Sighting(key, judgement, known.measured, size, inputs, target.is_quiet))
+        self._pass.append(Sighting(key, judgement, known.measured, inputs, target.is_quiet))
 
     def _input(self, x: torch.Tensor) -> Measurement:
         known = self._known.get(id(x))
@@ -280,7 +255,6 @@ class Cost(NamedTuple):
     """Cost so far."""
 
     seconds: float  # host time spent in the monitor
-    share: float  # of the time since the end of the first step; 0.0 before the second
     # num_samples, num_steps: sampled steps, and all steps
     num_samples: int
     num_steps: int
@@ -297,7 +271,7 @@ class Budget:
     def __init__(self, every: int, share: float | None) -> None:
         self.every, self.share, self.interval = every, share, every
         self.num_samples = self.num_steps = 0
-        self._spent_s = self._elapsed_s = self._since_sample_s = self._spent_of_elapsed_s = 0.0
+        self._spent_s = self._since_sample_s = 0.0
         self._costs: deque[float] = deque(maxlen=_RECENT_COSTS)
         self._steps: deque[float] = deque(maxlen=_RECENT_STEPS)
 
@@ -307,8 +281,6 @@ class Budget:
         self._spent_s += cost_s
         self._since_sample_s += cost_s  # figures may arrive, and be counted, some steps later
         if seconds is not None:
-            self._elapsed_s += seconds
-            self._spent_of_elapsed_s += cost_s
             self._steps.append(max(0.0, seconds - cost_s) / num_steps)
         if not sampled:
             return
@@ -322,5 +294,4 @@ class Budget:
         self._since_sample_s = 0.0
 
     def cost(self) -> Cost:
-        share = self._spent_of_elapsed_s / self._elapsed_s if self._elapsed_s else 0.0
-        return Cost(self._spent_s, share, self.num_samples, self.num_steps, self.interval)
+        return Cost(self._spent_s, self.num_samples, self.num_steps, self.interval)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -14,19 +13,16 @@ from typing import Any
 from torch import nn
 
 from ... import kernels
-from ..._text import NAME_WIDTH, shown
 from ...records import values
 from ...records.failures import Failures
 from ...records.samples import ActivationStats, ModuleActivity
 from ..facts import kind_of
 from ..observer import held_weakly, unwrapped
-from .arrivals import Arrivals, Origin, draw
-from .choices import ROUTER_KIND, AttentionWatch, routers_of
+from .arrivals import Arrivals
 from .collector import Budget, Collector, Cost, Hook, first_input, nothing, outputs
-from .selection import Selector, choose, matcher, names_of
+from .selection import choose, names_of, searched
 
 _log = logging.getLogger("fastguard")
-_MAX_NAMED = 6  # modules that could not be read, in the table
 _LOOK_BACK = 10  # records of a layer
 _DEAD, _SATURATED = 0.5, 0.1  # shares beyond which it is called so
 _NUM_SILENT = 3  # steps in a row in which hooks saw nothing, before a warning
@@ -44,23 +40,16 @@ class ActivationMonitor:
             call of a compiled model; sampled steps then run a graph of their own.
         window_size: number of records of each layer for `diagnose` and `history`.
         modules: "default" (activation functions, attention, norms, blocks, hidden layers of gated MLPs, and the model
-            as a whole; other modules make a record only if an output is not finite), "all", a regular expression
-            searched in the names, a module type, a module, or several of these.
-        attention: watch the weights, their entropy and the largest logit in calls of
-            `torch.nn.functional.scaled_dot_product_attention`, computed again for a few queries; see Limits.
-        routers: modules that choose among experts; the monitor watches the load of each expert, the entropy and experts
-            without tokens. "default" (modules next to a list of experts, or to a module named so), a selector as for
-            `modules`, or None.
+            as a whole; other modules make a record only if an output is not finite), "all", or a regular
+            expression that is searched in the names.
         every: steps from one sample to the next, beginning with the first step.
-        window: number of sampled steps; a unit is dead if 99 % of its elements were near zero in all of them.
         overhead_budget: share of the training time that sampling may take. If it takes more, samples become rarer, in
             multiples of `every`. None: no limit.
-        training_only: leave out passes in `eval()` mode.
         backend: "auto" or a name from `fastguard.backends()`.
 
     Raises:
         ValueError: there is nothing to watch, a number is out of its range, or the backend is unknown.
-        TypeError: the model is not a module, or a selector has another type.
+        TypeError: the model is not a module, or `modules` not a text.
 
     Cost of a sampled step: one read of every watched tensor, and about 20 us a module. Of any other step: nothing with
     a guard, otherwise two hooks on the model (3 us). On a GPU nothing synchronises, figures arrive a step or two later,
@@ -68,10 +57,7 @@ class ActivationMonitor:
 
     Limits: an activation function that is not a module shows in the output of the module around it. Each process of a
     distributed run sees its own part. nn.DataParallel on several GPUs runs hooks in threads, which the monitor does not
-    tell apart. Replays of CUDA graphs, and so torch.compile(mode="reduce-overhead"), call no hooks. The monitor sees
-    attention if a module calls the function, also in a compiled graph, or if nn.MultiheadAttention does with
-    `need_weights=False`. It does not see FlexAttention, kernels of other packages, attention written with matrix
-    products (it samples a softmax module in it as such), and routers whose scores are not the output of a module.
+    tell apart. Replays of CUDA graphs, and so torch.compile(mode="reduce-overhead"), call no hooks.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU())
@@ -87,18 +73,14 @@ class ActivationMonitor:
         model: nn.Module | int | None = None,
         *,
         window_size: int = 100,
-        modules: Selector = "default",
-        attention: bool = True,
-        routers: Selector | None = "default",
+        modules: str = "default",
         every: int = 10,
-        window: int = 10,
         overhead_budget: float | None = 0.01,
-        training_only: bool = True,
         backend: str = "auto",
     ) -> None:
         if isinstance(model, int) and not isinstance(model, bool):  # ActivationMonitor(100)
             window_size, model = model, None
-        for name, count in (("window_size", window_size), ("every", every), ("window", window)):
+        for name, count in (("window_size", window_size), ("every", every)):
             values.at_least(1, name, count)
         if overhead_budget is not None and not overhead_budget > 0.0:
             raise ValueError(f"`overhead_budget` must be > 0 or None, got {overhead_budget!r}")
@@ -106,34 +88,26 @@ class ActivationMonitor:
             raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
         self._backend = kernels.resolve_backend(backend)
         self._budget = Budget(every, overhead_budget)
-        self._arrivals = Arrivals(window_size, window)
-        self._collector = Collector(self._backend, training_only=training_only)
+        self._arrivals = Arrivals(window_size)
+        self._collector = Collector(self._backend)
         self._step = self._next_sample = self._num_silent = 0
         self._ended_at: float | None = None
         self._is_guarded = False
         self._hooks: list[Hook] = []  # none without a model
         self._pass_hooks: list[Hook] = []
-        self._attention: AttentionWatch | None = None
         self.names: tuple[str, ...] = ()
         if model is None:
             return
-        root, named, fits = unwrapped(model), names_of(model), matcher("modules", modules)
+        root, named, fits = unwrapped(model), names_of(model), searched(modules)
         targets = choose(named, modules == "default", fits)
-        routers_found = routers_of(named, routers, fits)
         self.names = tuple(target.name for target in targets if not target.is_quiet)
         self._arrivals.root = kind_of(named[""])
         collector = self._collector
         collector.root = weakref.ref(root)
-        if attention:
-            self._attention = AttentionWatch(collector, named, fits)
-            self._hooks += self._attention.hooks(named.values())
         for target in targets:
             show = partial(collector.see, target._replace(module=None))  # a hook does not keep its module alive
             find = first_input if target.of_input else outputs
             self._hooks.append(Hook(target.module, collector, find, show, target.name, at_end=not target.of_input))
-        for target, router in routers_found:
-            show = partial(router.show, collector, target.name)
-            self._hooks.append(Hook(target.module, collector, router.find, show, target.name + ROUTER_KIND))
         begins, ends = collector.begin, held_weakly(self._pass_ends)
         self._pass_hooks = [
             Hook(root, collector, nothing, begins, at_end=False, on_every_step=True),
@@ -141,7 +115,7 @@ class ActivationMonitor:
         ]
         # The hooks do not keep the monitor alive, and go when it does.
         hooks = (*self._hooks, *self._pass_hooks)
-        self._remove = weakref.finalize(self, _remove, collector, hooks, self._attention)
+        self._remove = weakref.finalize(self, _remove, collector, hooks)
         self._remove.atexit = False
         self._arm()
 
@@ -191,48 +165,11 @@ class ActivationMonitor:
         return self._arrivals.collect().latest
 
     @property
-    def origins(self) -> tuple[Origin, ...]:
-        """Where NaN or Inf appeared, for the last 32 sampled steps with some, oldest first.
-
-        This is the first module, in the order of execution, with finite inputs and an output that is not; if no module
-        is known to have finite inputs, the first one whose output is not finite.
-        """
-        return tuple(self._arrivals.collect().origins)
-
-    @property
-    def origin(self) -> Origin | None:
-        """The newest of `origins`."""
-        return (self.origins or (None,))[-1]
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        """Outputs that could not be read, and why: integers, tensors without values, …"""
-        return dict(self._collector.skipped)
-
-    @property
     def cost(self) -> Cost:
-        """Cost so far: seconds, share of the time, samples, steps, interval."""
+        """Cost so far: seconds, samples, steps, interval."""
         return self._budget.cost()
 
-    def table(self) -> str:
-        """The newest sampled step as text: a line for each module, then unreadable outputs, then the cost."""
-        lines = [draw(self.activities)]
-        unread = [f"{shown(name, NAME_WIDTH)} ({why})" for name, why in self.skipped.items()]
-        if unread:
-            more = f" and {len(unread) - _MAX_NAMED} more" if len(unread) > _MAX_NAMED else ""
-            lines.append(f"not read: {', '.join(unread[:_MAX_NAMED])}{more}")
-        cost, share = self.cost, self._budget.share
-        if cost.num_steps:
-            limit = "" if share is None else f", {share:.1%} allowed"
-            often = "step" if cost.interval == 1 else f"{cost.interval} steps"
-            lines.append(f"sampled {cost.num_samples} of {cost.num_steps} steps, now every {often}; ")
-            lines[-1] += f"took {cost.seconds * 1e3:.3g} ms ({cost.share:.2%} of the time{limit})"
-        return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def follow_guard(self) -> None:
+    def _follow_guard(self) -> None:
         """Counts steps by calls of `end_step`, which the guard makes, instead of passes through the model.
 
         Raises:
@@ -246,16 +183,6 @@ class ActivationMonitor:
         self._is_guarded = True
         for hook in self._pass_hooks:
             hook.on_every_step = False
-
-    def take(self, step: int, *, wait: bool = False) -> tuple[ModuleActivity, ...]:
-        """The records of step `step`, once; ends the step first if necessary.
-
-        Empty if the step was not sampled, or, without `wait`, if its figures have not arrived yet.
-
-        Cost: a microsecond on a step that was not sampled; with `wait`, a sync of the device.
-        """
-        self.end_step(step)
-        return self._arrivals.collect(wait=wait).unclaimed.pop(step, ())
 
     def end_step(self, step: int) -> float:
         """Ends step `step` of the guard, and sets or removes the hooks for the next one.
@@ -288,19 +215,15 @@ class ActivationMonitor:
         """The next step after `step` at whose end the guard must call `end_step`."""
         return step + 1 if self._arrivals.pending or self._collector.is_on else max(step + 1, self._next_sample - 1)
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """For passes through the model that are not part of the training: it neither counts nor records them."""
-        before, self._collector.is_paused = self._collector.is_paused, True
-        try:
-            yield
-        finally:
-            self._collector.is_paused = before
+    def pause(self, is_paused: bool) -> bool:
+        """Neither counts nor records passes while it is paused. Returns whether it was paused before."""
+        before, self._collector.is_paused = self._collector.is_paused, is_paused
+        return before
 
     def arrived(self) -> list[tuple[int, tuple[ModuleActivity, ...]]]:
         """Steps with records that were not taken yet, oldest first. Returns each once; never blocks."""
         unclaimed = self._arrivals.collect().unclaimed
-        found = list(unclaimed.items())
+        found = list(unclaimed)
         unclaimed.clear()
         return found
 
@@ -338,8 +261,7 @@ class ActivationMonitor:
         if self._num_silent == _NUM_SILENT:
             _log.warning(
                 "no output of the %d watched modules was seen in %d steps. Make the monitor (or the guard) before the "
-                "first call of a compiled model. Set `training_only` to False to watch passes in eval() mode. Check "
-                "that the modules are called.",
+                "first call of a compiled model. Check that the modules are called in training mode.",
                 len(self.names),
                 _NUM_SILENT,
             )
@@ -352,21 +274,15 @@ class ActivationMonitor:
             ends.remove()  # it must follow the hook on the output of the whole model
         for hook in (begins, *self._hooks, ends):
             hook.attach()
-        if self._attention is not None:
-            self._attention.begin()
 
     def _disarm(self) -> None:
         self._collector.is_on = False
-        if self._attention is not None:
-            self._attention.end()
         for hook in (*self._hooks, *(self._pass_hooks if self._is_guarded else ())):
             if not hook.is_compiled:
                 hook.remove()
 
 
-def _remove(collector: Collector, hooks: Iterable[Hook], attention: AttentionWatch | None) -> None:
+def _remove(collector: Collector, hooks: Iterable[Hook]) -> None:
     collector.is_on = False
-    if attention is not None:
-        attention.end()
     for hook in hooks:
         hook.remove()

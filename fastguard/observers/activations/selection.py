@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -15,11 +15,9 @@ from ..facts import kind_of
 THRESHOLD = 0.99  # where nothing better is known
 _MARGIN = 1.0 - THRESHOLD
 _SMOOTH_ZERO = 1e-3  # GELU and SiLU come close to zero without reaching it
-Selector: TypeAlias = str | type[nn.Module] | nn.Module | Iterable[Any]
 
 _SILENT = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)  # never called
 _ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid", "hardtanh", "softmax")
-_CALL_MODULES = (nn.Sequential, nn.TransformerEncoder, nn.TransformerDecoder)  # and nothing else
 
 
 class Judgement(NamedTuple):
@@ -31,8 +29,6 @@ class Judgement(NamedTuple):
     high: float = math.inf
     near_zero: float = 1e-6  # elements with |x| below it count as near zero
     has_units: bool = False  # whether to judge each index of the unit dimension on its own
-    row_dim: int | None = None  # dimension along which slices sum to one (softmax); None for other modules
-    unit_share: float = 0.99  # share of a unit's elements that must be near zero for it to be dead
 
 
 RELU = Judgement("relu", has_units=True)
@@ -44,14 +40,11 @@ NORM = Judgement("norm")
 BLOCK = Judgement("block")
 LINEAR = Judgement("linear")
 PLAIN = Judgement("other")  # only checked for NaN and Inf, such as the second tensor of a tuple
-ATTENTION_WEIGHTS = Judgement("attention_weights", high=THRESHOLD)
-ROUTER = Judgement("router", has_units=True, unit_share=1.0)  # an expert of 256 gets few tokens, and is alive
 UNKNOWN = Judgement("other", -THRESHOLD, THRESHOLD, has_units=True)
 
 _BATCH_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)  # instance norms among them
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 _LINEARS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.Identity, nn.Flatten, nn.Unflatten)
-_SOFTMAXES = (nn.Softmax, nn.Softmin, nn.LogSoftmax)
 _FAMILIES: tuple[tuple[tuple[Any, ...], Judgement], ...] = (
     ((nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Threshold), RELU),
     ((nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Hardswish, nn.GLU), GELU),
@@ -59,6 +52,7 @@ _FAMILIES: tuple[tuple[tuple[Any, ...], Judgement], ...] = (
     ((nn.Tanh, nn.Softsign, nn.RNNBase, nn.RNNCellBase), TANH),
     ((*_BATCH_NORMS, nn.LayerNorm, nn.LocalResponseNorm), NORM),
     ((nn.MultiheadAttention,), ATTENTION),
+    ((nn.Softmax, nn.Softmin, nn.LogSoftmax), Judgement("softmax")),
     ((*_LINEARS, *_CONVOLUTIONS), LINEAR),
 )
 # By the name of the class, for modules of other libraries; the first that fits.
@@ -89,10 +83,6 @@ def judgement_of(module: nn.Module) -> Judgement:
         return GELU._replace(low=-THRESHOLD * 1.7580993408473766)  # scale * alpha, what it tends to
     if isinstance(module, nn.RNN) and module.nonlinearity == "relu":
         return RELU
-    if isinstance(module, _SOFTMAXES):
-        # Each slice has at most one entry above the threshold: its largest probability.
-        high = math.log(THRESHOLD) if isinstance(module, nn.LogSoftmax) else THRESHOLD
-        return Judgement("softmax", high=high, row_dim=-1 if module.dim is None else module.dim)
     for types, judgement in _FAMILIES:
         if isinstance(module, types):
             return judgement
@@ -113,12 +103,6 @@ class Target(NamedTuple):
     unit_dim: int | None = None  # dimension of its units; None if the shape of the tensor decides
     of_input: bool = False  # watch the input instead
     is_quiet: bool = False  # it makes a record only when it is not finite
-
-
-def is_never_caller(module: nn.Module) -> bool:
-    """Whether its own `forward` never computes attention: containers, and torch's layers without children."""
-    is_layer = not module._modules and type(module).__module__.startswith("torch.nn.")
-    return is_layer or isinstance(module, _SILENT) or type(module) in _CALL_MODULES
 
 
 def names_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -174,23 +158,12 @@ def _hidden(module: nn.Module) -> tuple[nn.Module | None, Judgement | None]:
     return None, None
 
 
-def matcher(argument: str, selector: Any) -> Callable[[Target], bool]:
-    """Whether a target matches `selector`, the value of `argument`; "default" and "all" match everything."""
-    if isinstance(selector, str):
-        try:
-            pattern = re.compile("" if selector in ("default", "all") else selector)
-        except re.error as error:
-            raise ValueError(f"`{argument}` must be a regular expression, got {selector!r}: {error}") from None
-        return lambda target: pattern.search(target.name) is not None
-    if isinstance(selector, type) and issubclass(selector, nn.Module):
-        return lambda target: isinstance(target.module, selector)
-    if isinstance(selector, nn.Module):
-        is_list = isinstance(selector, (nn.ModuleList, nn.Sequential))
-        inside = set(map(id, selector.modules() if is_list else (selector,)))
-        return lambda target: id(target.module) in inside
-    if isinstance(selector, Iterable):
-        matchers = [matcher(argument, one) for one in selector]
-        return lambda target: any(matches(target) for matches in matchers)
-    raise TypeError(
-        f"`{argument}` must be a regular expression, a module type, a module, or several of these, got {selector!r}"
-    )
+def searched(pattern: str) -> Callable[[Target], bool]:
+    """Whether the name of a target has `pattern`, a regular expression; "default" and "all" fit everything."""
+    if not isinstance(pattern, str):
+        raise TypeError(f"`modules` must be a regular expression, got {pattern!r}")
+    try:
+        found = re.compile("" if pattern in ("default", "all") else pattern)
+    except re.error as error:
+        raise ValueError(f"`modules` must be a regular expression, got {pattern!r}: {error}") from None
+    return lambda target: found.search(target.name) is not None
