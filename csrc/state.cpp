@@ -38,6 +38,7 @@ PyMemberDef run_members[] = {{"clock", T_OBJECT_EX, offsetof(RunState, clock), R
                              OBJECT(RunState, ring, "ring"),
                              OBJECT(RunState, clip, "clip"),
                              OBJECT(RunState, skip_nonfinite, "skip_nonfinite"),
+                             OBJECT(RunState, copies, "copies"),
                              NUMBER(RunState, wakes_at, "wakes_at"),
                              NUMBER(RunState, ends_at, "ends_at"),
                              NUMBER(RunState, marked, "marked"),

@@ -28,9 +28,9 @@ struct RingState {
 
 // fastguard.step.run.Run
 struct RunState {
-  static constexpr int kNumObjects = 4;
+  static constexpr int kNumObjects = 5;
   PyObject_HEAD
-  PyObject *clock, *ring, *clip, *skip_nonfinite;
+  PyObject *clock, *ring, *clip, *skip_nonfinite, *copies;
   long long wakes_at, ends_at, marked, mark;
   double buffers_at;
   char is_short, has_more_to_do, marks_ends, waits, asks_clip;
