@@ -17,11 +17,10 @@ struct Clock {
 
 // fastguard.step.ring.Ring
 struct RingState {
-  static constexpr int kNumObjects = 4;
+  static constexpr int kNumObjects = 5;
   PyObject_HEAD
-  PyObject *headers, *found, *told, *made;
+  PyObject *headers, *found, *told, *made, *samples;
   Py_ssize_t newest, num_open, limit, end, stride;
-  long long sampled;
   double calm;
   char is_over;
 };

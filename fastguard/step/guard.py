@@ -126,7 +126,7 @@ class Guard(GuardState):
 
     def _attach_samples(self) -> None:
         """Adds all samples to their records, and waits for those on their way."""
-        self._observers.attach()
+        self._run.ring.bring_forward(self._run.step)
         if self._activations is not None:
             self._activations.attach(waits=True)
 

@@ -209,7 +209,8 @@ class Ledger(LedgerState):
 
     def want_record(self) -> None:
         """A line does not say all of the newest step: the sinks get its record."""
-        self._whole_step = self.ring.sampled = self.ring.step
+        self._whole_step = self.ring.step
+        self.ring.samples.setdefault(self._whole_step, {})
 
     def enter(self, *, is_bad: bool, from_scaler: bool, is_lone: bool = False) -> None:
         """Takes note of a slot that took the long way, or is not a clean step's. `is_bad`: its norm is not finite, and
