@@ -148,7 +148,7 @@ class Buffers(Observer):
         self._packs: list[_Pack] = []  # of what is written to
         self._calm: list[_Pack] = []  # of what is not
         self.copies: list[Any] = []  # the packs with their places, for C++; of a pack that it does not copy, None
-        self._num_followed = self._looked = self._walked = 0  # how often it was called, and at which steps it looked
+        self._num_followed = self._newest = 0  # how often it was called, and the step of the newest call
         with torch.no_grad():
             self._walk()
         inner = unwrapped(model)  # through which all of it is loaded
@@ -176,15 +176,13 @@ class Buffers(Observer):
         as does each step while there are `copies`, unless C++ has taken them.
         """
         count, self._num_followed = self._num_followed, self._num_followed + 1
-        is_look = count < _NUM_FIRST or step // _LOOK_EVERY != self._looked // _LOOK_EVERY
+        before, self._newest = self._newest, step
+        is_look = count < _NUM_FIRST or step // _LOOK_EVERY != before // _LOOK_EVERY
         with self._failures.kept("buffers", _SO), torch.no_grad():
-            if skipped is False and (count == 1 or step // _WALK_EVERY != self._walked // _WALK_EVERY):
+            if skipped is False and (count == 1 or step // _WALK_EVERY != before // _WALK_EVERY):
                 self._walk()
-                self._looked = self._walked = step
-            elif is_look:
-                self._looked = step
-                if [place for place in self._places if place.look()]:
-                    self._sort()
+            elif is_look and [place for place in self._places if place.look()]:
+                self._sort()
             try:
                 self._follow(skipped)
             except (RuntimeError, TypeError, KeyError):  # moved, or no longer there

@@ -186,9 +186,8 @@ class Ring(RingState):
 
     def bring_forward(self, step: int) -> None:
         """Attaches the passes sampled for `step`, which is not taken yet, to the newest one, unless it is delivered."""
-        if self.num_open and (batches := self.batches_at(step)):
-            del self.samples[step]
-            self.attach(self.step, batches=self.batches_at(self.step) + batches)
+        if self.num_open and self.batches_at(step):
+            self.attach(self.step, batches=self.batches_at(self.step) + self.samples.pop(step)["batches"])
 
     def latest(self) -> StepStats:
         """The newest slot as a record, which stays as it is whatever becomes of the ring."""
