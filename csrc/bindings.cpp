@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "buffers.h"
 #include "casters.h"
 #include "clip.h"
 #include "fold.h"
@@ -338,6 +339,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("activation_stats", &py_activation_stats);
   m.def("channel_stats", &py_channel_stats);
   m.def("can_read", &py_can_read);
+  m.def("copy_buffers", [](py::List packs) { return copy_buffers(packs.ptr()); });
   m.def("sample", &py_sample);
   m.def("locate_tensors", &py_locate_tensors);
   m.def("scale_", &py_scale);

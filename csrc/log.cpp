@@ -29,6 +29,14 @@ bool is_told(PyObject* told, long long step) {
   return count_of(py::borrow(newest)) == step;
 }
 
+// Whether the record of the step has more than a line of C++ says.
+bool is_sampled(const RingState& ring, long long step) {
+  if (!ring.samples || !PyDict_CheckExact(ring.samples) || !PyDict_GET_SIZE(ring.samples)) return false;
+  const int found = PyDict_Contains(ring.samples, py::cast(step).ptr());
+  if (found < 0) throw py::error_already_set();
+  return found == 1;
+}
+
 }  // namespace
 
 bool write_newest(LedgerState& ledger, RingState& ring) {
@@ -39,7 +47,7 @@ bool write_newest(LedgerState& ledger, RingState& ring) {
   const double* header = header_at(ring.headers, ring.newest);
   if (!header || !ring.told || !PyList_CheckExact(ring.told) || PyList_GET_SIZE(ring.told) != 1) return false;
   const auto step = static_cast<long long>(header[kStep]);
-  if (step == ring.sampled || is_told(ring.told, step) || owes_a_note(ledger) || !may_append(*log, step)) return false;
+  if (is_sampled(ring, step) || is_told(ring.told, step) || owes_a_note(ledger) || !may_append(*log, step)) return false;
   PyObject* table = PyList_GET_ITEM(ring.found, 0);
   if (!is_line(table, ring.told, log->torn)) return false;
   const bool is_timed = step % kTimedEvery == 0;

@@ -68,15 +68,14 @@ Picked rows_of(Picked x) {
   return x;
 }
 
-// Calls visit(address) for each element, the last dimension first.
+// Calls visit(address, step in bytes) for each run of the last dimension.
 template <class Visit>
-void for_each(const Picked& x, int64_t itemsize, Visit visit) {
+void for_each_run(const Picked& x, int64_t itemsize, Visit visit) {
   const int inner = int(x.shape.size()) - 1;
   std::vector<int64_t> index(x.shape.size());
   const char* at = x.data;
-  const int64_t step = x.strides[inner] * itemsize;
-  for (int64_t left = x.count(0, x.shape.size()); left > 0;) {
-    for (int64_t i = 0; i < x.shape[inner]; ++i, --left) visit(at + i * step);
+  for (int64_t left = x.count(0, x.shape.size()); left > 0; left -= x.shape[inner]) {
+    visit(at, x.strides[inner] * itemsize);
     for (int d = inner - 1; d >= 0; --d) {
       at += x.strides[d] * itemsize;
       if (++index[d] < x.shape[d]) break;
@@ -133,26 +132,33 @@ uint64_t digest(const std::vector<int64_t>& bits, int64_t columns, const std::ve
   return found & (~uint64_t(0) >> 1);
 }
 
-void moments(const std::vector<double>& values, Figures& f) {
-  int64_t count = 0;
-  double low = std::numeric_limits<double>::infinity(), high = -low;
-  for (double v : values) {
-    if (!std::isfinite(v)) continue;
-    ++count;
-    low = std::min(low, v);
-    high = std::max(high, v);
-  }
-  f.num_nonfinite = int64_t(values.size()) - count;
+// All values folded from `nothing` on, in lanes that do not wait for each other.
+template <class Fold>
+double folded(const std::vector<double>& values, double nothing, Fold fold) {
+  double lanes[4] = {nothing, nothing, nothing, nothing};
+  size_t i = 0;
+  for (; i + 4 <= values.size(); i += 4)
+    for (size_t lane = 0; lane < 4; ++lane) lanes[lane] = fold(lanes[lane], values[i + lane]);
+  for (; i < values.size(); ++i) lanes[0] = fold(lanes[0], values[i]);
+  return fold(fold(lanes[0], lanes[1]), fold(lanes[2], lanes[3]));
+}
+
+void moments(std::vector<double> values, Figures& f) {
+  const auto is_finite = [](double v) { return std::isfinite(v); };
+  f.num_nonfinite = int64_t(values.size()) - std::count_if(values.begin(), values.end(), is_finite);
+  if (f.num_nonfinite) values.erase(std::stable_partition(values.begin(), values.end(), is_finite), values.end());
   f.abs_max = f.mean = f.std = f.min = f.max = kNaN;
-  if (!count) return;
-  const double share = 1.0 / double(count);
-  double mean = 0, squares = 0;
-  for (double v : values)
-    if (std::isfinite(v)) mean += v * share;
-  for (double v : values)
-    if (std::isfinite(v)) squares += (v - mean) * (v - mean) * share;
+  if (values.empty()) return;
+  const auto sum = [](double a, double b) { return a + b; };
+  const double low = folded(values, HUGE_VAL, [](double a, double b) { return b < a ? b : a; });
+  const double high = folded(values, -HUGE_VAL, [](double a, double b) { return b > a ? b : a; });
+  const double share = 1.0 / double(values.size());
+  std::vector<double> parts(values.size());
+  for (size_t i = 0; i < parts.size(); ++i) parts[i] = values[i] * share;
+  const double mean = folded(parts, 0.0, sum);
+  for (size_t i = 0; i < parts.size(); ++i) parts[i] = (values[i] - mean) * (values[i] - mean) * share;
   f.mean = mean;
-  f.std = std::sqrt(squares);
+  f.std = std::sqrt(folded(parts, 0.0, sum));
   f.min = low;
   f.max = high;
   f.abs_max = std::max(high, -low);
@@ -164,19 +170,20 @@ void columns(const std::vector<double>& values, int64_t width, Figures& f) {
   f.constant_share = f.spread = kNaN;
   if (rows < 2) return;
   std::vector<double> sums(size_t(width), 0.0), squares(size_t(width), 0.0);
-  std::vector<char> varies(size_t(width), 0);
+  std::vector<int64_t> varies(size_t(width), 0);  // as wide as a double, for vectors
   const double* first = values.data();
   for (int64_t r = 0; r < rows; ++r) {
     const double* row = first + r * width;
     for (int64_t c = 0; c < width; ++c) {
       sums[c] += row[c] - first[c];  // exactly zero where all rows are the same
-      varies[c] |= !(row[c] == first[c]);
+      varies[c] |= int64_t(!(row[c] == first[c]));
     }
   }
+  for (double& sum : sums) sum /= double(rows);
   for (int64_t r = 0; r < rows; ++r) {
     const double* row = first + r * width;
     for (int64_t c = 0; c < width; ++c) {
-      const double away = row[c] - first[c] - sums[c] / double(rows);
+      const double away = row[c] - first[c] - sums[c];
       squares[c] += away * away;
     }
   }
@@ -192,20 +199,22 @@ void columns(const std::vector<double>& values, int64_t width, Figures& f) {
   if (num_finite) f.spread = total / double(num_finite);
 }
 
+template <class Raw>
+Raw raw_at(const char* at) {
+  Raw raw;
+  std::memcpy(&raw, at, sizeof(raw));
+  return raw;
+}
+
 template <class D>
 double away_from_one(const Picked& rows) {
   const int64_t width = rows.shape.back();
-  double largest = 0, sum = 0;
-  int64_t i = 0;
-  for_each(rows, sizeof(typename D::Raw), [&](const char* at) {
-    typename D::Raw raw;
-    std::memcpy(&raw, at, sizeof(raw));
-    sum += D::value(raw);
-    if (++i % width == 0) {
-      const double away = std::fabs(sum - 1.0);
-      if (!(away <= largest)) largest = away;
-      sum = 0;
-    }
+  double largest = 0;
+  for_each_run(rows, sizeof(typename D::Raw), [&](const char* at, int64_t step) {
+    double sum = 0;
+    for (int64_t i = 0; i < width; ++i) sum += D::value(raw_at<typename D::Raw>(at + i * step));
+    const double away = std::fabs(sum - 1.0);
+    if (!(away <= largest)) largest = away;
   });
   return largest;
 }
@@ -221,18 +230,22 @@ void look(const Elements& x, Figures& f) {
   }
   const Picked table = table_of(all);
   const int64_t width = table.count(1, table.shape.size());
-  std::vector<double> values;
-  std::vector<int64_t> bits;
-  values.reserve(size_t(table.shape[0] * width));
-  bits.reserve(size_t(table.shape[0] * width));
-  for_each(table, sizeof(typename D::Raw), [&](const char* at) {
-    typename D::Raw raw;
-    std::memcpy(&raw, at, sizeof(raw));
-    values.push_back(D::value(raw));
-    bits.push_back(bits_of(raw));
+  std::vector<double> values(size_t(table.shape[0] * width));
+  std::vector<int64_t> bits(values.size());
+  size_t done = 0;
+  for_each_run(table, sizeof(typename D::Raw), [&](const char* at, int64_t step) {
+    const int64_t count = table.shape.back();
+    double* value = values.data() + done;
+    int64_t* bit = bits.data() + done;
+    for (int64_t i = 0; i < count; ++i) {
+      const auto raw = raw_at<typename D::Raw>(at + i * step);
+      value[i] = D::value(raw);
+      bit[i] = bits_of(raw);
+    }
+    done += size_t(count);
   });
-  moments(values, f);
   columns(values, width, f);
+  moments(std::move(values), f);
   f.digest = int64_t(digest(bits, width, x.shape));
   const bool is_unit = f.num_nonfinite == 0 && f.min >= 0.0 && f.max <= 1.0;
   const int64_t last = x.shape.size() > 1 ? x.shape.back() : 1;

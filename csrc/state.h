@@ -17,20 +17,19 @@ struct Clock {
 
 // fastguard.step.ring.Ring
 struct RingState {
-  static constexpr int kNumObjects = 4;
+  static constexpr int kNumObjects = 5;
   PyObject_HEAD
-  PyObject *headers, *found, *told, *made;
+  PyObject *headers, *found, *told, *made, *samples;
   Py_ssize_t newest, num_open, limit, end, stride;
-  long long sampled;
   double calm;
   char is_over;
 };
 
 // fastguard.step.run.Run
 struct RunState {
-  static constexpr int kNumObjects = 4;
+  static constexpr int kNumObjects = 5;
   PyObject_HEAD
-  PyObject *clock, *ring, *clip, *skip_nonfinite;
+  PyObject *clock, *ring, *clip, *skip_nonfinite, *copies;
   long long wakes_at, ends_at, marked, mark;
   double buffers_at;
   char is_short, has_more_to_do, marks_ends, waits, asks_clip;

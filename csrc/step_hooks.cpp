@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "buffers.h"
 #include "callable.h"
 #include "log.h"
 #include "slot.h"
@@ -127,7 +128,7 @@ PyObject* take_here(const Parts& parts, PyObject* const* args, bool& left) {
   question.scales = PyObject_IsTrue(parts.hooks->scales) == 1;
   forget_record(ring);  // before the step is taken: its table is written over unless somebody else holds the record
   const int outcome = take(question);
-  if (outcome != 0) return finish(parts, args, outcome, started);
+  if (outcome != 0 || !copy_buffers(parts.run->copies)) return finish(parts, args, outcome, started);
   ring.newest = ring.num_open++;
   ++parts.clock->step;
   header_at(ring.headers, ring.newest)[kOverhead] = seconds() - started;

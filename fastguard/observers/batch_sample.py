@@ -17,8 +17,6 @@ _MAX_ELEMENTS = 4096
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4}  # of the sum of a row
 _IN_HALVES = 2e-2
 _MASKED = -1e3
-_OF_INPUT = ("abs_max", "mean", "std", "num_nonfinite", "constant_share", "digest")  # figures in a `BatchSample`
-_OF_OUTPUT = ("abs_max", "min", "max", "mean", "std", "num_nonfinite", "spread")
 _MAX_SAMPLES, _MAX_FEATURES = 64, 256
 _MAX_WHOLE = 65536  # of an input that is compared with the targets as a whole
 _LEAST_SAMPLES, _LEAST_BATCHES, _LEAST_EQUAL = 8, 6, 0.05
@@ -39,6 +37,11 @@ class Figures(NamedTuple):
     away_from_one: float  # the largest distance of the sum of a row from 1, if all elements are within [0, 1]
 
 
+# The figures in a `BatchSample`: their names there, and their places here.
+_IN_INPUT = ("abs_max", "mean", "std", "num_nonfinite", "constant_share", "digest")
+_OF_INPUT = [(f"input_{name}", Figures._fields.index(name)) for name in _IN_INPUT]
+_IN_OUTPUT = ("abs_max", "min", "max", "mean", "std", "num_nonfinite", "spread")
+_OF_OUTPUT = [(f"output_{name}", Figures._fields.index(name)) for name in _IN_OUTPUT]
 _UNKNOWN = Figures._make([*[math.nan] * 5, 0, math.nan, math.nan, 0, math.nan])  # of an output without tensors
 
 
@@ -61,6 +64,8 @@ def sample_of(data: Sequence[Given], output: Any, training: bool, with_grad: boo
     of_input, of_output = known or figures_of(x), figures_of(y) if returned else _UNKNOWN
     if of_input is None or of_output is None:
         return None
+    figures: dict[str, Any] = {name: of_input[place] for name, place in _OF_INPUT}
+    figures.update((name, of_output[place]) for name, place in _OF_OUTPUT)
     is_finite = not of_output.num_nonfinite
     return BatchSample(
         training=training,
@@ -70,8 +75,7 @@ def sample_of(data: Sequence[Given], output: Any, training: bool, with_grad: boo
         output_width=y.shape[-1] if y.dim() > 1 else 1,
         output_is_unit=is_finite and of_output.min >= 0.0 and of_output.max <= 1.0,
         output_rows_sum_to_one=of_output.away_from_one <= _ROUNDING.get(y.dtype, _IN_HALVES),
-        **{f"input_{name}": getattr(of_input, name) for name in _OF_INPUT},
-        **{f"output_{name}": getattr(of_output, name) for name in _OF_OUTPUT},
+        **figures,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..kernels.cpu import extension
 from ..records.failures import Failures
 from .observer import ModuleHook, Observer, unwrapped
 
@@ -93,6 +94,11 @@ class _Pack:
         self.kept = torch.cat([value.reshape(-1) for value in values])  # their elements
         self.may_be_bad = (first.is_floating_point() or first.is_complex()) and first.itemsize > 1
 
+    def for_copy(self) -> tuple[Any, ...] | None:
+        """As `copy_buffers` in csrc takes it; None where torch may do it in many threads, or on a device."""
+        is_small = self.kept.is_cpu and self.kept.nbytes <= _SMALL_BYTES
+        return (self, *(one for place in self.places for one in (place.dict, place.key))) if is_small else None
+
     def gather(self) -> torch.Tensor:
         """All elements now; a large buffer is not copied. Raises RuntimeError if the buffers have changed shape."""
         tensors, kept = [place.dict[place.key] for place in self.places], self.kept
@@ -141,7 +147,8 @@ class Buffers(Observer):
         self._places: list[BufferPlace] = []
         self._packs: list[_Pack] = []  # of what is written to
         self._calm: list[_Pack] = []  # of what is not
-        self._num_followed = 0
+        self.copies: list[Any] = []  # the packs with their places, for C++; of a pack that it does not copy, None
+        self._num_followed = self._newest = 0  # how often it was called, and the step of the newest call
         with torch.no_grad():
             self._walk()
         inner = unwrapped(model)  # through which all of it is loaded
@@ -165,12 +172,14 @@ class Buffers(Observer):
     def follow(self, step: int, skipped: bool | torch.Tensor) -> int:
         """Keeps what the forward passes of a judged step wrote, or, if it is `skipped`, restores what was there before.
 
-        Never raises, nor waits for a `skipped` tensor. Returns the step from which to call it again; a skip needs one.
+        Never raises, nor waits for a `skipped` tensor. Returns the step from which to call it again; a skip needs one,
+        as does each step while there are `copies`, unless C++ has taken them.
         """
         count, self._num_followed = self._num_followed, self._num_followed + 1
-        is_look = count < _NUM_FIRST or not self._packs or count % _LOOK_EVERY == 0
+        before, self._newest = self._newest, step
+        is_look = count < _NUM_FIRST or step // _LOOK_EVERY != before // _LOOK_EVERY
         with self._failures.kept("buffers", _SO), torch.no_grad():
-            if skipped is False and (count == 1 or count % _WALK_EVERY == _WALK_EVERY - 1):
+            if skipped is False and (count == 1 or step // _WALK_EVERY != before // _WALK_EVERY):
                 self._walk()
             elif is_look and [place for place in self._places if place.look()]:
                 self._sort()
@@ -179,7 +188,7 @@ class Buffers(Observer):
             except (RuntimeError, TypeError, KeyError):  # moved, or no longer there
                 self._walk()
                 self._follow(skipped)
-        return step + (1 if self._packs or count < _NUM_FIRST else _LOOK_EVERY)
+        return step + 1 if count < _NUM_FIRST else (step // _LOOK_EVERY + 1) * _LOOK_EVERY  # as a batch of steps ends
 
     def refresh(self, *_: Any) -> None:
         """The present values are good, as after `load_state_dict`."""
@@ -221,8 +230,11 @@ class Buffers(Observer):
         packs = [(is_written, _Pack(*map(list, zip(*members)))) for (is_written, *_), members in kinds.items()]
         self._packs = [pack for is_written, pack in packs if is_written]
         self._calm = [pack for is_written, pack in packs if not is_written]
+        self.copies[:] = map(_Pack.for_copy, self._packs)
 
     def _follow(self, skipped: bool | torch.Tensor) -> None:
+        if skipped is False and self.copies and extension is not None and extension.copy_buffers(self.copies):
+            return
         waits = not isinstance(skipped, torch.Tensor) and all(pack.kept.is_cpu for pack in self._packs)
         found = [(pack, pack.gather()) for pack in (*self._packs, *(self._calm if skipped is True and waits else ()))]
         bad = {}

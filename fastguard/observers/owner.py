@@ -89,19 +89,6 @@ class Observers:
                     run.ends_at = int(due_at)
                 if due_at < run.wakes_at and observer.has_before:
                     run.wakes_at = int(due_at)
-        if self.batches is not None and self.batches.found:
-            self.attach()
-
-    def attach(self) -> None:
-        """Attaches samples of batches to the record of the newest step, or of the next one if that is delivered."""
-        run, ring = self._run, self._run.ring
-        if self.batches is None or not self.batches.found or not run.step:
-            return
-        step = run.step - 1
-        if ring.newest >= 0 and ring.step >= step:
-            step = ring.step + (not ring.num_open)
-        known = ring.samples.get(step, {}).get("batches", ())
-        ring.attach(step, batches=known + self.batches.take())
 
     def facts(self) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -74,7 +74,7 @@ class Guard(GuardState):
         self._run.ranks = over
         buffers = None if model is None else Buffers(model, self._run.failures)
         if buffers is not None and not buffers.is_empty:
-            self._run.buffers, self._run.buffers_at = buffers, 0
+            self._run.buffers, self._run.buffers_at, self._run.copies = buffers, 0, buffers.copies
             made.callback(buffers.close)
         self._ledger = Ledger(self._run.ring, self._run.failures, sinks, settings.max_consecutive_skips)
         if over is not None:
@@ -126,7 +126,7 @@ class Guard(GuardState):
 
     def _attach_samples(self) -> None:
         """Adds all samples to their records, and waits for those on their way."""
-        self._observers.attach()
+        self._run.ring.bring_forward(self._run.step)
         if self._activations is not None:
             self._activations.attach(waits=True)
 

@@ -172,7 +172,7 @@ class Hooks(HooksState):
             return self._go_the_long_way(optimizer, args, kwargs)
         step, slot = run.step, ring.num_open
         ring.newest, ring.num_open, run.step = slot, slot + 1, step + 1
-        if step >= run.buffers_at and not outcome & _NOT_FINITE:
+        if not outcome & _NOT_FINITE:
             run.follow_buffers(step, False)
         given = self._follow(optimizer, outcome, args, kwargs) if outcome else None
         ring.words[HEADER_WORDS * slot + OVERHEAD_S] = _perf_counter() - started

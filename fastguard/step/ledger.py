@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +16,7 @@ from ..kernels import cpu
 from ..records import StepStats, TrainingHistory
 from ..records.failures import Failures
 from ..records.history import entry_of
-from ..records.slot import FLAGS, HEADER_WORDS, NORM, NUM_SLOTS, SKIPPED, STEP, batch_end, read_headers
+from ..records.slot import HEADER_WORDS, NUM_SLOTS, STEP, batch_end, read_headers
 from ..records.table import without_rows
 from ..sinks import JsonlSink, SafeSink
 from ..sinks.jsonl import with_samples
@@ -92,9 +91,7 @@ class Ledger(LedgerState):
     @property
     def _is_bad(self) -> bool:
         """Whether the newest step was skipped or is not finite: its table tells which tensors."""
-        ring, at = self.ring, HEADER_WORDS * self.ring.newest
-        flags, norm = int(ring.words[at + FLAGS]), ring.words[at + NORM]
-        return ring.num_open > 0 and (bool(flags & SKIPPED) or not math.isfinite(norm))
+        return self.ring.num_open > 0 and (self.ring.is_skipped or not self.ring.is_finite)
 
     def deliver(self, *, but_held: bool = False) -> None:
         """Hands open slots to history and sinks; all, or all but the newest, to which more may be added. Where an
@@ -209,7 +206,8 @@ class Ledger(LedgerState):
 
     def want_record(self) -> None:
         """A line does not say all of the newest step: the sinks get its record."""
-        self._whole_step = self.ring.sampled = self.ring.step
+        self._whole_step = self.ring.step
+        self.ring.samples.setdefault(self._whole_step, {})
 
     def enter(self, *, is_bad: bool, from_scaler: bool, is_lone: bool = False) -> None:
         """Takes note of a slot that took the long way, or is not a clean step's. `is_bad`: its norm is not finite, and

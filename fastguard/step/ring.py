@@ -10,7 +10,7 @@ from typing import Any
 from .. import kernels
 from ..kernels.slots import copy_slot
 from ..observers.coverage import SeenParameters
-from ..records import Entry, StepStats, TensorStats, slot
+from ..records import BatchSample, Entry, StepStats, TensorStats, slot
 from ..records.slot import HEADER_BYTES, HEADER_WORDS, NOTES, NUM_SLOTS, read_header
 from .device import PendingStep
 from .state import RingState
@@ -66,8 +66,8 @@ class Ring(RingState):
         self.limit, self.end, self.calm, self.stride = NUM_SLOTS, 0, 0.0, NUM_SLOTS
         self.is_over = False  # neither another evaluation nor a loss can come to the newest slot
         self.closure_step = -1  # the newest step that has the loss of a closure
-        self.samples: dict[int, dict[str, Any]] = {}  # sampled beside the gradients, by step, until it is delivered
-        self.sampled = -1  # the newest of these steps, whose line C++ leaves to Python
+        # What was sampled beside the gradients, by step, until it is delivered. C++ leaves their lines to Python.
+        self.samples: dict[int, dict[str, Any]] = {}
         self.made: StepStats | None = None  # the newest slot as a record; reset it to fill a slot without `arrive`
         self._total: tuple[float, ...] | None = None
 
@@ -178,8 +178,16 @@ class Ring(RingState):
         if self.newest >= 0 and self.step >= step:
             step = self.step + (not self.num_open)
         self.samples.setdefault(step, {}).update(fields)
-        self.sampled = step
         self.made = None
+
+    def batches_at(self, step: int) -> tuple[BatchSample, ...]:
+        """The passes that were sampled for a step."""
+        return self.samples.get(step, {}).get("batches", ())
+
+    def bring_forward(self, step: int) -> None:
+        """Attaches the passes sampled for `step`, which is not taken yet, to the newest one, unless it is delivered."""
+        if self.num_open and self.batches_at(step):
+            self.attach(self.step, batches=self.batches_at(self.step) + self.samples.pop(step)["batches"])
 
     def latest(self) -> StepStats:
         """The newest slot as a record, which stays as it is whatever becomes of the ring."""

@@ -75,16 +75,17 @@ class Run(RunState):
         self.ranks: Ranks | None = None  # that hold the gradients; None if this process holds all of them
         self.alike: AlikeSettings | None = None  # compares the ranks' settings; None if there is no other rank
         self.is_alike = True  # there is nothing left to compare
-        self.buffers: Buffers | None = None  # of the model, with the next step at which to follow them
+        self.buffers: Buffers | None = None  # of the model, with the next step at which to look at them
         self.buffers_at = math.inf
+        self.copies: list[Any] = []  # of the buffers that are copied at every step, as `Buffers.copies`
         self._namer = namer
         self.known_names: tuple[str, ...] = ()  # of all parameters, as they were at the step just judged
         self.fingerprint: int | None = None  # of the parameters that these are the names of
         self.clip_by(settings.clip.value)
 
     def follow_buffers(self, step: int, skipped: bool | torch.Tensor) -> None:
-        """A step was judged, whose forward passes are over."""
-        if self.buffers is not None and (skipped is not False or step >= self.buffers_at):
+        """A step was judged, whose forward passes are over. C++ does it for a clean step before `buffers_at`."""
+        if self.buffers is not None and (skipped is not False or self.copies or step >= self.buffers_at):
             self.buffers_at = self.buffers.follow(step, skipped)
 
     def optimizers(self) -> list[Optimizer]:
@@ -132,9 +133,7 @@ class Run(RunState):
         self.ring.tell_of_parts = clip.record_fields if isinstance(clip, CheckedPolicy) else None
         self.ring.made = None
 
-    @property
-    def policy(self) -> Any:
-        return users_policy(self.clip)
+    policy = property(lambda self: users_policy(self.clip))
 
     def compare_changes(self) -> None:
         """Has ranks that gather at each step compare what was assigned to `guard.clip` and `guard.skip_nonfinite`."""
