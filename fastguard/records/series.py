@@ -169,11 +169,15 @@ class Series:
         skipped_nonfinite = self.num_nonfinite - self.num_nonfinite_applied
         return max(0, self.num_skipped - skipped_nonfinite - self.model.num_left_out)
 
-    # The norm that the `equal_run` newest clean steps share: the middle of their range.
-    equal_norm = property(lambda self: (self._equal_low + self._equal_high) / 2)
+    @property
+    def equal_norm(self) -> float:
+        """The norm that the `equal_run` newest clean steps share: the middle of their range."""
+        return (self._equal_low + self._equal_high) / 2
 
-    # Whether any step had a gradient other than zero: without one nothing is known of a run.
-    has_gradients = property(lambda self: self.norm_max > 0.0 or self.num_nonfinite > 0)
+    @property
+    def has_gradients(self) -> bool:
+        """Whether any step had a gradient other than zero: without one nothing is known of a run."""
+        return self.norm_max > 0.0 or self.num_nonfinite > 0
 
     clip_rate = share_of("num_clipped", "num_clean", "Share of the run's clean steps that were clipped; 0.0 if none.")
     skip_rate = share_of("num_skipped", "num_steps", "Share of the run's steps that were skipped; 0.0 without any.")

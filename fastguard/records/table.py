@@ -278,7 +278,10 @@ class StepStats:
         is_over = bool(self.over) or (self.trigger is not None and self.norm > self.trigger)
         return self.skipped and is_over and self.is_finite
 
-    clipped = property(lambda self: self.clip_coef != 1.0, doc="Whether the gradients were scaled down.")
+    @property
+    def clipped(self) -> bool:
+        """Whether the gradients were scaled down."""
+        return self.clip_coef != 1.0
 
     @property
     def is_finite(self) -> bool:

@@ -133,7 +133,9 @@ class Run(RunState):
         self.ring.tell_of_parts = clip.record_fields if isinstance(clip, CheckedPolicy) else None
         self.ring.made = None
 
-    policy = property(lambda self: users_policy(self.clip))
+    @property
+    def policy(self) -> Any:
+        return users_policy(self.clip)
 
     def compare_changes(self) -> None:
         """Has ranks that gather at each step compare what was assigned to `guard.clip` and `guard.skip_nonfinite`."""

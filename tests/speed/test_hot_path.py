@@ -42,13 +42,13 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 38_102,
-    "core": 11_480,
-    "files": 211,
-    "tests": 33_763,
-    "benchmarks": 17_900,
+    "package": 35_991,
+    "core": 11_295,
+    "files": 206,
+    "tests": 32_343,
+    "benchmarks": 17_855,
     "README": 158,
-    "rules": 64,
+    "rules": 62,
 }
 CORE = ("records", "kernels", "step", "clip")
 
