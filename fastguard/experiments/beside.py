@@ -201,7 +201,7 @@ class _Experimenter:
                 return
             self._found = copies.wait(min(_SLOWER * expected * len(arms) + 1.0, left))
         elif settings.loss_fn is not None and settings.batches is not None:
-            with guard._unwatched():
+            with guard.paused():
                 batches = settings.batches()
                 found = run_on_copies(guard, arms, settings.loss_fn, batches, settings.num_steps, self._wrap)
             self._conclude(guard, found, found.pop(""))
