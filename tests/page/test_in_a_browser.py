@@ -1,7 +1,6 @@
 """The page in a real browser: drawn, quiet, readable, whatever it is given and however it is looked at."""
 
 import contextlib
-import re
 import subprocess
 import sys
 
@@ -69,7 +68,7 @@ def chromium():
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """A run of a thousand steps, one with hostile names, two compared, one of a hundred thousand steps."""
+    """A run of a thousand steps, one with hostile names, one of a hundred thousand steps."""
     folder = tmp_path_factory.mktemp("pages")
     plain = write_log(folder / "plain.jsonl", 1000, 24)
     long = write_log(folder / "long.jsonl", 100_000, 300)
@@ -79,9 +78,7 @@ def pages(tmp_path_factory):
         text = text.replace(f'"layers.{place // 8}.block.{place % 8}.weight"', spelled)
     hostile = folder / "hostile.jsonl"
     hostile.write_text(text)
-    other = folder / "other.jsonl"
-    other.write_text(re.sub(r'("step":5\d\d,.*?"loss":)', r"\g<1>1", plain.read_text()))
-    sources = {"plain": plain, "hostile": hostile, "compared": {"first": plain, HOSTILE[0]: other}, "long": long}
+    sources = {"plain": plain, "hostile": hostile, "long": long}
     made = {}
     for name, source in sources.items():
         made[name] = folder / f"{name}.html"
@@ -109,7 +106,7 @@ def opened(chromium, path, *, is_drawn=True, **settings):
     assert {url.partition("#")[0] for url in requests} == {path.as_uri()}
 
 
-@pytest.mark.parametrize("name", ["plain", "hostile", "compared", "long"])
+@pytest.mark.parametrize("name", ["plain", "hostile", "long"])
 def test_all_is_drawn_and_nothing_is_said(chromium, pages, name):
     with opened(chromium, pages[name]) as tab:
         charts = tab.locator(".plot:visible")
@@ -137,7 +134,7 @@ def test_contrast(chromium, pages, scheme):
         assert (back == "rgb(255, 255, 255)") == (scheme == "light")
 
 
-@pytest.mark.parametrize("name", ["plain", "hostile", "compared"])
+@pytest.mark.parametrize("name", ["plain", "hostile"])
 def test_a_narrow_screen_scrolls_one_way_only(chromium, pages, name):
     with opened(chromium, pages[name], viewport={"width": 320, "height": 700}) as tab:
         assert tab.evaluate("document.documentElement.scrollWidth") <= 320
