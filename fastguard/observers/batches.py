@@ -101,7 +101,7 @@ class BatchWatch(Transient, Observer):
             torch._C._set_grad_enabled(False)  # a tenth of `torch.no_grad`, where that is not in a cache
             try:
                 self._look(module, args, kwargs, output, is_training, with_grad)
-            except Exception as error:
+            except Exception as error:  # a model may raise anything; the report names it, training goes on
                 self._failures.note(_WHAT, error, "That pass was not looked at.")
             finally:
                 torch._C._set_grad_enabled(with_grad)

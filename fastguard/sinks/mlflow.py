@@ -94,7 +94,7 @@ class MlflowSink(TrackerSink):
     A batch is sent after 50 records or five seconds. `close` and the end of the process wait up to a minute for queued
     records. Records that the server refuses or does not receive count as lost. Characters that MLflow rejects in names
     become `_`. NaN is kept. Inf is written as NaN, because MLflow would turn it into 1.8e308; the counts of NaN and Inf
-    tell them apart. Texts become tags of the run, of which the newest is kept.
+    tell them apart. Texts become tags of the run; a newer text replaces an older one.
 
     Args:
         run: a run or its id; None uses the run that is active at the first record.

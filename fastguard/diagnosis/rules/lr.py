@@ -114,7 +114,7 @@ _LEAST_STD, _LEAST_SHARE = 1e-3, 0.2  # of the spread that the fan-in asks for
 
 
 def estimated_update_ratio(history: TrainingHistory, *, at_first: bool = False, lr: float = 0.0) -> float | None:
-    """Estimates the share of itself that the median weight matrix changes a step: lately, `at_first`, or at `lr`.
+    """Estimates by what share a step changes the median weight matrix: lately, `at_first`, or at `lr`.
 
     None if unknown. Initial weights stand for the weights; matrices below a fifth of the usual spread count only if all
     are, as a fifth. Optimizers that divide by the gradient's size move an element by the learning rate (Adagrad by ever

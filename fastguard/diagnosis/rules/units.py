@@ -138,7 +138,7 @@ def siblings(names: Iterable[str]) -> list[dict[str, list[str]]]:
 
 
 def idle_branches(names: Iterable[str], absent: Collection[str]) -> set[str]:
-    """Those of `absent` that belong to branches side by side, of which others are not absent."""
+    """The names in `absent` that belong to parallel branches, where other branches are present."""
     found: set[str] = set()
     for modules in siblings(names):
         idle = [module for module, mine in modules.items() if all(name in absent for name in mine)]
