@@ -220,9 +220,10 @@ class ScriptLosses:
 
     def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            self._safely("losses", self._settle)
-            self.num_scaler_skips += self._count > 0
-            self._count = 0  # losses of a step that the scaler has skipped
+            if scaler.is_enabled():
+                self._safely("losses", self._settle)
+                self.num_scaler_skips += self._count > 0
+                self._count = 0  # losses of a step that the scaler has skipped
             return original(scaler, *args, **kwargs)
 
         return update

@@ -223,7 +223,7 @@ def _confine(room: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     caches = [Path.home() / name for name in (".cache", ".triton", ".nv")]
     caches += [Path(os.environ[name]) for name in _CACHES if os.environ.get(name)]
-    forked.refuse_writes([room, "/dev", *caches])
+    forked.refuse_writes([room, "/dev", "/proc", *caches])  # CUDA names its threads through /proc
 
 
 def _run_of(log: Path, num_steps: int) -> Run:

@@ -166,6 +166,8 @@ from helper import data
 
 torch.manual_seed(0)
 x, y = data()
+with open("/proc/self/comm", "w") as file:  # as CUDA names its threads
+    file.write("script")
 model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[1]))
 loss_fn = nn.CrossEntropyLoss()

@@ -203,29 +203,29 @@ class FakeDriver:
         pass
 
 
+def forget_binaries():
+    from fastguard.kernels.triton.lang import activations, finalise, stats
+
+    for module in (activations, finalise, stats):
+        for function in vars(module).values():
+            getattr(function, "device_caches", {}).clear()
+    for maker in vars(launch).values():
+        if hasattr(maker, "cache_clear"):
+            maker.cache_clear()
+
+
 @pytest.fixture
 def driver(compiles):
     from triton.runtime import driver as drivers
 
     fake = FakeDriver()
     NotedLaunch.notes = []
-    real = drivers.__dict__.get("_active"), drivers.__dict__.get("_default")
+    real = drivers.__dict__.get("_active")
     drivers.set_active(fake)
-
-    makers = [maker for maker in vars(launch).values() if hasattr(maker, "cache_clear")]
-    for maker in makers:
-        maker.cache_clear()
+    forget_binaries()  # a GPU here may have loaded its own
     yield fake
-    from fastguard.kernels.triton.lang import activations as activation_kernels
-    from fastguard.kernels.triton.lang import finalise
-    from fastguard.kernels.triton.lang import stats as kernels
-
-    for module in (activation_kernels, finalise, kernels):
-        for function in vars(module).values():
-            getattr(function, "device_caches", {}).clear()  # binaries of a device that is no more
-    for maker in makers:
-        maker.cache_clear()
-    drivers._active = real[0]
+    forget_binaries()
+    drivers._active = real
 
 
 def test_a_kernel_is_compiled_once_for_all_values_and_then_called_directly(driver, monkeypatch):

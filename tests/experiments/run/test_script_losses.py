@@ -9,8 +9,8 @@ from script_trainings import batch, net, watching
 from torch import nn
 
 
-def _steps(step, number=8, num_losses=1):
-    """Trains a model by `step(loss)`, after `num_losses` calls of `backward`; the AutoGuard, and the mean losses."""
+def _steps(step, number=8, num_losses=1, after=lambda: None):
+    """Trains a model by `step(loss)`, `num_losses` times a step, then `after()`; the AutoGuard, and the mean losses."""
     losses = []
     torch.manual_seed(0)
     model = net()
@@ -25,6 +25,7 @@ def _steps(step, number=8, num_losses=1):
                 of_step.append(loss.item())
                 step(loss)
             optimizer.step()
+            after()
             losses.append(sum(of_step) / num_losses)
     return auto, losses
 
@@ -46,6 +47,12 @@ def test_the_loss_of_a_step_is_what_backward_was_called_on(step, num_losses):
     auto, expected = _steps(step, num_losses=num_losses)
     assert auto.seen("loss") == pytest.approx(expected, rel=1e-6)
     assert auto.guards[0].history.model.loss_ops[0] in ("NllLossBackward0", "DivBackward0", "MulBackward0")
+
+
+def test_a_disabled_scaler_moves_no_loss_to_another_step():
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    auto, expected = _steps(lambda loss: scaler.scale(loss).backward(), number=12, after=lambda: scaler.update())
+    assert auto.seen("loss") == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_step_that_the_scaler_skips_has_no_loss():
