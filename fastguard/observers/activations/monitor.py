@@ -6,7 +6,6 @@ import logging
 import time
 import weakref
 from collections.abc import Iterable
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +18,7 @@ from ...records.samples import ActivationStats, ModuleActivity
 from ..facts import kind_of
 from ..observer import held_weakly, unwrapped
 from .arrivals import Arrivals
-from .collector import Budget, Collector, Cost, Hook, first_input, nothing, outputs
+from .collector import Budget, Collector, Cost, Hook
 from .selection import choose, names_of, searched
 
 _log = logging.getLogger("fastguard")
@@ -104,14 +103,10 @@ class ActivationMonitor:
         self._arrivals.root = kind_of(named[""])
         collector = self._collector
         collector.root = weakref.ref(root)
-        for target in targets:
-            show = partial(collector.see, target._replace(module=None))  # a hook does not keep its module alive
-            find = first_input if target.of_input else outputs
-            self._hooks.append(Hook(target.module, collector, find, show, target.name, at_end=not target.of_input))
-        begins, ends = collector.begin, held_weakly(self._pass_ends)
+        self._hooks = [Hook(target.module, collector, target, at_end=not target.of_input) for target in targets]
         self._pass_hooks = [
-            Hook(root, collector, nothing, begins, at_end=False, on_every_step=True),
-            Hook(root, collector, nothing, ends, on_every_step=True),
+            Hook(root, collector, call=collector.begin, at_end=False),
+            Hook(root, collector, call=held_weakly(self._pass_ends)),
         ]
         # The hooks do not keep the monitor alive, and go when it does.
         hooks = (*self._hooks, *self._pass_hooks)
