@@ -64,7 +64,7 @@ class AutoGuard:
         self.problems: dict[str, str] = {}  # what is not watched, and why
 
     def start(self) -> None:
-        self._patches.replace(torch.optim.Optimizer, "_patch_step_function", self._expecting)
+        self._patches.around(torch.optim.Optimizer, "_patch_step_function", self._expect)
         self._patches.replace(torch.jit, "script", _scripting)
         self.losses.start()
         if hasattr(os, "register_at_fork"):
@@ -89,17 +89,14 @@ class AutoGuard:
     def _keep(self, what: str, error: Exception) -> None:
         self.problems.setdefault(what, describe(error))
 
-    def _expecting(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        def patch_step_function(optimizer: Any) -> None:
-            """As torch's, which each optimizer calls when it is made, copied or unpickled."""
-            original(optimizer)
-            self._waiting.add(optimizer)
-            self.losses.keeps_newest = True
-            self.losses.changed()
-            if self._hook is None:
-                self._hook = register_optimizer_step_pre_hook(left_to_python(self._before_step))
-
-        return patch_step_function
+    def _expect(self, original: Callable[[Any], None], optimizer: Any) -> None:
+        """As torch's, which each optimizer calls when it is made, copied or unpickled."""
+        original(optimizer)
+        self._waiting.add(optimizer)
+        self.losses.keeps_newest = True
+        self.losses.changed()
+        if self._hook is None:
+            self._hook = register_optimizer_step_pre_hook(left_to_python(self._before_step))
 
     def _end_waiting(self) -> None:
         """No optimizer waits for its first step. Not to be called within one: torch goes through its hooks then."""
