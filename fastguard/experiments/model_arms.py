@@ -11,6 +11,7 @@ import torch
 from ..diagnosis.needs import computing
 from ..diagnosis.rules.output import loss_and_activation
 from ..observers.loss_gradient import facts_of_loss
+from ..observers.tensors import mapped
 from .arms import Context, arm
 
 _MODE = ("the model in training mode", "eval-mode-in-training")
@@ -55,17 +56,6 @@ _ELEMENTWISE = ("cross-entropy", "negative log-likelihood", "squared error", "bi
 _LAST_ACTIVATIONS = (torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.ReLU)
 
 
-def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`value` with each tensor changed: a tensor, or tuples, lists and dicts of such; anything else as it is."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if type(value) is dict:
-        return {key: map_tensors(one, change) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map_tensors(one, change) for one in value)
-    return value
-
-
 @arm("train mode", *_MODE, advice="Call model.train() before training.", needs_model=True)
 def _to_train_mode(context: Context) -> Iterator[str | None]:
     is_training = all(module.training for module in context.modules())
@@ -93,7 +83,7 @@ def _leave_autocast(context: Context) -> Iterator[str | None]:
     def leave(module: torch.nn.Module, args: Any, output: Any) -> Any:
         for device, was_enabled in before.pop().items() if before else ():
             torch.set_autocast_enabled(device, was_enabled)
-        return map_tensors(output, lambda x: x.float() if x.is_floating_point() else x)
+        return mapped(lambda x: x.float() if x.is_floating_point() else x, output)
 
     context.model.register_forward_pre_hook(enter)
     context.model.register_forward_hook(leave, always_call=True)
@@ -173,9 +163,9 @@ def _change_inputs(
             return None
         change = make()
         if args:
-            return (map_tensors(args[0], change), *args[1:]), kwargs
+            return (mapped(change, args[0]), *args[1:]), kwargs
         inputs = {key: one for key, one in kwargs.items() if not any(part in key for part in _OF_TARGETS)}
-        return args, {**kwargs, **map_tensors(inputs, change)}
+        return args, {**kwargs, **mapped(change, inputs)}
 
     context.model.register_forward_pre_hook(before, with_kwargs=True)
 
@@ -210,7 +200,7 @@ def _standardize_targets(context: Context) -> Iterator[str | None]:
             return x
         return x / std + (x * std - x / std).detach() + mean
 
-    context.model.register_forward_hook(lambda module, args, output: map_tensors(output, scale))
+    context.model.register_forward_hook(lambda module, args, output: mapped(scale, output))
 
 
 def _shuffle_loaders() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,26 +54,6 @@ class BufferPlace:
         if tensor is None:
             return 0, 0
         return id(tensor), 0 if tensor.is_inference() else tensor._version
-
-
-@contextlib.contextmanager
-def forward_undone(model: torch.nn.Module) -> Iterator[None]:
-    """Restores the buffers of `model` and torch's random generators after the forward passes in this context."""
-    stores = [module._buffers for module in model.modules()]
-    kept = [(store, key, b, b.detach().clone()) for store in stores for key, b in store.items() if b is not None]
-    devices = {p.device for p in model.parameters()}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        for kind in {device.type for device in devices} - {"cpu", "meta"}:
-            indices = [device.index or 0 for device in devices if device.type == kind]
-            stack.enter_context(torch.random.fork_rng(devices=indices, device_type=kind))
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for store, key, buffer, values in kept:
-                    buffer.copy_(values)
-                    store[key] = buffer
 
 
 def places_of(model: torch.nn.Module) -> list[BufferPlace]:

@@ -130,7 +130,7 @@ class ModelFacts:
     def record_loss_graph(self, loss: Any) -> None:
         """Records what the autograd graph of the first loss says about it, also for guards whose models are in it."""
         with self._run.failures.kept("model facts", "The rules do not know what loss it is."):
-            known = {id(p) for p, _ in self._namer.known()} | self._guarded()
+            known = {id(p) for p, _ in self._namer.known()}.union(map(id, self._run.params()))
             self._ledger.history.note_model(**facts_of_loss(loss, known))
             self._foreign = {number: ref for number, ref in parameters_of_loss(loss).items() if number not in known}
             node = getattr(loss, "grad_fn", None)
@@ -157,12 +157,9 @@ class ModelFacts:
             "num_restarts": _env.num_restarts() or None,
         }
 
-    def _guarded(self) -> set[int]:
-        return set(map(id, self._run.params()))
-
     def _compare(self, other: ModelFacts, is_shared: bool) -> None:
         """Parameters of `other` in this loss are as the model's own if both minimise it, and else an adversary's."""
-        params = other._guarded() if self._foreign else set()
+        params = set(map(id, other._run.params())) if self._foreign else set()
         met = {number for number, (ref, _) in self._foreign.items() if number in params and ref() is not None}
         history = (self if is_shared else other)._ledger.history
         if is_shared and met:

@@ -126,11 +126,6 @@ class Sighting(NamedTuple):
             return False
         return None if any(row is None for _, row in rows) else True
 
-    def row(self) -> ActivationRow:
-        """Its row, with the number of saturated elements by its judgement."""
-        row, (_, low, high, *_) = self.measured().row, self.judgement
-        return row if math.isfinite(low) or math.isfinite(high) else row._replace(num_saturated=row.num_infs)
-
 
 class Arrivals:
     """Makes records of sampled steps, in the order of the steps, when their figures have arrived."""
@@ -162,16 +157,13 @@ class Arrivals:
                     event.synchronize()
             started = time.perf_counter()
             self.pending.popleft()
-            self._add(step, self._records(sightings))
+            self.latest = self._records(sightings)
+            for record in self.latest:
+                dead = record.dead_unit_ratio if record.num_units else record.stats.zero_ratio
+                self.add(record.name, record.stats, dead)
+            self.unclaimed.append((step, self.latest))
             self.seconds += time.perf_counter() - started
         return self
-
-    def _add(self, step: int, records: tuple[ModuleActivity, ...]) -> None:
-        self.latest = records
-        for record in records:
-            dead = record.dead_unit_ratio if record.num_units else record.stats.zero_ratio
-            self.add(record.name, record.stats, dead)
-        self.unclaimed.append((step, records))
 
     def _records(self, sightings: Iterable[Sighting]) -> tuple[ModuleActivity, ...]:
         """One for each key, in the order of first readings. A quiet one makes records once it was not finite."""
@@ -190,7 +182,9 @@ class Arrivals:
 
     def _record(self, group: list[Sighting], order: int, inputs_finite: bool | None) -> ModuleActivity:
         key, judgement = group[0].key, group[0].judgement
-        rows = [sighting.row() for sighting in group]
+        rows = [sighting.measured().row for sighting in group]
+        if not (math.isfinite(judgement.low) or math.isfinite(judgement.high)):
+            rows = [row._replace(num_saturated=row.num_infs) for row in rows]
         units = [bytearray(sighting.measured().units or b"") for sighting in group]
         of_units: dict[str, Any] = {}
         if units[0] and len(set(map(len, units))) == 1:  # the same units in every reading

@@ -191,7 +191,20 @@ class ActivationMonitor:
         if step < self._step:  # the run went back
             self._next_sample = min(self._next_sample, step + 1)
         collector, started = self._collector, time.perf_counter()
-        sampled = collector.is_on and self._send(step)
+        sampled = False
+        if collector.is_on:
+            sightings, events = collector.deliver()
+            sampled = bool(sightings)
+            if sampled:
+                self._arrivals.pending.append((step, sightings, events))
+            self._num_silent = 0 if sampled else self._num_silent + 1
+            if self._num_silent == _NUM_SILENT:
+                _log.warning(
+                    "no output of the %d watched modules was seen in %d steps. Make the monitor (or the guard) before "
+                    "the first call of a compiled model. Check that the modules are called in training mode.",
+                    len(self.names),
+                    _NUM_SILENT,
+                )
         num_steps, self._step = max(1, step + 1 - self._step), step + 1
         cost_s = time.perf_counter() - started
         self._arrivals.collect()
@@ -247,20 +260,6 @@ class ActivationMonitor:
         if not self._is_guarded:
             with self.failures.kept("activation sampler", "What it saw of that pass was left out."):
                 self.end_step(self._step)
-
-    def _send(self, step: int) -> bool:
-        sightings, events = self._collector.deliver()
-        if sightings:
-            self._arrivals.pending.append((step, sightings, events))
-        self._num_silent = 0 if sightings else self._num_silent + 1
-        if self._num_silent == _NUM_SILENT:
-            _log.warning(
-                "no output of the %d watched modules was seen in %d steps. Make the monitor (or the guard) before the "
-                "first call of a compiled model. Check that the modules are called in training mode.",
-                len(self.names),
-                _NUM_SILENT,
-            )
-        return bool(sightings)
 
     def _arm(self) -> None:
         self._collector.is_on = True
