@@ -65,7 +65,7 @@ class AutoGuard:
 
     def start(self) -> None:
         self._patches.around(torch.optim.Optimizer, "_patch_step_function", self._expect)
-        self._patches.replace(torch.jit, "script", _scripting)
+        self._patches.around(torch.jit, "script", _script)
         self.losses.start()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=lambda: None if _env.is_arm else self.stop())  # an arm goes on with it
@@ -167,26 +167,19 @@ class AutoGuard:
         return keep
 
 
-def _scripting(original: Callable[..., Any]) -> Callable[..., Any]:
+def _script(original: Any, obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **options: Any) -> Any:
     """`torch.jit.script` for models under guard, whose hooks cannot be scripted."""
-
-    def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
-        hidden = []
-        for module in obj.modules() if isinstance(obj, torch.nn.Module) else ():
-            for name in ("_forward_hooks", "_forward_pre_hooks"):
-                hooks = module.__dict__.get(name, {})
-                if any(type(hook).__module__.startswith("fastguard.") for hook in hooks.values()):
-                    hidden.append((module.__dict__, name, hooks))
-        try:
-            for attributes, name, hooks in hidden:
-                others = {i: hook for i, hook in hooks.items() if not type(hook).__module__.startswith("fastguard.")}
-                attributes[name] = OrderedDict(others)
-            return original(obj, optimize, _frames_up + 1, *args, **kwargs)
-        finally:
-            for attributes, name, hooks in hidden:
-                attributes[name] = hooks
-
-    return script
+    stores = [module.__dict__ for module in obj.modules()] if isinstance(obj, torch.nn.Module) else []
+    names = ("_forward_hooks", "_forward_pre_hooks")
+    hidden = [(store, name, store[name]) for store in stores for name in names if name in store]
+    try:
+        for store, name, hooks in hidden:
+            others = {i: hook for i, hook in hooks.items() if not type(hook).__module__.startswith("fastguard.")}
+            store[name] = OrderedDict(others)
+        return original(obj, optimize, _frames_up + 2, *args, **options)
+    finally:
+        for store, name, hooks in hidden:
+            store[name] = hooks
 
 
 def _is_within_another(optimizer: torch.optim.Optimizer) -> bool:
@@ -244,14 +237,13 @@ def _roots(modules: list[nn.Module], wanted: dict[int, torch.Tensor]) -> Iterato
 
 def _called(root: nn.Module, wanted: dict[int, torch.Tensor]) -> nn.Module:
     inner = unwrapped(root)
-    is_holder = False
     while hasattr(inner, "training_step") or type(inner).forward is nn.Module.forward:
         all_of_it = _num_elements(inner, wanted)
         child = next((m for m in inner.children() if _num_elements(m, wanted) == all_of_it), None)
         if child is None:
             break
-        inner, is_holder = child, True
-    return inner if is_holder else root
+        root = inner = child
+    return root
 
 
 def _num_elements(module: nn.Module, wanted: dict[int, torch.Tensor]) -> int:

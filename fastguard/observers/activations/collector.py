@@ -215,7 +215,7 @@ class Hook(Transient):
                 collector.seconds += time.perf_counter() - started
 
 
-leave_to_python(Hook)
+leave_to_python(Hook.__call__)
 
 
 @torch.library.custom_op(
