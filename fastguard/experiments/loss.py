@@ -80,6 +80,9 @@ def ask_loss(
 
 
 class _Asking(FreeOutputs):
+    best: list[Tensor]  # the outputs that minimise the loss
+    loss: float  # of these
+
     def answer(self) -> Answer:
         starts = [self._start(scale) for scale in _SCALES]
         losses = []
@@ -88,7 +91,7 @@ class _Asking(FreeOutputs):
             losses.append(value if math.isfinite(value) else math.inf)
             for pull, g in zip(self.pull, gradients):
                 pull += (g.abs() / (g.abs().max() + 1e-30)).nan_to_num()
-        best, loss = self._optimise(starts[losses.index(min(losses))])
+        self.best, self.loss = self._optimise(starts[losses.index(min(losses))])
         if not any(bool(mask.any()) for mask in self.touched):
             return Answer((_NO_GRADIENT,))
         used = [self._is_changed_by(i, changed(t)) for i, t in enumerate(self.targets)]
@@ -101,14 +104,14 @@ class _Asking(FreeOutputs):
         chosen: list[Reading] = []
         for index in dict.fromkeys(way.target for way in readings):
             ways = [way for way in readings if way.target == index]
-            shares = [self._agreement(way, best) for way in ways]
+            shares = [self._agreement(way, self.best) for way in ways]
             way = ways[shares.index(max(shares))]
             chosen.append(way)
-            problems += self._problems(ways, way, max(shares), best, loss)
-            if len(ways) > 1 and way.space == "numbers" and self._is_mean_meant(ways, best, loss):
+            problems += self._problems(ways, way, max(shares))
+            if len(ways) > 1 and way.space == "numbers" and self._is_mean_meant(ways):
                 chosen += ways
-        problems = problems or self._elsewhere({way.output for way in chosen}, best, loss)
-        return Answer(tuple(problems), optimum=tuple(self._outputs(best)))
+        problems = problems or self._elsewhere({way.output for way in chosen})
+        return Answer(tuple(problems), optimum=tuple(self._outputs(self.best)))
 
     def _is_input(self, target: Tensor) -> bool:
         return any(target.shape == x.shape and torch.equal(target, x) for x in self.inputs)
@@ -142,19 +145,17 @@ class _Asking(FreeOutputs):
 
     # What is wrong
 
-    def _problems(
-        self, ways: Sequence[Reading], way: Reading, share: float, best: Sequence[Tensor], loss: float
-    ) -> list[Problem]:
+    def _problems(self, ways: Sequence[Reading], way: Reading, share: float) -> list[Problem]:
         """Of one target: what is left out; or what the optimum is instead, and padding that counts."""
-        is_found, shift, problem = self._shift(way, best)
-        left_out = self._left_out(way, best, shift)
+        is_found, shift, problem = self._shift(way)
+        left_out = self._left_out(way, shift)
         if left_out is not None:
             return [left_out]
-        if not is_found and share < ENOUGH and not self._is_meant(ways, way, share, best, loss):
-            problem = self._not_the_target(way, share, best, loss)
+        if not is_found and share < ENOUGH and not self._is_meant(ways, way, share):
+            problem = self._not_the_target(way, share)
         return [one for one in (problem, self._padding(way)) if one is not None]
 
-    def _left_out(self, way: Reading, best: Sequence[Tensor], shift: int) -> Problem | None:
+    def _left_out(self, way: Reading, shift: int) -> Problem | None:
         target = self.targets[way.target]
         counted = way.by_target(self.touched[way.output])
         left_out = ~(counted.roll(shift, 1) if shift else counted) & way.valid
@@ -163,7 +164,7 @@ class _Asking(FreeOutputs):
             left_out &= (target != padded) if padded is not None else left_out
             if bool((left_out == left_out.all(0)).all()) and float(left_out.double().mean()) <= 0.5:
                 return None  # a prompt, or the last token, which nothing follows
-        if not bool(left_out.any()) or self._is_right_already(way, best, left_out):
+        if not bool(left_out.any()) or self._is_right_already(way, left_out):
             return None
         first = target[left_out][0]
         if way.space == "numbers" and bool(((target == first) == left_out).all()):
@@ -181,9 +182,9 @@ class _Asking(FreeOutputs):
                 remedy = "Look at `ignore_index` and at weights of zero."
         return Problem("left out", f"{what} no effect on the loss: it has no gradient there.", remedy, evidence)
 
-    def _is_right_already(self, way: Reading, best: Sequence[Tensor], among: Tensor) -> bool:
+    def _is_right_already(self, way: Reading, among: Tensor) -> bool:
         """Whether elements without a gradient are right where they began, which is why they have none."""
-        target, output = self.targets[way.target], self._outputs(best)[way.output]
+        target, output = self.targets[way.target], self._outputs(self.best)[way.output]
         if way.space != "binary":
             return way.agreement(output, target, among) >= ENOUGH
         output = output.reshape(target.shape)
@@ -193,20 +194,18 @@ class _Asking(FreeOutputs):
         is_high = output > 0.5 * (high.median() + low.median())
         return float((is_high == (target > 0))[among].double().mean()) >= ENOUGH
 
-    def _is_meant(
-        self, ways: Sequence[Reading], way: Reading, share: float, best: Sequence[Tensor], loss: float
-    ) -> bool:
+    def _is_meant(self, ways: Sequence[Reading], way: Reading, share: float) -> bool:
         """Whether an optimum that is not the target is no fault: one of several, or the outputs' mean is meant."""
         target = self.targets[way.target]
         if way.space == "numbers" and self.ending is not None:
             return False
-        slack = 0.02 * abs(self._gradient(self._start(1.0))[0] - loss)
+        slack = 0.02 * abs(self._gradient(self._start(1.0))[0] - self.loss)
         if way.space == "numbers" and len(ways) > 1:
-            return self._is_mean_meant(ways, best, loss)
-        for ideal in way.ideals(target, best[way.output]):
-            at = [*best]
+            return self._is_mean_meant(ways)
+        for ideal in way.ideals(target, self.best[way.output]):
+            at = [*self.best]
             at[way.output] = ideal
-            if not self._gradient(at)[0] <= loss + slack:
+            if not self._gradient(at)[0] <= self.loss + slack:
                 continue
             if way.space != "numbers":
                 return share >= 0.7
@@ -217,16 +216,16 @@ class _Asking(FreeOutputs):
             return is_near or self._agreement(way, near) > 0.97
         return False
 
-    def _is_mean_meant(self, ways: Sequence[Reading], best: Sequence[Tensor], loss: float) -> bool:
+    def _is_mean_meant(self, ways: Sequence[Reading]) -> bool:
         """Whether the loss is as low where all these outputs are the target, and not where one alone is."""
-        at, least = [*best], loss + 1e-3 * (1.0 + abs(loss))
+        at, least = [*self.best], self.loss + 1e-3 * (1.0 + abs(self.loss))
         are_low = []
         for way in ways:
-            at[way.output] = self.targets[way.target].float().reshape(best[way.output].shape)
+            at[way.output] = self.targets[way.target].float().reshape(self.best[way.output].shape)
             are_low.append(self._gradient(at)[0] <= least)
         return are_low[-1] and not are_low[0]
 
-    def _not_the_target(self, way: Reading, share: float, best: Sequence[Tensor], loss: float) -> Problem:
+    def _not_the_target(self, way: Reading, share: float) -> Problem:
         told = f"are right in {share:.0%} of the places"
         if way.space != "classes":
             told = f"have a rank correlation of {share:.2f} with the targets"
@@ -239,9 +238,9 @@ class _Asking(FreeOutputs):
         elif others:
             why = ": a sample is compared with the targets of others as well"
             remedy = "Give outputs and targets the same shape, and take sums and softmax over the right dimension."
-        if loss < 0.0 and self._gradient([4.0 * z for z in best])[0] < 2.0 * loss:
+        if self.loss < 0.0 and self._gradient([4.0 * z for z in self.best])[0] < 2.0 * self.loss:
             why = f", and the loss has no lower bound{why}"
-        evidence = {"agreement": share, "loss": loss, "threshold": ENOUGH}
+        evidence = {"agreement": share, "loss": self.loss, "threshold": ENOUGH}
         return Problem("target", f"Outputs that minimise the loss {told}{why}.", remedy, evidence, 0.93)
 
     def _whose(self, way: Reading) -> tuple[bool, bool]:
@@ -259,12 +258,12 @@ class _Asking(FreeOutputs):
             others |= bool(by_sample.sum() > by_sample[sample])
         return own, others
 
-    def _shift(self, way: Reading, best: Sequence[Tensor]) -> tuple[bool, int, Problem | None]:
+    def _shift(self, way: Reading) -> tuple[bool, int, Problem | None]:
         """Of tokens: whether the optimum is the target some places on, how many, and the problem if that is wrong."""
         target = self.targets[way.target]
         if way.space != "classes" or target.dim() != 2:
             return False, 0, None
-        decoded, counted = best[way.output].argmax(way.dim), way.by_target(self.touched[way.output])
+        decoded, counted = self.best[way.output].argmax(way.dim), way.by_target(self.touched[way.output])
         length, shares = target.shape[1], {}
         for k in range(-3, 4):
             here, there = slice(max(0, -k), length - max(0, k)), slice(max(0, k), length - max(0, -k))
@@ -300,7 +299,9 @@ class _Asking(FreeOutputs):
         if way.space == "classes" and not bool(ignored.any()):
             padded = padding_value(target)
             is_padding = target == padded if padded is not None else ignored
-            ignored, what = is_padding & self._is_same_input(is_padding), f"padding ({padded})"
+            given = [x[is_padding] for x in self.inputs if x.shape == is_padding.shape and bool(is_padding.any())]
+            is_same_input = any(float((x == x.mode().values).double().mean()) >= 0.5 for x in given)
+            ignored, what = is_padding & is_same_input, f"padding ({padded})"
         pull = self.pull[way.output]
         pull = pull.sum(way.dim) if way.space == "classes" else pull.reshape(ignored.shape)
         others = pull[way.by_target(self.touched[way.output]) & ~ignored]
@@ -317,13 +318,9 @@ class _Asking(FreeOutputs):
             0.85,
         )
 
-    def _is_same_input(self, places: Tensor) -> bool:
-        """Whether most of these places have one and the same number among the inputs."""
-        found = [x[places] for x in self.inputs if x.shape == places.shape and bool(places.any())]
-        return any(float((x == x.mode().values).double().mean()) >= 0.5 for x in found)
-
-    def _elsewhere(self, read_from: set[int], best: Sequence[Tensor], loss: float) -> list[Problem]:
+    def _elsewhere(self, read_from: set[int]) -> list[Problem]:
         """Whether other outputs of the model bring the loss as low where the predictions are off."""
+        best, loss = self.best, self.loss
         if len(read_from) == len(best):
             return []
         off = self._start(1.0)
@@ -335,9 +332,8 @@ class _Asking(FreeOutputs):
         if not elsewhere <= loss + 0.01 * usual:
             _, elsewhere = self._optimise(off, frozen=read_from)
         far = [off[i] if i in read_from else 100.0 * z for i, z in enumerate(best)]
-        elsewhere = min(
-            elsewhere, self._gradient(far)[0], key=lambda value: value if math.isfinite(value) else math.inf
-        )
+        at_far = self._gradient(far)[0]
+        elsewhere = min(value if math.isfinite(value) else math.inf for value in (elsewhere, at_far))
         if not elsewhere <= loss + 0.01 * abs(start - loss) and not elsewhere < start - 1e6 * (1.0 + abs(start)):
             return []
         problem = Problem(
