@@ -69,7 +69,7 @@ class _Pack:
         first = values[0]
         self.places = places
         self._shapes = [value.shape for value in values]
-        self._is_alone = len(values) == 1 and first.nbytes > _SMALL_BYTES
+        self.is_alone = len(values) == 1 and first.nbytes > _SMALL_BYTES
         self.kept = torch.cat([value.reshape(-1) for value in values])  # their elements
         self.may_be_bad = (first.is_floating_point() or first.is_complex()) and first.itemsize > 1
 
@@ -81,20 +81,10 @@ class _Pack:
     def gather(self) -> torch.Tensor:
         """All elements now; a large buffer is not copied. Raises RuntimeError if the buffers have changed shape."""
         tensors, kept = [place.dict[place.key] for place in self.places], self.kept
-        now = tensors[0].detach().reshape(-1) if self._is_alone else torch.cat([t.reshape(-1) for t in tensors])
+        now = tensors[0].detach().reshape(-1) if self.is_alone else torch.cat([t.reshape(-1) for t in tensors])
         if now.numel() != kept.numel() or now.dtype != kept.dtype or now.device != kept.device:
             raise RuntimeError("the buffers have another size, dtype or device")
         return now
-
-    def keep(self, now: torch.Tensor) -> None:
-        if self._is_alone:
-            self.kept.copy_(now)
-        else:
-            self.kept = now
-
-    def newly_bad(self, now: torch.Tensor) -> torch.Tensor:
-        """Which elements are no longer finite."""
-        return self.kept.isfinite().logical_and_(now.isfinite().logical_not_())
 
     def pieces(self, packed: torch.Tensor) -> list[torch.Tensor]:
         """`packed`, in the buffers' shapes."""
@@ -219,7 +209,7 @@ class Buffers(Observer):
         bad = {}
         for pack, now in found:
             if pack.may_be_bad and not (waits and math.isfinite(abs(now.sum().item()))):
-                newly_bad = pack.newly_bad(now)
+                newly_bad = pack.kept.isfinite().logical_and_(now.isfinite().logical_not_())  # no longer finite
                 if not waits or newly_bad.any():
                     bad[id(pack)] = newly_bad
         is_put_back: Any = None
@@ -233,4 +223,8 @@ class Buffers(Observer):
                 now = torch.where(is_put_back.to(now.device, non_blocking=True), pack.kept, now)
                 pack.write(now)
             newly_bad = bad.get(id(pack))  # nothing good is lost for what is not
-            pack.keep(now if newly_bad is None else torch.where(newly_bad, pack.kept, now))
+            now = now if newly_bad is None else torch.where(newly_bad, pack.kept, now)
+            if pack.is_alone:
+                pack.kept.copy_(now)
+            else:
+                pack.kept = now
