@@ -141,30 +141,25 @@ class AutoGuard:
         settings = {"skip_nonfinite": self._protects, **self._settings(len(self.guards))}
         guard = Guard.of(wrap(optimizer, model, names=names or None, **settings))
         self.guards.append(guard)
-        guard._run.on_error = self._on_error(guard)
+        guard._run.on_error = functools.partial(self._goes_on, weakref.ref(guard))
         for hooks in () if self._protects else guard._hooks:  # a GradScaler unscales and skips as without a guard
             hooks._scaler.leave(optimizer)
         self.losses.add(guard)
         self._made(guard)
 
-    def _on_error(self, guard: Guard) -> Callable[[Exception], bool]:
-        """Decides on an error in the hooks of `guard`: whether training goes on, unguarded."""
-        ref = weakref.ref(guard)
-
-        def keep(error: Exception) -> bool:
-            guard = ref()
-            if guard is None or (self._protects and isinstance(error, FastguardError)):
-                return False
-            self._keep(f"steps from step {guard._run.step} on", error)
-            guard._run.is_short = False
-            for member in guard._run.members:
-                member.is_paused = True
-            if guard in self.losses.guards:
-                self.losses.guards.remove(guard)
-                self.losses.changed()
-            return True
-
-        return keep
+    def _goes_on(self, ref: Callable[[], Guard | None], error: Exception) -> bool:
+        """Whether training goes on, unguarded, after an error in the hooks of a guard."""
+        guard = ref()
+        if guard is None or (self._protects and isinstance(error, FastguardError)):
+            return False
+        self._keep(f"steps from step {guard._run.step} on", error)
+        guard._run.is_short = False
+        for member in guard._run.members:
+            member.is_paused = True
+        if guard in self.losses.guards:
+            self.losses.guards.remove(guard)
+            self.losses.changed()
+        return True
 
 
 def _script(original: Any, obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **options: Any) -> Any:

@@ -281,10 +281,9 @@ class SeenParameters:
         if self.has_all:
             return []
         self._fold()
-        return [i for i, name in enumerate(self._names) if self._is_never(name)]
-
-    def _is_never(self, name: str) -> bool:
-        return name not in self._ever and (self._candidates is None or name in self._candidates)
+        known = self._candidates
+        missing = ((i, name) for i, name in enumerate(self._names) if name not in self._ever)
+        return [i for i, name in missing if known is None or name in known]
 
     def look(self) -> tuple[list[str], int] | None:
         """Names that never had a gradient, and how many others there are; None before the first step."""

@@ -16,7 +16,7 @@ from ...records import values
 from ...records.failures import Failures
 from ...records.samples import ActivationStats, ModuleActivity
 from ..facts import kind_of
-from ..observer import Observer, held_weakly, unwrapped
+from ..observer import Observer, unwrapped, while_alive
 from .arrivals import Arrivals
 from .collector import Budget, Collector, Cost, Hook
 from .selection import choose, names_of, searched
@@ -106,7 +106,7 @@ class ActivationMonitor:
         self._hooks = [Hook(target.module, collector, target, at_end=not target.of_input) for target in targets]
         self._pass_hooks = [
             Hook(root, collector, call=collector.begin, at_end=False),
-            Hook(root, collector, call=held_weakly(self._pass_ends)),
+            Hook(root, collector, call=while_alive(self._pass_ends)),
         ]
         # The hooks do not keep the monitor alive, and go when it does.
         hooks = (*self._hooks, *self._pass_hooks)
