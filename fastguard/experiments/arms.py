@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -221,15 +221,13 @@ def _stop_decay(context: Context) -> Iterator[str | None]:
         group["weight_decay"] = 0.0
 
 
-def _defaults(optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
-    parameters = inspect.signature(type(optimizer).__init__).parameters
-    known = {name: one.default for name, one in parameters.items() if one.default is not inspect.Parameter.empty}
-    return {name: known[name] for name in _TUNED if known.get(name) is not None}
-
-
 @arm("default settings", *_TUNING, advice="Leave betas, eps and momentum at the optimizer's defaults.")
 def _set_defaults(context: Context) -> Iterator[str | None]:
-    found = [(group, _defaults(optimizer)) for optimizer in context.optimizers for group in optimizer.param_groups]
+    found = []
+    for optimizer in context.optimizers:
+        known = {name: one.default for name, one in inspect.signature(type(optimizer).__init__).parameters.items()}
+        tuned = {name: known[name] for name in _TUNED if known.get(name) not in (None, inspect.Parameter.empty)}
+        found += [(group, tuned) for group in optimizer.param_groups]
     is_tuned = any(group.get(name, value) != value for group, defaults in found for name, value in defaults.items())
     yield None if is_tuned else "the optimizer has its default settings"
     for group, defaults in found:

@@ -155,13 +155,16 @@ class Trial:
         arguments = tuple(one.replace(str(here), str(folder / "here")) for one in self._arguments)
         known = "" if base_log == log else str(base_log)
         task = Task(target, arguments, self._is_module, arm, seed, self._num_steps, str(log), known, write)
-        output = folder / "output.txt"
+        output, temporary = folder / "output.txt", folder / "tmp"
+        temporary.mkdir()
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[2]))))
+        own = {"TMPDIR": str(temporary), "MPLCONFIGDIR": str(temporary), "PYTHONPATH": path}
         try:
             with open(output, "wb") as file:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "fastguard.commands.trial_child", json.dumps(asdict(task))],
                     cwd=folder / "here",
-                    env=_environment(folder),
+                    env={**os.environ, **_OFFLINE, **own},
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
@@ -204,13 +207,6 @@ class Trial:
             if len(steps) < len(lines):
                 return json.loads(lines[-1]), False
         return {}, False
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    temporary = folder / "tmp"
-    temporary.mkdir()
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[2]))))
-    return {**os.environ, **_OFFLINE, "TMPDIR": str(temporary), "MPLCONFIGDIR": str(temporary), "PYTHONPATH": path}
 
 
 def _confine(room: Path) -> None:

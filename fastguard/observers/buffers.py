@@ -73,11 +73,6 @@ class _Pack:
         self.kept = torch.cat([value.reshape(-1) for value in values])  # their elements
         self.may_be_bad = (first.is_floating_point() or first.is_complex()) and first.itemsize > 1
 
-    def for_copy(self) -> tuple[Any, ...] | None:
-        """As `copy_buffers` in csrc takes it; None where torch may do it in many threads, or on a device."""
-        is_small = self.kept.is_cpu and self.kept.nbytes <= _SMALL_BYTES
-        return (self, *(one for place in self.places for one in (place.dict, place.key))) if is_small else None
-
     def gather(self) -> torch.Tensor:
         """All elements now; a large buffer is not copied. Raises RuntimeError if the buffers have changed shape."""
         tensors, kept = [place.dict[place.key] for place in self.places], self.kept
@@ -199,7 +194,10 @@ class Buffers(Observer):
         packs = [(is_written, _Pack(*map(list, zip(*members)))) for (is_written, *_), members in kinds.items()]
         self._packs = [pack for is_written, pack in packs if is_written]
         self._calm = [pack for is_written, pack in packs if not is_written]
-        self.copies[:] = map(_Pack.for_copy, self._packs)
+        # As `copy_buffers` in csrc takes them; None where torch may do it in many threads, or on a device.
+        small = [pack.kept.is_cpu and pack.kept.nbytes <= _SMALL_BYTES for pack in self._packs]
+        at = [[one for place in pack.places for one in (place.dict, place.key)] for pack in self._packs]
+        self.copies[:] = [(pack, *one) if is_small else None for pack, one, is_small in zip(self._packs, at, small)]
 
     def _follow(self, skipped: bool | torch.Tensor) -> None:
         if skipped is False and self.copies and extension is not None and extension.copy_buffers(self.copies):

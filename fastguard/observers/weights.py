@@ -98,7 +98,15 @@ class WeightSampler:
         There are `names` for all parameters of the optimizer; `gradient_norms` are unscaled and before clipping.
         """
         self._is_owed = skipped
-        norms = [None] * len(sample.parameters) if skipped else self._update_norms(sample)
+        norms: list[float | None] = [None] * len(sample.parameters)
+        if not skipped:
+            whole = [plain(p, i) for i, (p, *_) in enumerate(sample.parameters)]
+            with torch.no_grad():
+                for copy, p, share in zip(sample.copies, whole, sample.shares):
+                    copy.sub_(strided(p, share))
+            sizes = [p.numel() / max(1, copy.numel()) for p, copy in zip(whole, sample.copies)]
+            norms = [row.norm * math.sqrt(size) for row, size in zip(self._rows(sample.copies), sizes)]
+            sample.copies.clear()
         return tuple(
             WeightStats(
                 name=names[place],
@@ -112,16 +120,6 @@ class WeightSampler:
             )
             for (_, place), row, norm in zip(sample.parameters, sample.rows, norms, strict=True)
         )
-
-    def _update_norms(self, sample: Sample) -> Sequence[float | None]:
-        whole = [plain(p, i) for i, (p, *_) in enumerate(sample.parameters)]
-        with torch.no_grad():
-            for copy, p, share in zip(sample.copies, whole, sample.shares):
-                copy.sub_(strided(p, share))
-        sizes = [p.numel() / max(1, copy.numel()) for p, copy in zip(whole, sample.copies)]
-        rows = self._rows(sample.copies)
-        sample.copies.clear()
-        return [row.norm * math.sqrt(size) for row, size in zip(rows, sizes)]
 
 
 class WeightWatch(Observer):
