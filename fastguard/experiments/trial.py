@@ -181,7 +181,11 @@ class Trial:
                 process.wait()
             run = _run_of(log, self._num_steps)
             run.seconds = time.monotonic() - started
-            run.problem = "the time was over" if is_late else said.get("problem", _last_line(output) or "it was killed")
+            with open(output, "rb") as file:
+                file.seek(max(0, os.path.getsize(output) - 4096))
+                lines = file.read().decode(errors="replace").strip().splitlines()
+            last = lines[-1] if lines else "it was killed"  # of an exception, its message
+            run.problem = "the time was over" if is_late else said.get("problem", last)
             if not known:
                 self._reasons = said.get("reasons", {})
             return run
@@ -232,11 +236,3 @@ def _run_of(log: Path, num_steps: int) -> Run:
             if record.get("loss") is not None:
                 run.losses.append(record["loss"])
     return run
-
-
-def _last_line(output: Path) -> str:
-    """The last line that the script wrote: of an exception, its message."""
-    with open(output, "rb") as file:
-        file.seek(max(0, os.path.getsize(output) - 4096))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""

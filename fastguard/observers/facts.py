@@ -97,17 +97,14 @@ class ModelFacts:
         with self._run.failures.kept("model facts", "The rules may not know the settings of optimizer and model."):
             facts = self.now(optimizers) if optimizers else {}
             self._ledger.history.note_model(**facts, **self._of_run())
-            self._note_untrained()
-
-    def _note_untrained(self) -> None:
-        """What no step changes is not another network's, as in a game, unless it looks like a copy of the model."""
-        learns = self._ledger.history.norm_max > 0.0
-        own = {p.shape for p, _ in self._namer.known() if learns}
-        known = [(ref(), version) for ref, version in self._foreign.values() if self._run.step >= _LATE]
-        still = [p for p, version in known if p is not None and p.grad is not None and p._version == version]
-        if any(p.shape not in own for p in still):
-            left = len(self._foreign) - len(still)
-            self._ledger.history.note_model(num_untrained=len(still), num_foreign_parameters=left)
+            # What no step changes is not another network's, as in a game, unless it looks like a copy of the model.
+            learns = self._ledger.history.norm_max > 0.0
+            own = {p.shape for p, _ in self._namer.known() if learns}
+            known = [(ref(), version) for ref, version in self._foreign.values() if self._run.step >= _LATE]
+            still = [p for p, version in known if p is not None and p.grad is not None and p._version == version]
+            if any(p.shape not in own for p in still):
+                left = len(self._foreign) - len(still)
+                self._ledger.history.note_model(num_untrained=len(still), num_foreign_parameters=left)
 
     def now(self, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
         """Facts that may change during a run. No sync."""
@@ -117,7 +114,9 @@ class ModelFacts:
         if [{**one, "lr": 0.0} for one in found] != [{**one, "lr": 0.0} for one in self._settings]:
             self._settings = found  # with the learning rates at the last change of another setting
         facts["optimizer_settings"] = self._settings
-        still = _not_moving(optimizers)
+        groups = [(_number(g["lr"]) == 0.0, g["params"]) for o in optimizers for g in o.param_groups if "lr" in g]
+        is_mixed = len({is_still for is_still, _ in groups}) > 1
+        still = [id(p) for is_still, params in groups for p in params if is_still and is_mixed]
         known = {id(p): name for p, name in self._namer.known()} if still else {}
         facts["zero_lr"] = [known.get(i, "a parameter without a name") for i in still]
         if self._namer.model is not None:  # when it is gone, its parameters are, too
@@ -237,14 +236,6 @@ def _number(value: Any) -> float | None:
         return values.real(value)
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _not_moving(optimizers: Sequence[torch.optim.Optimizer]) -> list[int]:
-    """Parameters (ids) whose learning rate is 0 while that of others is not."""
-    groups = [(_number(g["lr"]) == 0.0, g["params"]) for o in optimizers for g in o.param_groups if "lr" in g]
-    if all(is_still for is_still, _ in groups):
-        return []
-    return [id(p) for is_still, params in groups if is_still for p in params]
 
 
 def _schedule(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:

@@ -191,8 +191,17 @@ class Arrivals:
             tables = [torch.frombuffer(one, dtype=torch.float64) for one in units]
             table = sum(tables[1:], start=tables[0]).view(-1, len(CHANNEL_COLUMNS))
             elements = sum(row.numel for row in rows) // table.shape[0]
-            if elements:
-                of_units = self._judge_units(key, table[:, :2] >= elements * _UNIT_SHARE)
+            if elements:  # adds a sampled step in which each unit was dead or not, and saturated or not
+                are_bad = table[:, :2] >= elements * _UNIT_SHARE
+                runs, num = self._runs.get(key, (None, 0))
+                if runs is None or runs.shape != are_bad.shape:  # other units than before
+                    runs, num = torch.zeros(are_bad.shape, dtype=torch.int32, device="cpu"), 0
+                runs, num = self._runs[key] = (runs + 1) * are_bad, min(num + 1, _WINDOW)
+                flags = runs >= num
+                num_dead, num_saturated = flags.sum(0).tolist()
+                of_units = {"num_dead_units": num_dead, "num_saturated_units": num_saturated, "num_batches": num}
+                dead = tuple(flags[:, 0].nonzero()[:_NUM_NAMED, 0].tolist()) if num_dead else ()
+                of_units |= {"num_units": len(flags), "dead_units": dead}
         return ModuleActivity(
             name=key,
             family=judgement.family,
@@ -201,18 +210,6 @@ class Arrivals:
             inputs_finite=inputs_finite,
             **of_units,
         )
-
-    def _judge_units(self, key: str, are_bad: torch.Tensor) -> dict[str, Any]:
-        """Adds a sampled step of a module, in which each unit was dead or not, and saturated or not: bool [C, 2]."""
-        runs, num = self._runs.get(key, (None, 0))
-        if runs is None or runs.shape != are_bad.shape:  # other units than before
-            runs, num = torch.zeros(are_bad.shape, dtype=torch.int32, device="cpu"), 0
-        runs, num = self._runs[key] = (runs + 1) * are_bad, min(num + 1, _WINDOW)
-        flags = runs >= num
-        num_dead, num_saturated = flags.sum(0).tolist()
-        found = {"num_dead_units": num_dead, "num_saturated_units": num_saturated, "num_batches": num}
-        dead = tuple(flags[:, 0].nonzero()[:_NUM_NAMED, 0].tolist()) if num_dead else ()
-        return {"num_units": len(flags), "dead_units": dead, **found}
 
     def add(self, layer: str, stats: ActivationStats, dead: float) -> None:
         """Adds statistics to those of a layer, with the share that is dead."""

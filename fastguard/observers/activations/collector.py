@@ -63,13 +63,6 @@ class Collector:
         self._is_open = self.is_on = self.is_paused = False  # paused: nothing is recorded
         self.seconds = 0.0  # host time spent here since it was last set to zero
 
-    def is_wanted(self) -> bool:
-        """Whether to record the current pass: not a recomputation in backward, nor evaluation."""
-        if self.is_paused or torch._C._current_graph_task_id() != -1 or torch._C._is_tracing():
-            return False
-        root = self.root()
-        return root is None or root.training
-
     def begin(self) -> None:
         """Begins a pass through the model, and drops one that never ended."""
         self._pass, self._is_open = [], True
@@ -198,9 +191,15 @@ class Hook(Transient):
         return labelled(output), lambda: inputs_of(args, kwargs)
 
     def look(self, find: Callable[[], Seen]) -> None:
-        """Counts the time, and notes errors, also those of a model's own objects."""
+        """Counts the time, and notes errors, also those of a model's own objects.
+
+        Not in a recomputation in backward, nor in evaluation.
+        """
         collector = self.collector
-        if not collector.is_wanted():
+        if collector.is_paused or torch._C._current_graph_task_id() != -1 or torch._C._is_tracing():
+            return
+        root = collector.root()
+        if root is not None and not root.training:
             return
         if self.call is not None:
             self.call()

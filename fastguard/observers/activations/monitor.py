@@ -219,10 +219,6 @@ class ActivationMonitor:
             self._disarm() if collector.is_on else self._arm()
         return cost_s
 
-    def _next_end_after(self, step: int) -> int:
-        """The next step after `step` at whose end the guard must call `end_step`."""
-        return step + 1 if self._arrivals.pending or self._collector.is_on else max(step + 1, self._next_sample - 1)
-
     def pause(self, is_paused: bool) -> bool:
         """Neither counts nor records passes while it is paused. Returns whether it was paused before."""
         before, self._collector.is_paused = self._collector.is_paused, is_paused
@@ -315,7 +311,9 @@ class ActivationWatch(Observer):
         self._monitor._arm()
 
     def next_after(self, step: int) -> float:
-        return self._monitor._next_end_after(step)
+        monitor = self._monitor
+        is_next = monitor._arrivals.pending or monitor._collector.is_on
+        return step + 1 if is_next else max(step + 1, monitor._next_sample - 1)
 
     def after(self, step: int) -> None:
         self._judge.add_overhead(self._monitor.end_step(step))
