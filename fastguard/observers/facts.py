@@ -93,23 +93,41 @@ class ModelFacts:
 
     def record(self) -> None:
         """Records the facts as they are now."""
-        optimizers = self._run.living_optimizers()
-        with self._run.failures.kept("model facts", "The rules may not know the settings of optimizer and model."):
+        run, ledger = self._run, self._ledger
+        optimizers = run.living_optimizers()
+        with run.failures.kept("model facts", "The rules may not know the settings of optimizer and model."):
             facts = self.now(optimizers) if optimizers else {}
-            self._ledger.history.note_model(**facts, **self._of_run())
+            limit = None if run.clip is None else run.clip.limit
+            over, before = run.ranks, ledger.history.model.num_ranks
+            if over is not None and over.is_alone:
+                over = None
+            facts |= {
+                **self._observers.facts(),
+                "resources": self._resources.facts(run.step) or None,
+                "objective": self._objective,
+                "clip_limit": limit if isinstance(limit, (int, float)) else None,
+                "clip_policy": "" if run.policy is None else repr(run.policy)[:200],
+                "has_scaler": run.has_scaler if run.step else None,
+                "num_ranks": over.num_ranks if over is not None else before and 1,  # there were more before a resume
+                "num_restarts": _env.num_restarts() or None,
+            }
+            ledger.history.note_model(**facts)
             # What no step changes is not another network's, as in a game, unless it looks like a copy of the model.
-            learns = self._ledger.history.norm_max > 0.0
+            learns = ledger.history.norm_max > 0.0
             own = {p.shape for p, _ in self._namer.known() if learns}
-            known = [(ref(), version) for ref, version in self._foreign.values() if self._run.step >= _LATE]
+            known = [(ref(), version) for ref, version in self._foreign.values() if run.step >= _LATE]
             still = [p for p, version in known if p is not None and p.grad is not None and p._version == version]
             if any(p.shape not in own for p in still):
                 left = len(self._foreign) - len(still)
-                self._ledger.history.note_model(num_untrained=len(still), num_foreign_parameters=left)
+                ledger.history.note_model(num_untrained=len(still), num_foreign_parameters=left)
 
     def now(self, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
         """Facts that may change during a run. No sync."""
         facts: dict[str, Any] = {"decay_per_step": max((_decay(o) for o in optimizers), default=0.0)}
-        facts.update(_schedule(optimizers))
+        # torch's scheduler leaves its mark on `step`; any leaves in the groups where it started.
+        marked = [o for o in optimizers if hasattr(o.step, "_wrapped_by_lr_sched")]
+        firsts = [group for o in marked or optimizers for group in o.param_groups[:1] if "initial_lr" in group]
+        facts.update(has_scheduler=bool(marked), initial_lr=_number(firsts[0]["initial_lr"]) if firsts else None)
         found = [_settings(o, group) for o in optimizers for group in o.param_groups][:_MAX_GROUPS]
         if [{**one, "lr": 0.0} for one in found] != [{**one, "lr": 0.0} for one in self._settings]:
             self._settings = found  # with the learning rates at the last change of another setting
@@ -138,23 +156,6 @@ class ModelFacts:
                 is_shared = other._loss == self._loss is not None
                 self._compare(other, is_shared)
                 other._compare(self, is_shared)
-
-    def _of_run(self) -> dict[str, Any]:
-        run = self._run
-        limit = None if run.clip is None else run.clip.limit
-        policy, over, before = run.policy, run.ranks, self._ledger.history.model.num_ranks
-        if over is not None and over.is_alone:
-            over = None
-        return {
-            **self._observers.facts(),
-            "resources": self._resources.facts(run.step) or None,
-            "objective": self._objective,
-            "clip_limit": limit if isinstance(limit, (int, float)) else None,
-            "clip_policy": "" if policy is None else repr(policy)[:200],
-            "has_scaler": run.has_scaler if run.step else None,
-            "num_ranks": over.num_ranks if over is not None else before and 1,  # there were more before a resume
-            "num_restarts": _env.num_restarts() or None,
-        }
 
     def _compare(self, other: ModelFacts, is_shared: bool) -> None:
         """Parameters of `other` in this loss are as the model's own if both minimise it, and else an adversary's."""
@@ -236,11 +237,3 @@ def _number(value: Any) -> float | None:
         return values.real(value)
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _schedule(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
-    """Whether torch's scheduler was made: it leaves its mark on `step`; any leaves in the groups where it started."""
-    marked = [o for o in optimizers if hasattr(o.step, "_wrapped_by_lr_sched")]
-    groups = [group for o in marked or optimizers for group in o.param_groups[:1]]
-    initial = next((_number(group["initial_lr"]) for group in groups if "initial_lr" in group), None)
-    return {"has_scheduler": bool(marked), **({} if initial is None else {"initial_lr": initial})}

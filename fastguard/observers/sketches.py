@@ -42,13 +42,6 @@ def _pair_of(span: int) -> int:
     return span * _SPAN + span * 7 % (_SPAN - 1) if span else -_SPAN
 
 
-def _keeps_parameters(step: int) -> bool:
-    """Whether to compare parameters between this step and the next; from step 1000 on, in every second span."""
-    span = step // _SPAN
-    is_rare = step >= _RARE_FROM and span % 2
-    return step % 4 == 3 if step <= _NUM_FIRST else step == _pair_of(span) and not is_rare
-
-
 def guarded_parameters(but: Collection[torch.optim.Optimizer] = ()) -> set[int]:
     """Ids of the parameters of all guarded optimizers except those in `but`."""
     return {id(p) for o in list(_guarded) if o not in but for group in o.param_groups for p in group["params"]}
@@ -108,7 +101,8 @@ class Sketches(Observer):
     """How gradients turn from step to step, and whether parameters change between steps. Only on the CPU.
 
     Gradients: the cosine of up to 1024 elements of each of the four largest with those of the step before. Parameters:
-    a `Snapshot` after a step, compared when the next one begins. Cost: 10 us for gradients, and that of `Snapshot`.
+    a `Snapshot` after the first step of a pair, compared when the next one begins. Cost: 10 us for gradients, and that
+    of `Snapshot`.
     """
 
     def __init__(self, run: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -143,7 +137,9 @@ class Sketches(Observer):
         cosine = self._cosine(step)
         if cosine is not None and (run.ring.step != step or run.ring.is_finite):
             run.ring.attach(step, grad_cosine=cosine)
-        if _keeps_parameters(step):
+        span = step // _SPAN
+        is_first = step == _pair_of(span) and not (step >= _RARE_FROM and span % 2)  # then, in every second span
+        if is_first if step > _NUM_FIRST else step % 4 == 3:
             params, names = run.params(), run.known_names
             places = range(0, min(len(params), len(names)), max(1, -(-len(params) // _NUM_PARAMETERS)))
             self._kept = Snapshot(step, [(params[i], names[i]) for i in places], is_exact=False)
