@@ -354,8 +354,7 @@ def _replace(context: Context, owner: Any, name: str, change: Callable[[Any, Any
 
 @arm("default initialization", *_INITIAL, advice=_RESET, needs_model=True, from_start=True)
 def _initialize(context: Context) -> Iterator[str | None]:
-    resets: list[Any] = [getattr(module, "reset_parameters", None) for module in context.modules()]
-    resets = [reset for reset in resets if callable(reset)]
+    resets = [one.reset_parameters for one in context.modules() if callable(getattr(one, "reset_parameters", None))]
     yield None if resets else "no module has reset_parameters()"
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)

@@ -173,17 +173,10 @@ class ModelFacts:
 
 def leaves_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Modules without children, apart from parametrizations of their weights."""
-    reparametrising: set[int] = set()
-    found = []
-    for module in model.modules():
-        if id(module) in reparametrising:
-            continue
-        children = dict(module.named_children())
-        if parametrize.is_parametrized(module):
-            reparametrising.update(map(id, children.pop("parametrizations").modules()))
-        if not children:
-            found.append(module)
-    return found
+    changed = [module.parametrizations for module in model.modules() if parametrize.is_parametrized(module)]
+    of_weights = {id(part) for one in changed for part in one.modules()}  # type: ignore[union-attr]
+    others = [module for module in model.modules() if id(module) not in of_weights]
+    return [module for module in others if of_weights.issuperset(map(id, module.children()))]
 
 
 def kind_of(module: torch.nn.Module) -> str:
@@ -202,10 +195,7 @@ def _dtypes(params: Iterable[torch.Tensor]) -> list[str]:
 def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
     """Kind and settings of one param group, without those that it does not have."""
     found: dict[str, Any] = {"kind": type(optimizer).__name__}
-    for name in _NUMBERS:
-        value = _number(group.get(name))
-        if value is not None:
-            found[name] = value
+    found.update((name, value) for name in _NUMBERS if (value := _number(group.get(name))) is not None)
     betas = group.get("betas")
     if isinstance(betas, (tuple, list)):
         found["betas"] = [beta for beta in map(_number, betas) if beta is not None]
