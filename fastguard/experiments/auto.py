@@ -10,7 +10,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -211,23 +211,19 @@ def find_model(params: Iterable[torch.Tensor]) -> tuple[nn.Module | None, dict[t
     return _called(roots[0], wanted), names
 
 
-def _roots(modules: list[nn.Module], wanted: dict[int, torch.Tensor]) -> Iterator[nn.Module]:
+def _roots(modules: list[nn.Module], wanted: dict[int, torch.Tensor]) -> list[nn.Module]:
     """The outermost of the modules that contain a parameter in `wanted`."""
     parents: dict[int, list[nn.Module]] = {}
     for module in modules:
         for child in module._modules.values():
             if child is not None:
                 parents.setdefault(id(child), []).append(module)
-    waiting = [m for m in modules if any(id(p) in wanted for p in m.__dict__.get("_parameters", {}).values())]
-    seen: set[int] = set()
-    while waiting:
-        module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        if id(module) not in parents:
-            yield module
-        waiting += parents.get(id(module), ())
+    own = [m for m in modules if any(id(p) in wanted for p in m.__dict__.get("_parameters", {}).values())]
+    found = new = {id(m): m for m in own}
+    while new:
+        new = {id(m): m for child in new for m in parents.get(child, ()) if id(m) not in found}
+        found = {**found, **new}
+    return [m for key, m in found.items() if key not in parents]
 
 
 def _called(root: nn.Module, wanted: dict[int, torch.Tensor]) -> nn.Module:

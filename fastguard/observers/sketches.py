@@ -63,26 +63,26 @@ class Snapshot:
         self, step: int, named: Sequence[tuple[torch.Tensor, str]], *, may_read: bool = True, is_exact: bool = True
     ) -> None:
         self.step, self._is_exact = step, is_exact
-        self._read: list[tuple[weakref.ref[torch.Tensor], str, torch.dtype, bytearray]] = []
-        self._counted: list[tuple[weakref.ref[torch.Tensor], str, int]] = []
+        # each with its values, or the count of writes
+        self._seen: list[tuple[weakref.ref[torch.Tensor], str, torch.dtype, bytearray | int]] = []
         for p, name in named[:: max(1, -(-len(named) // _NUM_PARAMETERS))]:
             values = sample([p], _PER_PARAMETER) if may_read else None
-            if values is not None:
-                self._read.append((weakref.ref(p), name, p.dtype, values))
-            elif is_exact:
-                self._counted.append((weakref.ref(p), name, p._version))
+            if values is not None or is_exact:
+                self._seen.append((weakref.ref(p), name, p.dtype, p._version if values is None else values))
 
     @property
     def params(self) -> list[torch.Tensor]:
         """Those that are there still."""
-        refs = [one[0] for one in self._read] + [one[0] for one in self._counted]
-        return [p for ref in refs if (p := ref()) is not None]
+        return [p for ref, *_ in self._seen if (p := ref()) is not None]
 
     def changed(self, elsewhere: Collection[int] = ()) -> list[str] | None:
         """Names of those that have changed, but for those whose ids are in `elsewhere`; None if they were moved."""
-        found = [name for ref, name, count in self._counted if (p := ref()) is not None and p._version != count]
-        for ref, name, dtype, before in self._read:
+        found = []
+        for ref, name, dtype, before in self._seen:
             p = ref()
+            if isinstance(before, int):
+                found += [name] if p is not None and p._version != before else []
+                continue
             now = sample([p], _PER_PARAMETER) if p is not None and p.dtype is dtype else None
             if now is None or len(now) != len(before):
                 return None
