@@ -165,12 +165,7 @@ class ActivationMonitor:
         return self._budget.cost()
 
     def _follow_guard(self) -> None:
-        """Counts steps by calls of `end_step`, which the guard makes, instead of passes through the model.
-
-        Raises:
-            RuntimeError: the monitor already follows a guard.
-            ValueError: it has no model.
-        """
+        """Counts steps by calls of `end_step`, which the guard makes, instead of passes through the model."""
         if not self._hooks:
             raise ValueError("`activations` must be a monitor of a model. Make it with ActivationMonitor(model).")
         if self._is_guarded:
