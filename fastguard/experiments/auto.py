@@ -10,7 +10,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -64,8 +64,8 @@ class AutoGuard:
         self.problems: dict[str, str] = {}  # what is not watched, and why
 
     def start(self) -> None:
-        self._patches.replace(torch.optim.Optimizer, "_patch_step_function", self._expecting)
-        self._patches.replace(torch.jit, "script", _scripting)
+        self._patches.around(torch.optim.Optimizer, "_patch_step_function", self._expect)
+        self._patches.around(torch.jit, "script", _script)
         self.losses.start()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=lambda: None if _env.is_arm else self.stop())  # an arm goes on with it
@@ -89,17 +89,14 @@ class AutoGuard:
     def _keep(self, what: str, error: Exception) -> None:
         self.problems.setdefault(what, describe(error))
 
-    def _expecting(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        def patch_step_function(optimizer: Any) -> None:
-            """As torch's, which each optimizer calls when it is made, copied or unpickled."""
-            original(optimizer)
-            self._waiting.add(optimizer)
-            self.losses.keeps_newest = True
-            self.losses.changed()
-            if self._hook is None:
-                self._hook = register_optimizer_step_pre_hook(left_to_python(self._before_step))
-
-        return patch_step_function
+    def _expect(self, original: Callable[[Any], None], optimizer: Any) -> None:
+        """As torch's, which each optimizer calls when it is made, copied or unpickled."""
+        original(optimizer)
+        self._waiting.add(optimizer)
+        self.losses.keeps_newest = True
+        self.losses.changed()
+        if self._hook is None:
+            self._hook = register_optimizer_step_pre_hook(left_to_python(self._before_step))
 
     def _end_waiting(self) -> None:
         """No optimizer waits for its first step. Not to be called within one: torch goes through its hooks then."""
@@ -144,52 +141,40 @@ class AutoGuard:
         settings = {"skip_nonfinite": self._protects, **self._settings(len(self.guards))}
         guard = Guard.of(wrap(optimizer, model, names=names or None, **settings))
         self.guards.append(guard)
-        guard._run.on_error = self._on_error(guard)
+        guard._run.on_error = functools.partial(self._goes_on, weakref.ref(guard))
         for hooks in () if self._protects else guard._hooks:  # a GradScaler unscales and skips as without a guard
             hooks._scaler.leave(optimizer)
         self.losses.add(guard)
         self._made(guard)
 
-    def _on_error(self, guard: Guard) -> Callable[[Exception], bool]:
-        """Decides on an error in the hooks of `guard`: whether training goes on, unguarded."""
-        ref = weakref.ref(guard)
-
-        def keep(error: Exception) -> bool:
-            guard = ref()
-            if guard is None or (self._protects and isinstance(error, FastguardError)):
-                return False
-            self._keep(f"steps from step {guard._run.step} on", error)
-            guard._run.is_short = False
-            for member in guard._run.members:
-                member.is_paused = True
-            if guard in self.losses.guards:
-                self.losses.guards.remove(guard)
-                self.losses.changed()
-            return True
-
-        return keep
+    def _goes_on(self, ref: Callable[[], Guard | None], error: Exception) -> bool:
+        """Whether training goes on, unguarded, after an error in the hooks of a guard."""
+        guard = ref()
+        if guard is None or (self._protects and isinstance(error, FastguardError)):
+            return False
+        self._keep(f"steps from step {guard._run.step} on", error)
+        guard._run.is_short = False
+        for member in guard._run.members:
+            member.is_paused = True
+        if guard in self.losses.guards:
+            self.losses.guards.remove(guard)
+            self.losses.changed()
+        return True
 
 
-def _scripting(original: Callable[..., Any]) -> Callable[..., Any]:
+def _script(original: Any, obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **options: Any) -> Any:
     """`torch.jit.script` for models under guard, whose hooks cannot be scripted."""
-
-    def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
-        hidden = []
-        for module in obj.modules() if isinstance(obj, torch.nn.Module) else ():
-            for name in ("_forward_hooks", "_forward_pre_hooks"):
-                hooks = module.__dict__.get(name, {})
-                if any(type(hook).__module__.startswith("fastguard.") for hook in hooks.values()):
-                    hidden.append((module.__dict__, name, hooks))
-        try:
-            for attributes, name, hooks in hidden:
-                others = {i: hook for i, hook in hooks.items() if not type(hook).__module__.startswith("fastguard.")}
-                attributes[name] = OrderedDict(others)
-            return original(obj, optimize, _frames_up + 1, *args, **kwargs)
-        finally:
-            for attributes, name, hooks in hidden:
-                attributes[name] = hooks
-
-    return script
+    stores = [module.__dict__ for module in obj.modules()] if isinstance(obj, torch.nn.Module) else []
+    names = ("_forward_hooks", "_forward_pre_hooks")
+    hidden = [(store, name, store[name]) for store in stores for name in names if name in store]
+    try:
+        for store, name, hooks in hidden:
+            others = {i: hook for i, hook in hooks.items() if not type(hook).__module__.startswith("fastguard.")}
+            store[name] = OrderedDict(others)
+        return original(obj, optimize, _frames_up + 2, *args, **options)
+    finally:
+        for store, name, hooks in hidden:
+            store[name] = hooks
 
 
 def _is_within_another(optimizer: torch.optim.Optimizer) -> bool:
@@ -226,35 +211,30 @@ def find_model(params: Iterable[torch.Tensor]) -> tuple[nn.Module | None, dict[t
     return _called(roots[0], wanted), names
 
 
-def _roots(modules: list[nn.Module], wanted: dict[int, torch.Tensor]) -> Iterator[nn.Module]:
+def _roots(modules: list[nn.Module], wanted: dict[int, torch.Tensor]) -> list[nn.Module]:
     """The outermost of the modules that contain a parameter in `wanted`."""
     parents: dict[int, list[nn.Module]] = {}
     for module in modules:
         for child in module._modules.values():
             if child is not None:
                 parents.setdefault(id(child), []).append(module)
-    waiting = [m for m in modules if any(id(p) in wanted for p in m.__dict__.get("_parameters", {}).values())]
-    seen: set[int] = set()
-    while waiting:
-        module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        if id(module) not in parents:
-            yield module
-        waiting += parents.get(id(module), ())
+    own = [m for m in modules if any(id(p) in wanted for p in m.__dict__.get("_parameters", {}).values())]
+    found = new = {id(m): m for m in own}
+    while new:
+        new = {id(m): m for child in new for m in parents.get(child, ()) if id(m) not in found}
+        found = {**found, **new}
+    return [m for key, m in found.items() if key not in parents]
 
 
 def _called(root: nn.Module, wanted: dict[int, torch.Tensor]) -> nn.Module:
     inner = unwrapped(root)
-    is_holder = False
     while hasattr(inner, "training_step") or type(inner).forward is nn.Module.forward:
         all_of_it = _num_elements(inner, wanted)
         child = next((m for m in inner.children() if _num_elements(m, wanted) == all_of_it), None)
         if child is None:
             break
-        inner, is_holder = child, True
-    return inner if is_holder else root
+        root = inner = child
+    return root
 
 
 def _num_elements(module: nn.Module, wanted: dict[int, torch.Tensor]) -> int:

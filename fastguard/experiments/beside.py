@@ -57,7 +57,16 @@ def run_on_copies(
             try:
                 if arm is not None:
                     arm.apply(context)
-                found["" if arm is None else arm.name] = _train(model, optimizers, loss_fn, batches)
+                losses = list[torch.Tensor]()
+                for batch in batches:
+                    for one in optimizers:
+                        one.zero_grad()
+                    loss = loss_fn(model, batch)
+                    loss.backward()
+                    losses.append(loss.detach())
+                    for one in optimizers:
+                        one.step()
+                found["" if arm is None else arm.name] = torch.stack(losses).tolist() if losses else []
             finally:
                 for undo in context.undo:
                     undo()
@@ -65,24 +74,6 @@ def run_on_copies(
     finally:
         load_random_state(before)
     return found
-
-
-def _train(
-    model: torch.nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
-    loss_fn: Callable[[torch.nn.Module, Any], torch.Tensor],
-    batches: Sequence[Any],
-) -> list[float]:
-    losses = []
-    for batch in batches:
-        for one in optimizers:
-            one.zero_grad()
-        losses.append(loss_fn(model, batch))
-        losses[-1].backward()
-        losses[-1] = losses[-1].detach()
-        for one in optimizers:
-            one.step()
-    return torch.stack(losses).tolist() if losses else []
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .targets import AbstainError, FreeOutputs, Reading, changed, padding_value, read
+from .targets import AbstainError, Reading, changed, padding_value, read
 
 MAX_ELEMENTS = 1 << 17  # of all outputs together: 25 MiB and 0.3 s were measured
 ENOUGH = 0.9  # agreement of the optimum with a target
 LEAST_SAMPLES = 4
 _MOST_SECONDS = 1.0  # a step that has begun is finished
+_NUM_STEPS = 120
+_SEED = 7
 _SCALES = (1.0, 0.1, 1.0, 2.0)  # of random outputs at which gradients are looked for
 
 
@@ -79,7 +81,32 @@ def ask_loss(
         return Answer(abstained=str(reason))
 
 
-class _Asking(FreeOutputs):
+@dataclass
+class _Asking:
+    """Outputs that are free, in the place of the model's, under a loss; and what they say of it."""
+
+    judge: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+    given: Sequence[Tensor]
+    targets: Sequence[Tensor]
+    inputs: Sequence[Tensor]
+    ending: Callable[[Tensor], Tensor] | None
+    is_causal: bool
+    are_targets: bool
+    deadline: float
+
+    def __post_init__(self) -> None:
+        device = self.given[0].device
+        self.targets = [t.detach().to(device) for t in self.targets]
+        self.inputs = [x.detach().to(device) for x in self.inputs]
+        self.ending = self.ending if len(self.given) == 1 else None
+        self.pull = [torch.zeros(o.shape, device=device) for o in self.given]
+        self.touched = [torch.zeros(o.shape, dtype=torch.bool, device=device) for o in self.given]
+        self.dice = torch.Generator().manual_seed(0)
+        numbers = [t.double().abs().mean() for t in self.targets if t.is_floating_point() and t.isfinite().all()]
+        self.best = list[Tensor]()  # the outputs that minimise the loss
+        self.loss = math.nan  # of these
+        self.spread = 1.0 if self.ending else 1.0 + 2.0 * max(map(float, numbers), default=0.0)
+
     def answer(self) -> Answer:
         starts = [self._start(scale) for scale in _SCALES]
         losses = []
@@ -88,7 +115,7 @@ class _Asking(FreeOutputs):
             losses.append(value if math.isfinite(value) else math.inf)
             for pull, g in zip(self.pull, gradients):
                 pull += (g.abs() / (g.abs().max() + 1e-30)).nan_to_num()
-        best, loss = self._optimise(starts[losses.index(min(losses))])
+        self.best, self.loss = self._optimise(starts[losses.index(min(losses))])
         if not any(bool(mask.any()) for mask in self.touched):
             return Answer((_NO_GRADIENT,))
         used = [self._is_changed_by(i, changed(t)) for i, t in enumerate(self.targets)]
@@ -101,14 +128,14 @@ class _Asking(FreeOutputs):
         chosen: list[Reading] = []
         for index in dict.fromkeys(way.target for way in readings):
             ways = [way for way in readings if way.target == index]
-            shares = [self._agreement(way, best) for way in ways]
+            shares = [self._agreement(way, self.best) for way in ways]
             way = ways[shares.index(max(shares))]
             chosen.append(way)
-            problems += self._problems(ways, way, max(shares), best, loss)
-            if len(ways) > 1 and way.space == "numbers" and self._is_mean_meant(ways, best, loss):
+            problems += self._problems(ways, way, max(shares))
+            if len(ways) > 1 and way.space == "numbers" and self._is_mean_meant(ways):
                 chosen += ways
-        problems = problems or self._elsewhere({way.output for way in chosen}, best, loss)
-        return Answer(tuple(problems), optimum=tuple(self._outputs(best)))
+        problems = problems or self._elsewhere({way.output for way in chosen})
+        return Answer(tuple(problems), optimum=tuple(self._outputs(self.best)))
 
     def _is_input(self, target: Tensor) -> bool:
         return any(target.shape == x.shape and torch.equal(target, x) for x in self.inputs)
@@ -142,19 +169,17 @@ class _Asking(FreeOutputs):
 
     # What is wrong
 
-    def _problems(
-        self, ways: Sequence[Reading], way: Reading, share: float, best: Sequence[Tensor], loss: float
-    ) -> list[Problem]:
+    def _problems(self, ways: Sequence[Reading], way: Reading, share: float) -> list[Problem]:
         """Of one target: what is left out; or what the optimum is instead, and padding that counts."""
-        is_found, shift, problem = self._shift(way, best)
-        left_out = self._left_out(way, best, shift)
+        is_found, shift, problem = self._shift(way)
+        left_out = self._left_out(way, shift)
         if left_out is not None:
             return [left_out]
-        if not is_found and share < ENOUGH and not self._is_meant(ways, way, share, best, loss):
-            problem = self._not_the_target(way, share, best, loss)
+        if not is_found and share < ENOUGH and not self._is_meant(ways, way, share):
+            problem = self._not_the_target(way, share)
         return [one for one in (problem, self._padding(way)) if one is not None]
 
-    def _left_out(self, way: Reading, best: Sequence[Tensor], shift: int) -> Problem | None:
+    def _left_out(self, way: Reading, shift: int) -> Problem | None:
         target = self.targets[way.target]
         counted = way.by_target(self.touched[way.output])
         left_out = ~(counted.roll(shift, 1) if shift else counted) & way.valid
@@ -163,7 +188,7 @@ class _Asking(FreeOutputs):
             left_out &= (target != padded) if padded is not None else left_out
             if bool((left_out == left_out.all(0)).all()) and float(left_out.double().mean()) <= 0.5:
                 return None  # a prompt, or the last token, which nothing follows
-        if not bool(left_out.any()) or self._is_right_already(way, best, left_out):
+        if not bool(left_out.any()) or self._is_right_already(way, left_out):
             return None
         first = target[left_out][0]
         if way.space == "numbers" and bool(((target == first) == left_out).all()):
@@ -181,9 +206,9 @@ class _Asking(FreeOutputs):
                 remedy = "Look at `ignore_index` and at weights of zero."
         return Problem("left out", f"{what} no effect on the loss: it has no gradient there.", remedy, evidence)
 
-    def _is_right_already(self, way: Reading, best: Sequence[Tensor], among: Tensor) -> bool:
+    def _is_right_already(self, way: Reading, among: Tensor) -> bool:
         """Whether elements without a gradient are right where they began, which is why they have none."""
-        target, output = self.targets[way.target], self._outputs(best)[way.output]
+        target, output = self.targets[way.target], self._outputs(self.best)[way.output]
         if way.space != "binary":
             return way.agreement(output, target, among) >= ENOUGH
         output = output.reshape(target.shape)
@@ -193,20 +218,18 @@ class _Asking(FreeOutputs):
         is_high = output > 0.5 * (high.median() + low.median())
         return float((is_high == (target > 0))[among].double().mean()) >= ENOUGH
 
-    def _is_meant(
-        self, ways: Sequence[Reading], way: Reading, share: float, best: Sequence[Tensor], loss: float
-    ) -> bool:
+    def _is_meant(self, ways: Sequence[Reading], way: Reading, share: float) -> bool:
         """Whether an optimum that is not the target is no fault: one of several, or the outputs' mean is meant."""
         target = self.targets[way.target]
         if way.space == "numbers" and self.ending is not None:
             return False
-        slack = 0.02 * abs(self._gradient(self._start(1.0))[0] - loss)
+        slack = 0.02 * abs(self._gradient(self._start(1.0))[0] - self.loss)
         if way.space == "numbers" and len(ways) > 1:
-            return self._is_mean_meant(ways, best, loss)
-        for ideal in way.ideals(target, best[way.output]):
-            at = [*best]
+            return self._is_mean_meant(ways)
+        for ideal in way.ideals(target, self.best[way.output]):
+            at = [*self.best]
             at[way.output] = ideal
-            if not self._gradient(at)[0] <= loss + slack:
+            if not self._gradient(at)[0] <= self.loss + slack:
                 continue
             if way.space != "numbers":
                 return share >= 0.7
@@ -217,16 +240,16 @@ class _Asking(FreeOutputs):
             return is_near or self._agreement(way, near) > 0.97
         return False
 
-    def _is_mean_meant(self, ways: Sequence[Reading], best: Sequence[Tensor], loss: float) -> bool:
+    def _is_mean_meant(self, ways: Sequence[Reading]) -> bool:
         """Whether the loss is as low where all these outputs are the target, and not where one alone is."""
-        at, least = [*best], loss + 1e-3 * (1.0 + abs(loss))
+        at, least = [*self.best], self.loss + 1e-3 * (1.0 + abs(self.loss))
         are_low = []
         for way in ways:
-            at[way.output] = self.targets[way.target].float().reshape(best[way.output].shape)
+            at[way.output] = self.targets[way.target].float().reshape(self.best[way.output].shape)
             are_low.append(self._gradient(at)[0] <= least)
         return are_low[-1] and not are_low[0]
 
-    def _not_the_target(self, way: Reading, share: float, best: Sequence[Tensor], loss: float) -> Problem:
+    def _not_the_target(self, way: Reading, share: float) -> Problem:
         told = f"are right in {share:.0%} of the places"
         if way.space != "classes":
             told = f"have a rank correlation of {share:.2f} with the targets"
@@ -239,9 +262,9 @@ class _Asking(FreeOutputs):
         elif others:
             why = ": a sample is compared with the targets of others as well"
             remedy = "Give outputs and targets the same shape, and take sums and softmax over the right dimension."
-        if loss < 0.0 and self._gradient([4.0 * z for z in best])[0] < 2.0 * loss:
+        if self.loss < 0.0 and self._gradient([4.0 * z for z in self.best])[0] < 2.0 * self.loss:
             why = f", and the loss has no lower bound{why}"
-        evidence = {"agreement": share, "loss": loss, "threshold": ENOUGH}
+        evidence = {"agreement": share, "loss": self.loss, "threshold": ENOUGH}
         return Problem("target", f"Outputs that minimise the loss {told}{why}.", remedy, evidence, 0.93)
 
     def _whose(self, way: Reading) -> tuple[bool, bool]:
@@ -259,12 +282,12 @@ class _Asking(FreeOutputs):
             others |= bool(by_sample.sum() > by_sample[sample])
         return own, others
 
-    def _shift(self, way: Reading, best: Sequence[Tensor]) -> tuple[bool, int, Problem | None]:
+    def _shift(self, way: Reading) -> tuple[bool, int, Problem | None]:
         """Of tokens: whether the optimum is the target some places on, how many, and the problem if that is wrong."""
         target = self.targets[way.target]
         if way.space != "classes" or target.dim() != 2:
             return False, 0, None
-        decoded, counted = best[way.output].argmax(way.dim), way.by_target(self.touched[way.output])
+        decoded, counted = self.best[way.output].argmax(way.dim), way.by_target(self.touched[way.output])
         length, shares = target.shape[1], {}
         for k in range(-3, 4):
             here, there = slice(max(0, -k), length - max(0, k)), slice(max(0, k), length - max(0, -k))
@@ -300,7 +323,9 @@ class _Asking(FreeOutputs):
         if way.space == "classes" and not bool(ignored.any()):
             padded = padding_value(target)
             is_padding = target == padded if padded is not None else ignored
-            ignored, what = is_padding & self._is_same_input(is_padding), f"padding ({padded})"
+            given = [x[is_padding] for x in self.inputs if x.shape == is_padding.shape and bool(is_padding.any())]
+            is_same_input = any(float((x == x.mode().values).double().mean()) >= 0.5 for x in given)
+            ignored, what = is_padding & is_same_input, f"padding ({padded})"
         pull = self.pull[way.output]
         pull = pull.sum(way.dim) if way.space == "classes" else pull.reshape(ignored.shape)
         others = pull[way.by_target(self.touched[way.output]) & ~ignored]
@@ -317,13 +342,9 @@ class _Asking(FreeOutputs):
             0.85,
         )
 
-    def _is_same_input(self, places: Tensor) -> bool:
-        """Whether most of these places have one and the same number among the inputs."""
-        found = [x[places] for x in self.inputs if x.shape == places.shape and bool(places.any())]
-        return any(float((x == x.mode().values).double().mean()) >= 0.5 for x in found)
-
-    def _elsewhere(self, read_from: set[int], best: Sequence[Tensor], loss: float) -> list[Problem]:
+    def _elsewhere(self, read_from: set[int]) -> list[Problem]:
         """Whether other outputs of the model bring the loss as low where the predictions are off."""
+        best, loss = self.best, self.loss
         if len(read_from) == len(best):
             return []
         off = self._start(1.0)
@@ -335,9 +356,8 @@ class _Asking(FreeOutputs):
         if not elsewhere <= loss + 0.01 * usual:
             _, elsewhere = self._optimise(off, frozen=read_from)
         far = [off[i] if i in read_from else 100.0 * z for i, z in enumerate(best)]
-        elsewhere = min(
-            elsewhere, self._gradient(far)[0], key=lambda value: value if math.isfinite(value) else math.inf
-        )
+        at_far = self._gradient(far)[0]
+        elsewhere = min(value if math.isfinite(value) else math.inf for value in (elsewhere, at_far))
         if not elsewhere <= loss + 0.01 * abs(start - loss) and not elsewhere < start - 1e6 * (1.0 + abs(start)):
             return []
         problem = Problem(
@@ -349,6 +369,70 @@ class _Asking(FreeOutputs):
             0.85,
         )
         return [problem]
+
+    # Free outputs under the loss
+
+    def _start(self, scale: float) -> list[Tensor]:
+        """Random outputs; `scale` is of the targets' size."""
+        noise = [torch.randn(o.shape, generator=self.dice).to(o.device) for o in self.given]
+        return [scale * self.spread * n for n in noise]
+
+    def _outputs(self, free: Sequence[Tensor]) -> list[Tensor]:
+        made = [z if self.ending is None else self.ending(z) for z in free]
+        return [z.to(o.dtype, copy=True) for z, o in zip(made, self.given)]  # some losses write to what they get
+
+    def _gradient(
+        self, free: Sequence[Tensor], seed: int = _SEED, targets: Sequence[Tensor] | None = None
+    ) -> tuple[float, list[Tensor]]:
+        """The loss and its derivative; notes which outputs have one, if the targets are those given."""
+        torch.manual_seed(seed)
+        leaves = [z.detach().clone().requires_grad_() for z in free]
+        loss = self.judge(self._outputs(leaves), self.targets if targets is None else targets)
+        found: Sequence[Tensor | None] = [None] * len(leaves)
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        gradients = [torch.zeros_like(z) if g is None else g for g, z in zip(found, leaves)]
+        if targets is None:
+            for mask, g in zip(self.touched, gradients):
+                mask |= g != 0
+        return float(loss.detach()), gradients
+
+    def _optimise(
+        self, start: Sequence[Tensor], frozen: set[int] | frozenset[int] = frozenset(), pace: float = 1.0
+    ) -> tuple[list[Tensor], float]:
+        """The outputs after some steps of Adam, whose rate falls to zero, and their loss; up to one not finite."""
+        before = free = [z.clone() for z in start]
+        first, second = [torch.zeros_like(z) for z in free], [torch.zeros_like(z) for z in free]
+        loss, least = self._gradient(free)[0], 0.0
+        if math.isnan(loss):
+            raise AbstainError("the loss is not finite at outputs of usual size")
+        for step in range(1, _NUM_STEPS + 1):
+            if time.perf_counter() > self.deadline:
+                raise AbstainError("the loss is too slow to be asked in the time")
+            value, gradients = self._gradient(free, step)
+            if not math.isfinite(value) or not all(bool(g.isfinite().all()) for g in gradients):
+                return before, loss
+            before, loss = [z.clone() for z in free], value
+            sizes = torch.cat([g[g != 0].abs().flatten().float() for g in gradients])
+            least = least or (1e-4 * float(sizes.median()) if sizes.numel() else 0.0)
+            rate = 0.15 * pace * self.spread * min(1.0, 2.0 - 2.0 * step / (_NUM_STEPS + 1))
+            for i, g in enumerate(gradients):
+                if i not in frozen:
+                    first[i].lerp_(g, 0.2)
+                    second[i].lerp_(g.square(), 0.05)
+                    scale = (second[i] / (1 - 0.95**step)).sqrt() + least + 1e-30
+                    free[i] -= rate * first[i] / (1 - 0.8**step) / scale
+        after = self._gradient(free)[0]
+        return (free, after) if math.isfinite(after) else (before, loss)
+
+    def _is_changed_by(self, index: int, target: Tensor) -> bool:
+        """Whether the loss of random outputs, or its derivative, is another one with this target."""
+        free, targets = self._start(0.5), [*self.targets]
+        targets[index] = target
+        (a, before), (b, after) = self._gradient(free), self._gradient(free, targets=targets)
+        if abs(a - b) > 1e-5 * abs(a) + 1e-12:
+            return True
+        return not all(torch.allclose(x, y, rtol=1e-3, atol=1e-5 * float(x.abs().max())) for x, y in zip(before, after))
 
 
 _NO_GRADIENT = Problem(

@@ -42,6 +42,10 @@ class Patches:
         setattr(owner, name, made)
         self._made.append((owner, name, original, made))
 
+    def around(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        """Has `call` called, with the original before the arguments."""
+        self.replace(owner, name, lambda original: lambda *args, **kwargs: call(original, *args, **kwargs))
+
     def restore(self) -> None:
         for owner, name, original, made in reversed(self._made):
             if getattr(owner, name) is made:
@@ -90,9 +94,9 @@ class ScriptLosses:
 
     def start(self) -> None:
         self._patches.replace(torch.autograd, "backward", self._watching)
-        self._patches.replace(torch.amp.GradScaler, "scale", self._scaling)
-        self._patches.replace(torch.amp.GradScaler, "update", self._updating)
-        self._patches.replace(torch.nn.Module, "eval", self._evaluating)
+        self._patches.around(torch.amp.GradScaler, "scale", self._scale)
+        self._patches.around(torch.amp.GradScaler, "update", self._update)
+        self._patches.around(torch.nn.Module, "eval", self._evaluate)
         self._listen(_FUNCTIONS)
 
     def stop(self) -> None:
@@ -149,23 +153,26 @@ class ScriptLosses:
         return backward
 
     def _begin(self, tensors: Any) -> torch.Tensor | None:
+        """Tells the last step its loss. Returns the new one, as it was before a GradScaler scaled it."""
         if self.when_idle is not None:
             self.keeps_newest, call, self.when_idle = False, self.when_idle, None
             call()
         self._settle()
-        loss = self._loss_of(tensors)
-        self._end_evaluation(loss)
+        loss = tensors if isinstance(tensors, torch.Tensor) or len(tensors) != 1 else tensors[0]
+        if type(loss) is not torch.Tensor or loss.numel() != 1 or loss.is_complex():
+            loss = None
+        else:
+            scaled, self._scaled = self._scaled, None
+            loss = scaled[1] if scaled is not None and scaled[0]() is loss else loss
+        if self._val_has_grad and not self._is_any_training():
+            self._forget_validation()  # training in eval mode
+        self._tell_validation()
+        if self._is_armed:
+            self._is_armed = False
+            self._listen([])
         if loss is not None and (self._count or self._num_accumulated > 1):
             self._divisor = _divisor_of(loss)
         return loss
-
-    def _loss_of(self, tensors: Any) -> torch.Tensor | None:
-        """The loss among the arguments of `backward`, as it was before a GradScaler scaled it."""
-        loss = tensors if isinstance(tensors, torch.Tensor) or len(tensors) != 1 else tensors[0]
-        if type(loss) is not torch.Tensor or loss.numel() != 1 or loss.is_complex():
-            return None
-        scaled, self._scaled = self._scaled, None
-        return scaled[1] if scaled is not None and scaled[0]() is loss else loss
 
     def _take(self, loss: torch.Tensor | None) -> None:
         calls, self._calls = self._calls, []
@@ -208,34 +215,25 @@ class ScriptLosses:
         """Whether the loss of a step is told. That of LBFGS, which has several, is what its closure returns."""
         return all(member.can_skip for member in guard._run.members)
 
-    def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def scale(scaler: Any, outputs: Any) -> Any:
-            scaled = original(scaler, outputs)
-            if scaled is not outputs and isinstance(scaled, torch.Tensor):
-                self.scaler, self._is_plain = scaler, False
-                self._scaled = weakref.ref(scaled), outputs
-            return scaled
+    def _scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
+        scaled = original(scaler, outputs)
+        if scaled is not outputs and isinstance(scaled, torch.Tensor):
+            self.scaler, self._is_plain = scaler, False
+            self._scaled = weakref.ref(scaled), outputs
+        return scaled
 
-        return scale
-
-    def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            if scaler.is_enabled():
-                self._safely("losses", self._settle)
-                self.num_scaler_skips += self._count > 0
-                self._count = 0  # losses of a step that the scaler has skipped
-            return original(scaler, *args, **kwargs)
-
-        return update
+    def _update(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        if scaler.is_enabled():
+            self._safely("losses", self._settle)
+            self.num_scaler_skips += self._count > 0
+            self._count = 0  # losses of a step that the scaler has skipped
+        return original(scaler, *args, **kwargs)
 
     # Validation losses.
 
-    def _evaluating(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def evaluate(module: Any) -> Any:
-            self._safely("validation losses", self._begin_evaluation, module)
-            return original(module)
-
-        return evaluate
+    def _evaluate(self, original: Callable[..., Any], module: torch.nn.Module) -> Any:
+        self._safely("validation losses", self._begin_evaluation, module)
+        return original(module)
 
     def _begin_evaluation(self, module: torch.nn.Module) -> None:
         """If a guarded model goes into eval mode, the loss function is listened to only then from now on."""
@@ -317,15 +315,6 @@ class ScriptLosses:
             self._blind = batches
             batches.begin_to_meet()
         self._listen([] if self._function is None or self._has_eval else [self._function[0]])
-
-    def _end_evaluation(self, loss: torch.Tensor | None) -> None:
-        """A backward pass begins, so that training goes on."""
-        if self._val_has_grad and not self._is_any_training():
-            self._forget_validation()  # training in eval mode
-        self._tell_validation()
-        if self._is_armed:
-            self._is_armed = False
-            self._listen([])
 
     def _tell_validation(self) -> None:
         if self._function is not None and self._val_count and self._val_calls > 1:

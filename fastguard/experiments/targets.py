@@ -1,10 +1,8 @@
-"""How a target is read from an output, and how well it is met; free outputs in the place of a model's."""
+"""How a target is read from an output, and how well it is met."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +10,6 @@ from torch import Tensor
 
 MAX_PAIRS = 1 << 20  # of positive and negative elements that are compared with each other
 _MOST_COLUMNS = 32
-_NUM_STEPS = 120
-_SEED = 7
 
 
 @dataclass(frozen=True)
@@ -129,90 +125,3 @@ def _correlation(output: Tensor, target: Tensor, counted: Tensor) -> float:
 
 class AbstainError(Exception):
     """The outputs cannot be read."""
-
-
-@dataclass
-class FreeOutputs:
-    """Outputs that are free, in the place of the model's, under a loss."""
-
-    judge: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
-    given: Sequence[Tensor]
-    targets: Sequence[Tensor]
-    inputs: Sequence[Tensor]
-    ending: Callable[[Tensor], Tensor] | None
-    is_causal: bool
-    are_targets: bool
-    deadline: float
-
-    def __post_init__(self) -> None:
-        device = self.given[0].device
-        self.targets = [t.detach().to(device) for t in self.targets]
-        self.inputs = [x.detach().to(device) for x in self.inputs]
-        self.ending = self.ending if len(self.given) == 1 else None
-        self.pull = [torch.zeros(o.shape, device=device) for o in self.given]
-        self.touched = [torch.zeros(o.shape, dtype=torch.bool, device=device) for o in self.given]
-        self.dice = torch.Generator().manual_seed(0)
-        numbers = [t.double().abs().mean() for t in self.targets if t.is_floating_point() and t.isfinite().all()]
-        self.spread = 1.0 if self.ending else 1.0 + 2.0 * max(map(float, numbers), default=0.0)
-
-    def _start(self, scale: float) -> list[Tensor]:
-        """Random outputs; `scale` is of the targets' size."""
-        noise = [torch.randn(o.shape, generator=self.dice).to(o.device) for o in self.given]
-        return [scale * self.spread * n for n in noise]
-
-    def _outputs(self, free: Sequence[Tensor]) -> list[Tensor]:
-        made = [z if self.ending is None else self.ending(z) for z in free]
-        return [z.to(o.dtype, copy=True) for z, o in zip(made, self.given)]  # some losses write to what they get
-
-    def _gradient(
-        self, free: Sequence[Tensor], seed: int = _SEED, targets: Sequence[Tensor] | None = None
-    ) -> tuple[float, list[Tensor]]:
-        """The loss and its derivative; notes which outputs have one, if the targets are those given."""
-        torch.manual_seed(seed)
-        leaves = [z.detach().clone().requires_grad_() for z in free]
-        loss = self.judge(self._outputs(leaves), self.targets if targets is None else targets)
-        found: Sequence[Tensor | None] = [None] * len(leaves)
-        if loss.requires_grad:
-            found = torch.autograd.grad(loss, leaves, allow_unused=True)
-        gradients = [torch.zeros_like(z) if g is None else g for g, z in zip(found, leaves)]
-        if targets is None:
-            for mask, g in zip(self.touched, gradients):
-                mask |= g != 0
-        return float(loss.detach()), gradients
-
-    def _optimise(
-        self, start: Sequence[Tensor], frozen: set[int] | frozenset[int] = frozenset(), pace: float = 1.0
-    ) -> tuple[list[Tensor], float]:
-        """The outputs after some steps of Adam, whose rate falls to zero, and their loss; up to one not finite."""
-        before = free = [z.clone() for z in start]
-        first, second = [torch.zeros_like(z) for z in free], [torch.zeros_like(z) for z in free]
-        loss, least = self._gradient(free)[0], 0.0
-        if math.isnan(loss):
-            raise AbstainError("the loss is not finite at outputs of usual size")
-        for step in range(1, _NUM_STEPS + 1):
-            if time.perf_counter() > self.deadline:
-                raise AbstainError("the loss is too slow to be asked in the time")
-            value, gradients = self._gradient(free, step)
-            if not math.isfinite(value) or not all(bool(g.isfinite().all()) for g in gradients):
-                return before, loss
-            before, loss = [z.clone() for z in free], value
-            sizes = torch.cat([g[g != 0].abs().flatten().float() for g in gradients])
-            least = least or (1e-4 * float(sizes.median()) if sizes.numel() else 0.0)
-            rate = 0.15 * pace * self.spread * min(1.0, 2.0 - 2.0 * step / (_NUM_STEPS + 1))
-            for i, g in enumerate(gradients):
-                if i not in frozen:
-                    first[i].lerp_(g, 0.2)
-                    second[i].lerp_(g.square(), 0.05)
-                    scale = (second[i] / (1 - 0.95**step)).sqrt() + least + 1e-30
-                    free[i] -= rate * first[i] / (1 - 0.8**step) / scale
-        after = self._gradient(free)[0]
-        return (free, after) if math.isfinite(after) else (before, loss)
-
-    def _is_changed_by(self, index: int, target: Tensor) -> bool:
-        """Whether the loss of random outputs, or its derivative, is another one with this target."""
-        free, targets = self._start(0.5), [*self.targets]
-        targets[index] = target
-        (a, before), (b, after) = self._gradient(free), self._gradient(free, targets=targets)
-        if abs(a - b) > 1e-5 * abs(a) + 1e-12:
-            return True
-        return not all(torch.allclose(x, y, rtol=1e-3, atol=1e-5 * float(x.abs().max())) for x, y in zip(before, after))

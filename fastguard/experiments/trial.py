@@ -155,13 +155,16 @@ class Trial:
         arguments = tuple(one.replace(str(here), str(folder / "here")) for one in self._arguments)
         known = "" if base_log == log else str(base_log)
         task = Task(target, arguments, self._is_module, arm, seed, self._num_steps, str(log), known, write)
-        output = folder / "output.txt"
+        output, temporary = folder / "output.txt", folder / "tmp"
+        temporary.mkdir()
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[2]))))
+        own = {"TMPDIR": str(temporary), "MPLCONFIGDIR": str(temporary), "PYTHONPATH": path}
         try:
             with open(output, "wb") as file:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "fastguard.commands.trial_child", json.dumps(asdict(task))],
                     cwd=folder / "here",
-                    env=_environment(folder),
+                    env={**os.environ, **_OFFLINE, **own},
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
@@ -178,7 +181,11 @@ class Trial:
                 process.wait()
             run = _run_of(log, self._num_steps)
             run.seconds = time.monotonic() - started
-            run.problem = "the time was over" if is_late else said.get("problem", _last_line(output) or "it was killed")
+            with open(output, "rb") as file:
+                file.seek(max(0, os.path.getsize(output) - 4096))
+                lines = file.read().decode(errors="replace").strip().splitlines()
+            last = lines[-1] if lines else "it was killed"  # of an exception, its message
+            run.problem = "the time was over" if is_late else said.get("problem", last)
             if not known:
                 self._reasons = said.get("reasons", {})
             return run
@@ -206,13 +213,6 @@ class Trial:
         return {}, False
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    temporary = folder / "tmp"
-    temporary.mkdir()
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).resolve().parents[2]))))
-    return {**os.environ, **_OFFLINE, "TMPDIR": str(temporary), "MPLCONFIGDIR": str(temporary), "PYTHONPATH": path}
-
-
 def _confine(room: Path) -> None:
     """In the process, before it becomes Python."""
     import resource
@@ -236,11 +236,3 @@ def _run_of(log: Path, num_steps: int) -> Run:
             if record.get("loss") is not None:
                 run.losses.append(record["loss"])
     return run
-
-
-def _last_line(output: Path) -> str:
-    """The last line that the script wrote: of an exception, its message."""
-    with open(output, "rb") as file:
-        file.seek(max(0, os.path.getsize(output) - 4096))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""

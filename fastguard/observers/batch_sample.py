@@ -37,11 +37,9 @@ class Figures(NamedTuple):
     away_from_one: float  # the largest distance of the sum of a row from 1, if all elements are within [0, 1]
 
 
-# The figures in a `BatchSample`: their names there, and their places here.
-_IN_INPUT = ("abs_max", "mean", "std", "num_nonfinite", "constant_share", "digest")
-_OF_INPUT = [(f"input_{name}", Figures._fields.index(name)) for name in _IN_INPUT]
-_IN_OUTPUT = ("abs_max", "min", "max", "mean", "std", "num_nonfinite", "spread")
-_OF_OUTPUT = [(f"output_{name}", Figures._fields.index(name)) for name in _IN_OUTPUT]
+# The figures in a `BatchSample`, whose names there begin with "input_" and "output_".
+_OF_INPUT = ("abs_max", "mean", "std", "num_nonfinite", "constant_share", "digest")
+_OF_OUTPUT = ("abs_max", "min", "max", "mean", "std", "num_nonfinite", "spread")
 _UNKNOWN = Figures._make([*[math.nan] * 5, 0, math.nan, math.nan, 0, math.nan])  # of an output without tensors
 
 
@@ -64,8 +62,8 @@ def sample_of(data: Sequence[Given], output: Any, training: bool, with_grad: boo
     of_input, of_output = known or figures_of(x), figures_of(y) if returned else _UNKNOWN
     if of_input is None or of_output is None:
         return None
-    figures: dict[str, Any] = {name: of_input[place] for name, place in _OF_INPUT}
-    figures.update((name, of_output[place]) for name, place in _OF_OUTPUT)
+    figures: dict[str, Any] = {f"input_{name}": getattr(of_input, name) for name in _OF_INPUT}
+    figures.update((f"output_{name}", getattr(of_output, name)) for name in _OF_OUTPUT)
     is_finite = not of_output.num_nonfinite
     return BatchSample(
         training=training,

@@ -247,9 +247,13 @@ class FirstPass(Observer):
         """The pass is over; the first one that is."""
         if not self.found:
             self.close()
+            floating = [y for _, y in leaves(output) if y.is_floating_point()]
+            y = next((y for y in floating if y.dim()), floating[0] if floating else None)
+            names = [node.name() for node in chain_of(None if y is None else y.grad_fn)]
+            done = [name for name in names if name not in ("TBackward0", "TransposeBackward0")][:_NUM_OPERATIONS]
             self.found = {
                 "last_modules": list(reversed(self._called)),
-                "last_operations": _operations(output),
+                "last_operations": [name.partition("Backward")[0].rpartition("::")[2] for name in done],
                 "autocast": self._autocast,
                 "learning_modules": list(self._learning),
             }
@@ -320,15 +324,4 @@ def _autocast(device: str) -> str:
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
 
 
-def _operations(output: Any) -> list[str]:
-    """Names of the operations that autograd recorded last, the last one first."""
-    floating = [y for _, y in leaves(output) if y.is_floating_point()]
-    y = next((y for y in floating if y.dim()), floating[0] if floating else None)
-    names = [node.name() for node in chain_of(None if y is None else y.grad_fn) if node.name() not in _NO_OPERATION]
-    return [name.partition("Backward")[0].rpartition("::")[2] for name in names[:_NUM_OPERATIONS]]
-
-
-_NO_OPERATION = ("TBackward0", "TransposeBackward0")
-
-
-leave_to_python(BatchWatch)
+leave_to_python(BatchWatch.__call__)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,26 +56,6 @@ class BufferPlace:
         return id(tensor), 0 if tensor.is_inference() else tensor._version
 
 
-@contextlib.contextmanager
-def forward_undone(model: torch.nn.Module) -> Iterator[None]:
-    """Restores the buffers of `model` and torch's random generators after the forward passes in this context."""
-    stores = [module._buffers for module in model.modules()]
-    kept = [(store, key, b, b.detach().clone()) for store in stores for key, b in store.items() if b is not None]
-    devices = {p.device for p in model.parameters()}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        for kind in {device.type for device in devices} - {"cpu", "meta"}:
-            indices = [device.index or 0 for device in devices if device.type == kind]
-            stack.enter_context(torch.random.fork_rng(devices=indices, device_type=kind))
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for store, key, buffer, values in kept:
-                    buffer.copy_(values)
-                    store[key] = buffer
-
-
 def places_of(model: torch.nn.Module) -> list[BufferPlace]:
     """All buffers of `model` that can be copied, non-persistent ones too."""
     modules = [module for module in model.modules() if len(module._buffers)]
@@ -90,32 +69,17 @@ class _Pack:
         first = values[0]
         self.places = places
         self._shapes = [value.shape for value in values]
-        self._is_alone = len(values) == 1 and first.nbytes > _SMALL_BYTES
+        self.is_alone = len(values) == 1 and first.nbytes > _SMALL_BYTES
         self.kept = torch.cat([value.reshape(-1) for value in values])  # their elements
         self.may_be_bad = (first.is_floating_point() or first.is_complex()) and first.itemsize > 1
-
-    def for_copy(self) -> tuple[Any, ...] | None:
-        """As `copy_buffers` in csrc takes it; None where torch may do it in many threads, or on a device."""
-        is_small = self.kept.is_cpu and self.kept.nbytes <= _SMALL_BYTES
-        return (self, *(one for place in self.places for one in (place.dict, place.key))) if is_small else None
 
     def gather(self) -> torch.Tensor:
         """All elements now; a large buffer is not copied. Raises RuntimeError if the buffers have changed shape."""
         tensors, kept = [place.dict[place.key] for place in self.places], self.kept
-        now = tensors[0].detach().reshape(-1) if self._is_alone else torch.cat([t.reshape(-1) for t in tensors])
+        now = tensors[0].detach().reshape(-1) if self.is_alone else torch.cat([t.reshape(-1) for t in tensors])
         if now.numel() != kept.numel() or now.dtype != kept.dtype or now.device != kept.device:
             raise RuntimeError("the buffers have another size, dtype or device")
         return now
-
-    def keep(self, now: torch.Tensor) -> None:
-        if self._is_alone:
-            self.kept.copy_(now)
-        else:
-            self.kept = now
-
-    def newly_bad(self, now: torch.Tensor) -> torch.Tensor:
-        """Which elements are no longer finite."""
-        return self.kept.isfinite().logical_and_(now.isfinite().logical_not_())
 
     def pieces(self, packed: torch.Tensor) -> list[torch.Tensor]:
         """`packed`, in the buffers' shapes."""
@@ -230,7 +194,10 @@ class Buffers(Observer):
         packs = [(is_written, _Pack(*map(list, zip(*members)))) for (is_written, *_), members in kinds.items()]
         self._packs = [pack for is_written, pack in packs if is_written]
         self._calm = [pack for is_written, pack in packs if not is_written]
-        self.copies[:] = map(_Pack.for_copy, self._packs)
+        # As `copy_buffers` in csrc takes them; None where torch may do it in many threads, or on a device.
+        small = [pack.kept.is_cpu and pack.kept.nbytes <= _SMALL_BYTES for pack in self._packs]
+        at = [[one for place in pack.places for one in (place.dict, place.key)] for pack in self._packs]
+        self.copies[:] = [(pack, *one) if is_small else None for pack, one, is_small in zip(self._packs, at, small)]
 
     def _follow(self, skipped: bool | torch.Tensor) -> None:
         if skipped is False and self.copies and extension is not None and extension.copy_buffers(self.copies):
@@ -240,7 +207,7 @@ class Buffers(Observer):
         bad = {}
         for pack, now in found:
             if pack.may_be_bad and not (waits and math.isfinite(abs(now.sum().item()))):
-                newly_bad = pack.newly_bad(now)
+                newly_bad = pack.kept.isfinite().logical_and_(now.isfinite().logical_not_())  # no longer finite
                 if not waits or newly_bad.any():
                     bad[id(pack)] = newly_bad
         is_put_back: Any = None
@@ -254,4 +221,8 @@ class Buffers(Observer):
                 now = torch.where(is_put_back.to(now.device, non_blocking=True), pack.kept, now)
                 pack.write(now)
             newly_bad = bad.get(id(pack))  # nothing good is lost for what is not
-            pack.keep(now if newly_bad is None else torch.where(newly_bad, pack.kept, now))
+            now = now if newly_bad is None else torch.where(newly_bad, pack.kept, now)
+            if pack.is_alone:
+                pack.kept.copy_(now)
+            else:
+                pack.kept = now

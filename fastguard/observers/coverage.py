@@ -14,6 +14,7 @@ from .observer import Observer, ParameterHook
 from .sketches import Snapshot, guarded_parameters, next_look, sample
 from .tensors import can_be_read, strided
 
+_COUNTS = ("backward_per_step", "num_watched_backwards", "num_left_gradients", "num_cleared_gradients")
 _NUM_WATCHED = 20  # steps
 _MAX_STEPS = 64  # after which it is given up where there are no backward passes
 _MAX_READ = 65536
@@ -79,45 +80,42 @@ class LeftGradients(Observer):
         params = [p for p in params if p.requires_grad and p.is_leaf and p.layout is torch.strided]
         params = [p for p in params if not hasattr(p, "to_local")]  # FSDP2 adds to them past the hooks
         self._watched = [_Watched(p) for p in {id(p): p for p in (*params[:1], *params[-1:])}.values()]
-        # num_watched, num_left: steps that ended with gradients added since the one before; of these, those that
-        # included the gradients of the step before
-        self._num_watched = self._num_left = self._num_steps = 0
-        # Those at which the gradients of the backward passes were gone, or, where they may not be read, written to
-        self._num_cleared = 0
-        self._has_begun = False  # there was a step with gradients
-        self._most_passes = 0  # before one step
+        # Steps that ended with gradients added since the one before; of these, those that included the gradients of the
+        # step before; those at which the gradients of the backward passes were gone, or, where they may not be read,
+        # written to. Most passes before one step
+        self._counts = dict.fromkeys(_COUNTS, 0)
+        self._num_steps, self._has_begun = 0, False  # whether there was a step with gradients
 
     def next_after(self, step: int) -> float:
         return step + 1 if self._watched else math.inf
 
     def after(self, step: int) -> None:
         reached = [watched for watched in self._watched if watched.num_passes]
-        self._most_passes = max([self._most_passes, *(watched.num_passes for watched in reached)])
+        counts = self._counts
+        counts["backward_per_step"] = max([counts["backward_per_step"], *(watched.num_passes for watched in reached)])
         if reached and self._has_begun:
-            self._num_watched += 1
-            self._num_left += any(watched.is_left for watched in reached)
+            counts["num_watched_backwards"] += 1
+            counts["num_left_gradients"] += any(watched.is_left for watched in reached)
         for watched in self._watched:
             watched.end_step(may_read=self._run.may_wait)
-        self._num_cleared += bool(reached) and all(watched.was_cleared for watched in reached)
+        counts["num_cleared_gradients"] += bool(reached) and all(watched.was_cleared for watched in reached)
         self._has_begun = self._has_begun or bool(reached)
         self._num_steps += 1
         self._end_if_done()
 
     def resume(self, step: int, notes: ModelNotes) -> None:
         """Goes on at `step` from the counts in the notes."""
-        self._num_watched, self._num_left = notes.num_watched_backwards or 0, notes.num_left_gradients or 0
-        self._num_steps, self._num_cleared = step, notes.num_cleared_gradients or 0
-        self._has_begun, self._most_passes = self._num_watched > 0, notes.backward_per_step or 0
+        self._counts = {name: getattr(notes, name) or 0 for name in _COUNTS}
+        self._num_steps, self._has_begun = step, self._counts["num_watched_backwards"] > 0
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if self._num_watched >= _NUM_WATCHED or self._num_steps >= _MAX_STEPS:
+        if self._counts["num_watched_backwards"] >= _NUM_WATCHED or self._num_steps >= _MAX_STEPS:
             self.close()
 
     def facts(self) -> dict[str, Any]:
-        passes = {"backward_per_step": self._most_passes} if self._most_passes else {}
-        counts = {"num_watched_backwards": self._num_watched, "num_left_gradients": self._num_left}
-        return {**passes, **counts, "num_cleared_gradients": self._num_cleared} if self._num_watched else passes
+        known = _COUNTS if self._counts["num_watched_backwards"] else _COUNTS[:1]
+        return {name: self._counts[name] for name in known if self._counts["backward_per_step"]}
 
     def close(self) -> None:
         for watched in self._watched:
@@ -281,10 +279,9 @@ class SeenParameters:
         if self.has_all:
             return []
         self._fold()
-        return [i for i, name in enumerate(self._names) if self._is_never(name)]
-
-    def _is_never(self, name: str) -> bool:
-        return name not in self._ever and (self._candidates is None or name in self._candidates)
+        known = self._candidates
+        missing = ((i, name) for i, name in enumerate(self._names) if name not in self._ever)
+        return [i for i, name in missing if known is None or name in known]
 
     def look(self) -> tuple[list[str], int] | None:
         """Names that never had a gradient, and how many others there are; None before the first step."""

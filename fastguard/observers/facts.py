@@ -93,31 +93,48 @@ class ModelFacts:
 
     def record(self) -> None:
         """Records the facts as they are now."""
-        optimizers = self._run.living_optimizers()
-        with self._run.failures.kept("model facts", "The rules may not know the settings of optimizer and model."):
+        run, ledger = self._run, self._ledger
+        optimizers = run.living_optimizers()
+        with run.failures.kept("model facts", "The rules may not know the settings of optimizer and model."):
             facts = self.now(optimizers) if optimizers else {}
-            self._ledger.history.note_model(**facts, **self._of_run())
-            self._note_untrained()
-
-    def _note_untrained(self) -> None:
-        """What no step changes is not another network's, as in a game, unless it looks like a copy of the model."""
-        learns = self._ledger.history.norm_max > 0.0
-        own = {p.shape for p, _ in self._namer.known() if learns}
-        known = [(ref(), version) for ref, version in self._foreign.values() if self._run.step >= _LATE]
-        still = [p for p, version in known if p is not None and p.grad is not None and p._version == version]
-        if any(p.shape not in own for p in still):
-            left = len(self._foreign) - len(still)
-            self._ledger.history.note_model(num_untrained=len(still), num_foreign_parameters=left)
+            limit = None if run.clip is None else run.clip.limit
+            over, before = run.ranks, ledger.history.model.num_ranks
+            if over is not None and over.is_alone:
+                over = None
+            facts |= {
+                **self._observers.facts(),
+                "resources": self._resources.facts(run.step) or None,
+                "objective": self._objective,
+                "clip_limit": limit if isinstance(limit, (int, float)) else None,
+                "clip_policy": "" if run.policy is None else repr(run.policy)[:200],
+                "has_scaler": run.has_scaler if run.step else None,
+                "num_ranks": over.num_ranks if over is not None else before and 1,  # there were more before a resume
+                "num_restarts": _env.num_restarts() or None,
+            }
+            ledger.history.note_model(**facts)
+            # What no step changes is not another network's, as in a game, unless it looks like a copy of the model.
+            learns = ledger.history.norm_max > 0.0
+            own = {p.shape for p, _ in self._namer.known() if learns}
+            known = [(ref(), version) for ref, version in self._foreign.values() if run.step >= _LATE]
+            still = [p for p, version in known if p is not None and p.grad is not None and p._version == version]
+            if any(p.shape not in own for p in still):
+                left = len(self._foreign) - len(still)
+                ledger.history.note_model(num_untrained=len(still), num_foreign_parameters=left)
 
     def now(self, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
         """Facts that may change during a run. No sync."""
         facts: dict[str, Any] = {"decay_per_step": max((_decay(o) for o in optimizers), default=0.0)}
-        facts.update(_schedule(optimizers))
+        # torch's scheduler leaves its mark on `step`; any leaves in the groups where it started.
+        marked = [o for o in optimizers if hasattr(o.step, "_wrapped_by_lr_sched")]
+        firsts = [group for o in marked or optimizers for group in o.param_groups[:1] if "initial_lr" in group]
+        facts.update(has_scheduler=bool(marked), initial_lr=_number(firsts[0]["initial_lr"]) if firsts else None)
         found = [_settings(o, group) for o in optimizers for group in o.param_groups][:_MAX_GROUPS]
         if [{**one, "lr": 0.0} for one in found] != [{**one, "lr": 0.0} for one in self._settings]:
             self._settings = found  # with the learning rates at the last change of another setting
         facts["optimizer_settings"] = self._settings
-        still = _not_moving(optimizers)
+        groups = [(_number(g["lr"]) == 0.0, g["params"]) for o in optimizers for g in o.param_groups if "lr" in g]
+        is_mixed = len({is_still for is_still, _ in groups}) > 1
+        still = [id(p) for is_still, params in groups for p in params if is_still and is_mixed]
         known = {id(p): name for p, name in self._namer.known()} if still else {}
         facts["zero_lr"] = [known.get(i, "a parameter without a name") for i in still]
         if self._namer.model is not None:  # when it is gone, its parameters are, too
@@ -130,7 +147,7 @@ class ModelFacts:
     def record_loss_graph(self, loss: Any) -> None:
         """Records what the autograd graph of the first loss says about it, also for guards whose models are in it."""
         with self._run.failures.kept("model facts", "The rules do not know what loss it is."):
-            known = {id(p) for p, _ in self._namer.known()} | self._guarded()
+            known = {id(p) for p, _ in self._namer.known()}.union(map(id, self._run.params()))
             self._ledger.history.note_model(**facts_of_loss(loss, known))
             self._foreign = {number: ref for number, ref in parameters_of_loss(loss).items() if number not in known}
             node = getattr(loss, "grad_fn", None)
@@ -140,29 +157,9 @@ class ModelFacts:
                 self._compare(other, is_shared)
                 other._compare(self, is_shared)
 
-    def _of_run(self) -> dict[str, Any]:
-        run = self._run
-        limit = None if run.clip is None else run.clip.limit
-        policy, over, before = run.policy, run.ranks, self._ledger.history.model.num_ranks
-        if over is not None and over.is_alone:
-            over = None
-        return {
-            **self._observers.facts(),
-            "resources": self._resources.facts(run.step) or None,
-            "objective": self._objective,
-            "clip_limit": limit if isinstance(limit, (int, float)) else None,
-            "clip_policy": "" if policy is None else repr(policy)[:200],
-            "has_scaler": run.has_scaler if run.step else None,
-            "num_ranks": over.num_ranks if over is not None else before and 1,  # there were more before a resume
-            "num_restarts": _env.num_restarts() or None,
-        }
-
-    def _guarded(self) -> set[int]:
-        return set(map(id, self._run.params()))
-
     def _compare(self, other: ModelFacts, is_shared: bool) -> None:
         """Parameters of `other` in this loss are as the model's own if both minimise it, and else an adversary's."""
-        params = other._guarded() if self._foreign else set()
+        params = set(map(id, other._run.params())) if self._foreign else set()
         met = {number for number, (ref, _) in self._foreign.items() if number in params and ref() is not None}
         history = (self if is_shared else other)._ledger.history
         if is_shared and met:
@@ -176,17 +173,10 @@ class ModelFacts:
 
 def leaves_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Modules without children, apart from parametrizations of their weights."""
-    reparametrising: set[int] = set()
-    found = []
-    for module in model.modules():
-        if id(module) in reparametrising:
-            continue
-        children = dict(module.named_children())
-        if parametrize.is_parametrized(module):
-            reparametrising.update(map(id, children.pop("parametrizations").modules()))
-        if not children:
-            found.append(module)
-    return found
+    changed = [module.parametrizations for module in model.modules() if parametrize.is_parametrized(module)]
+    of_weights = {id(part) for one in changed for part in one.modules()}  # type: ignore[union-attr]
+    others = [module for module in model.modules() if id(module) not in of_weights]
+    return [module for module in others if of_weights.issuperset(map(id, module.children()))]
 
 
 def kind_of(module: torch.nn.Module) -> str:
@@ -205,10 +195,7 @@ def _dtypes(params: Iterable[torch.Tensor]) -> list[str]:
 def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
     """Kind and settings of one param group, without those that it does not have."""
     found: dict[str, Any] = {"kind": type(optimizer).__name__}
-    for name in _NUMBERS:
-        value = _number(group.get(name))
-        if value is not None:
-            found[name] = value
+    found.update((name, value) for name in _NUMBERS if (value := _number(group.get(name))) is not None)
     betas = group.get("betas")
     if isinstance(betas, (tuple, list)):
         found["betas"] = [beta for beta in map(_number, betas) if beta is not None]
@@ -240,19 +227,3 @@ def _number(value: Any) -> float | None:
         return values.real(value)
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _not_moving(optimizers: Sequence[torch.optim.Optimizer]) -> list[int]:
-    """Parameters (ids) whose learning rate is 0 while that of others is not."""
-    groups = [(_number(g["lr"]) == 0.0, g["params"]) for o in optimizers for g in o.param_groups if "lr" in g]
-    if all(is_still for is_still, _ in groups):
-        return []
-    return [id(p) for is_still, params in groups if is_still for p in params]
-
-
-def _schedule(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
-    """Whether torch's scheduler was made: it leaves its mark on `step`; any leaves in the groups where it started."""
-    marked = [o for o in optimizers if hasattr(o.step, "_wrapped_by_lr_sched")]
-    groups = [group for o in marked or optimizers for group in o.param_groups[:1]]
-    initial = next((_number(group["initial_lr"]) for group in groups if "initial_lr" in group), None)
-    return {"has_scheduler": bool(marked), **({} if initial is None else {"initial_lr": initial})}

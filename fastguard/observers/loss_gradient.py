@@ -16,10 +16,10 @@ from ..records.failures import Failures
 from .batch_sample import Dependence, InputSample, equal_at, how_it_follows, sample_inputs
 from .tensors import can_be_read, leaves
 
-SMOOTHED = "cross-entropy with smoothed labels"
-LOG_OF_OUTPUT, LIKELIHOOD = "log of the output", "negative log-likelihood"
-WITH_LOGITS, BINARY = "binary cross-entropy with logits", "binary cross-entropy"
-CLASSIFYING = ("cross-entropy", SMOOTHED, LIKELIHOOD, LOG_OF_OUTPUT, WITH_LOGITS, BINARY)
+CLASSIFYING = (
+    *("cross-entropy", "cross-entropy with smoothed labels", "negative log-likelihood", "log of the output"),
+    *("binary cross-entropy with logits", "binary cross-entropy"),
+)
 _KINDS = ("", "zero", *CLASSIFYING, "absolute error", "squared error")  # LossKind in csrc/loss_gradient.h
 _MAX_ELEMENTS, _MAX_ROWS = 65536, 4096
 _MAX_READ = 1 << 22  # elements of the gradient, for targets of rows that are not in the sample

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,19 +22,13 @@ WRAPPERS = {
 }
 
 
-def held_weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A bound method that does not keep its object alive, for one of the object's own parts to call."""
-    return types.MethodType(method.__func__, weakref.proxy(method.__self__))  # type: ignore[attr-defined]
-
-
-def while_alive(method: Callable[..., None]) -> Callable[..., None]:
+def while_alive(method: Callable[..., Any]) -> Callable[..., Any]:
     """A bound method that does not keep its object alive, and does nothing once that is freed."""
     ref = weakref.WeakMethod(method)
 
-    def call(*args: Any) -> None:
+    def call(*args: Any, **kwargs: Any) -> Any:
         found = ref()
-        if found is not None:
-            found(*args)
+        return None if found is None else found(*args, **kwargs)
 
     return call
 
@@ -51,14 +44,11 @@ class ModuleHook(Transient):
     """A hook on a module that calls a method, held weakly, with `given` and what torch passes; not while tracing."""
 
     def __init__(self, method: Callable[..., None], *given: Any) -> None:
-        self._method, self._given = weakref.WeakMethod(method), given
+        self._method, self._given = while_alive(method), given
 
     def __call__(self, *args: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        method = self._method()
-        if method is not None and not torch._C._is_tracing():
-            method(*self._given, *args)
+        if not torch.compiler.is_compiling() and not torch._C._is_tracing():
+            self._method(*self._given, *args)
 
 
 class ParameterHook:
@@ -137,14 +127,15 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
         module = inner
 
 
-def leave_to_python(*kinds: type) -> None:
-    """Keeps dynamo, where torch can tell it so, from compiling hooks on their own for a model that is not compiled."""
+def leave_to_python(*functions: Any) -> bool:
+    """Keeps dynamo from compiling hooks on their own for a model that is not compiled. False where torch cannot."""
     frames: Any = torch._C._dynamo.eval_frame
     if not hasattr(frames, "set_code_exec_strategy"):
-        return
+        return False
     leave = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    for kind in kinds:
-        frames.set_code_exec_strategy(kind.__call__.__code__, leave)
+    for function in functions:
+        frames.set_code_exec_strategy(function.__code__, leave)
+    return True
 
 
-leave_to_python(ModuleHook)
+leave_to_python(ModuleHook.__call__)

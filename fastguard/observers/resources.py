@@ -17,7 +17,6 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 SETTLED_AFTER = 64  # steps: optimizer state, caches and the allocator's pools are in place
-_SWAP = "/proc/self/status", r"^VmSwap:\s+(\d+) kB"
 MIN_STEPS, MIN_SECONDS = 32, 2.0  # of a window, so that one slow step does not decide it
 
 
@@ -46,12 +45,13 @@ class ResourceUse:
             return {}
         used = {name: now[name] - last[name] for name in now}
         major_faults = used["major_faults"] / used["step"]
+        swapped_kib = _number_in("/proc/self/status", r"^VmSwap:\s+(\d+) kB") if major_faults >= 1.0 else 0.0
         window = {
             "page_faults": used["page_faults"] / used["step"],
             "major_faults": major_faults,
             "system_share": used["system_s"] / max(used["cpu_s"], 1e-9),
             "core_wait_share": used["core_wait_s"] / max(used["seconds"], 1e-9),
-            "swapped_bytes": 1024.0 * _number_in(*_SWAP) if major_faults >= 1.0 else 0.0,
+            "swapped_bytes": 1024.0 * swapped_kib,
             "is_glibc": float(uses_glibc_malloc()),
         }
         previous, self._previous = self._previous, window

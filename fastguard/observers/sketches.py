@@ -6,7 +6,6 @@ import heapq
 import itertools
 import math
 import weakref
-from array import array
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 
 from ..kernels.cpu import extension
 from .observer import Observer
-from .tensors import can_be_read
 
 _NUM_GRADIENTS, _PER_GRADIENT = 4, 1024
 _NUM_CHECKED = 64  # the largest gradients, among which those that are compared are looked for
@@ -22,27 +20,21 @@ _NUM_PARAMETERS, _PER_PARAMETER = 16, 4
 _MAX_NAMES = 64
 _SPAN = 50  # steps with one pair of looks
 _NUM_FIRST, _RARE_FROM = 20, 1000
-READ, COMPARE, KEEP = 1, 2, 4  # gradients; gradients with those of the step before; parameters, as the step leaves them
 
 _guarded: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
-def look_at(step: int) -> int:
-    """What is sampled at a step: READ, COMPARE, KEEP, or 0.
+def next_look(step: int) -> int:
+    """The first step after `step` that is sampled.
 
     The first twenty steps are sampled, then one pair of steps in each span of fifty, at another place in each, so that
-    nothing periodic can hide: gradients are compared within the pair, and parameters between its steps; from step 1000
-    on, parameters in every second pair.
+    nothing periodic can hide: gradients are compared within the pair.
 
-    >>> [step for step in range(1000, 1250) if look_at(step) & COMPARE]
-    [1043, 1051, 1108, 1165, 1222]
+    >>> [step for step in range(1000, 1250) if next_look(step - 1) == step]
+    [1042, 1043, 1050, 1051, 1107, 1108, 1164, 1165, 1221, 1222]
     """
-    if step <= _NUM_FIRST:
-        return READ | (COMPARE if step else 0) | (KEEP if step % 4 == 3 else 0)
-    start = _pair_of(step // _SPAN)
-    if step == start:
-        return READ | (0 if step >= _RARE_FROM and step // _SPAN % 2 else KEEP)
-    return READ | COMPARE if step == start + 1 else 0
+    starts = map(_pair_of, (step // _SPAN, step // _SPAN + 1))
+    return step + 1 if step < _NUM_FIRST else next(due for at in starts for due in (at, at + 1) if due > step)
 
 
 def _pair_of(span: int) -> int:
@@ -50,41 +42,14 @@ def _pair_of(span: int) -> int:
     return span * _SPAN + span * 7 % (_SPAN - 1) if span else -_SPAN
 
 
-def next_look(step: int) -> int:
-    """The first step after `step` that is sampled."""
-    span = step // _SPAN
-    pairs = [due for start in (_pair_of(span), _pair_of(span + 1)) for due in (start, start + 1)]
-    return step + 1 if step < _NUM_FIRST else next(due for due in pairs if due > step)
-
-
 def guarded_parameters(but: Collection[torch.optim.Optimizer] = ()) -> set[int]:
     """Ids of the parameters of all guarded optimizers except those in `but`."""
     return {id(p) for o in list(_guarded) if o not in but for group in o.param_groups for p in group["params"]}
 
 
-def _is_plain(x: torch.Tensor) -> bool:
-    """Whether `x` is a dense real tensor in CPU memory that torch computes with (not float8), without gaps."""
-    if not (x.is_cpu and x.is_floating_point() and x.itemsize > 1 and can_be_read(x) and x.numel()):
-        return False
-    return x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
-
-
 def sample(tensors: Sequence[torch.Tensor], number: int) -> bytearray | None:
     """Up to `number` elements of each tensor, evenly spaced, as float64; None if one is not plain. Cost: 2 ns each."""
-    found: bytearray | None = None if extension is None else extension.sketch(tensors, number)
-    if found is not None or not all(map(_is_plain, tensors)):
-        return found
-    numbers = array("d")
-    for x in tensors:
-        count = min(number, x.numel())
-        numbers.extend(torch.as_strided(x.detach(), (count,), (x.numel() // count,)).double().tolist())
-    return bytearray(numbers)
-
-
-def _dot(a: bytearray, b: bytearray) -> float:
-    if extension is not None:
-        return float(extension.dot(a, b))
-    return float(torch.dot(torch.frombuffer(a, dtype=torch.float64), torch.frombuffer(b, dtype=torch.float64)))
+    return None if extension is None else extension.sketch(tensors, number)
 
 
 class Snapshot:
@@ -98,26 +63,26 @@ class Snapshot:
         self, step: int, named: Sequence[tuple[torch.Tensor, str]], *, may_read: bool = True, is_exact: bool = True
     ) -> None:
         self.step, self._is_exact = step, is_exact
-        self._read: list[tuple[weakref.ref[torch.Tensor], str, torch.dtype, bytearray]] = []
-        self._counted: list[tuple[weakref.ref[torch.Tensor], str, int]] = []
+        # each with its values, or the count of writes
+        self._seen: list[tuple[weakref.ref[torch.Tensor], str, torch.dtype, bytearray | int]] = []
         for p, name in named[:: max(1, -(-len(named) // _NUM_PARAMETERS))]:
             values = sample([p], _PER_PARAMETER) if may_read else None
-            if values is not None:
-                self._read.append((weakref.ref(p), name, p.dtype, values))
-            elif is_exact:
-                self._counted.append((weakref.ref(p), name, p._version))
+            if values is not None or is_exact:
+                self._seen.append((weakref.ref(p), name, p.dtype, p._version if values is None else values))
 
     @property
     def params(self) -> list[torch.Tensor]:
         """Those that are there still."""
-        refs = [one[0] for one in self._read] + [one[0] for one in self._counted]
-        return [p for ref in refs if (p := ref()) is not None]
+        return [p for ref, *_ in self._seen if (p := ref()) is not None]
 
     def changed(self, elsewhere: Collection[int] = ()) -> list[str] | None:
         """Names of those that have changed, but for those whose ids are in `elsewhere`; None if they were moved."""
-        found = [name for ref, name, count in self._counted if (p := ref()) is not None and p._version != count]
-        for ref, name, dtype, before in self._read:
+        found = []
+        for ref, name, dtype, before in self._seen:
             p = ref()
+            if isinstance(before, int):
+                found += [name] if p is not None and p._version != before else []
+                continue
             now = sample([p], _PER_PARAMETER) if p is not None and p.dtype is dtype else None
             if now is None or len(now) != len(before):
                 return None
@@ -136,7 +101,8 @@ class Sketches(Observer):
     """How gradients turn from step to step, and whether parameters change between steps. Only on the CPU.
 
     Gradients: the cosine of up to 1024 elements of each of the four largest with those of the step before. Parameters:
-    a `Snapshot` after a step, compared when the next one begins. Cost: 10 us for gradients, and that of `Snapshot`.
+    a `Snapshot` after the first step of a pair, compared when the next one begins. Cost: 10 us for gradients, and that
+    of `Snapshot`.
     """
 
     def __init__(self, run: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -165,14 +131,15 @@ class Sketches(Observer):
         self._names.update(dict.fromkeys((changed or ())[: _MAX_NAMES - len(self._names)]))
 
     def after(self, step: int) -> None:
-        run, what = self._run, look_at(step)
-        if not what or not run.may_wait:
+        run = self._run
+        if not run.may_wait:
             return
-        if what & READ:
-            cosine = self._cosine(step)
-            if cosine is not None and (run.ring.step != step or run.ring.is_finite):
-                run.ring.attach(step, grad_cosine=cosine)
-        if what & KEEP:
+        cosine = self._cosine(step)
+        if cosine is not None and (run.ring.step != step or run.ring.is_finite):
+            run.ring.attach(step, grad_cosine=cosine)
+        span = step // _SPAN
+        is_first = step == _pair_of(span) and not (step >= _RARE_FROM and span % 2)  # then, in every second span
+        if is_first if step > _NUM_FIRST else step % 4 == 3:
             params, names = run.params(), run.known_names
             places = range(0, min(len(params), len(names)), max(1, -(-len(params) // _NUM_PARAMETERS)))
             self._kept = Snapshot(step, [(params[i], names[i]) for i in places], is_exact=False)
@@ -193,8 +160,8 @@ class Sketches(Observer):
         before, self._gradients = self._gradients, None if now is None else (step, now)
         if now is None or before is None or before[0] != step - 1 or len(before[1]) != len(now):
             return None
-        norms = math.sqrt(_dot(now, now)) * math.sqrt(_dot(before[1], before[1]))
-        cosine = _dot(now, before[1]) / norms if norms > 0.0 else math.nan
+        norms = math.sqrt(extension.dot(now, now)) * math.sqrt(extension.dot(before[1], before[1]))
+        cosine = extension.dot(now, before[1]) / norms if norms > 0.0 else math.nan
         return max(-1.0, min(1.0, cosine)) if math.isfinite(cosine) else None
 
     def _sample_chosen(self) -> bytearray | None:

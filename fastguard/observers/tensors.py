@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +35,24 @@ def leaves(value: Any, path: str = "", depth: int = 0) -> list[tuple[str, torch.
         for field in dataclasses.fields(value):
             found += leaves(getattr(value, field.name), f"{path}.{field.name}", depth + 1)
     return found
+
+
+def mapped(function: Callable[[torch.Tensor], Any], nested: Any) -> Any:
+    """`nested` again, with `function` of each tensor in its place."""
+    if isinstance(nested, torch.Tensor):
+        return function(nested)
+    if isinstance(nested, Mapping):
+        values = {key: mapped(function, value) for key, value in nested.items()}
+        if type(nested) is dict or not hasattr(nested, "update"):
+            return values
+        other = copy.copy(nested)
+        other.update(values)
+        return other
+    if isinstance(nested, tuple) and hasattr(nested, "_fields"):
+        return type(nested)(*(mapped(function, value) for value in nested))
+    if type(nested) in (list, tuple):
+        return type(nested)(mapped(function, value) for value in nested)
+    return nested
 
 
 def labelled(output: Any) -> list[tuple[str, torch.Tensor]]:

@@ -39,13 +39,8 @@ class WeightSampler:
     `update_norm` is exact if the copies fit into the larger of 1 MiB and 1 % of the parameters. Otherwise it is an
     estimate: within 1 % from 10,000 elements of a parameter, unless a few elements hold most of the update.
 
-    Args:
-        every: sample steps whose number it divides. A skipped step changes nothing and has `update_norm` None; the
-            next step is then sampled, too.
-        backend: as for `fastguard.tensor_stats`.
-
-    Raises:
-        ValueError: `every` is not an integer >= 1.
+    It samples steps whose number `every` divides. A skipped step changes nothing and has `update_norm` None; the next
+    step is then sampled, too.
 
     Cost of a sampled step: one read of the parameters, and a few of the copies. On an accelerator, two syncs.
 
@@ -100,14 +95,18 @@ class WeightSampler:
     ) -> tuple[WeightStats, ...]:
         """One `WeightStats` for each parameter, in the order of the groups. Call it after the step.
 
-        Args:
-            sample: from `before`.
-            names: one for each parameter of the optimizer.
-            gradient_norms: norms of the gradients by name, unscaled and before clipping.
-            skipped: the step changed nothing: it has no update, and the next step is due.
+        There are `names` for all parameters of the optimizer; `gradient_norms` are unscaled and before clipping.
         """
         self._is_owed = skipped
-        norms = [None] * len(sample.parameters) if skipped else self._update_norms(sample)
+        norms: list[float | None] = [None] * len(sample.parameters)
+        if not skipped:
+            whole = [plain(p, i) for i, (p, *_) in enumerate(sample.parameters)]
+            with torch.no_grad():
+                for copy, p, share in zip(sample.copies, whole, sample.shares):
+                    copy.sub_(strided(p, share))
+            sizes = [p.numel() / max(1, copy.numel()) for p, copy in zip(whole, sample.copies)]
+            norms = [row.norm * math.sqrt(size) for row, size in zip(self._rows(sample.copies), sizes)]
+            sample.copies.clear()
         return tuple(
             WeightStats(
                 name=names[place],
@@ -121,16 +120,6 @@ class WeightSampler:
             )
             for (_, place), row, norm in zip(sample.parameters, sample.rows, norms, strict=True)
         )
-
-    def _update_norms(self, sample: Sample) -> Sequence[float | None]:
-        whole = [plain(p, i) for i, (p, *_) in enumerate(sample.parameters)]
-        with torch.no_grad():
-            for copy, p, share in zip(sample.copies, whole, sample.shares):
-                copy.sub_(strided(p, share))
-        sizes = [p.numel() / max(1, copy.numel()) for p, copy in zip(whole, sample.copies)]
-        rows = self._rows(sample.copies)
-        sample.copies.clear()
-        return [row.norm * math.sqrt(size) for row, size in zip(rows, sizes)]
 
 
 class WeightWatch(Observer):
@@ -161,8 +150,7 @@ class WeightWatch(Observer):
         norms = dict(zip(record.tensors.names, record.tensors.norm, strict=True))
         for member, sample in samples:
             names = self._run.known_names[self._run.start_of(member) :]
-            about = {"names": names, "gradient_norms": norms, "skipped": record.skipped}
-            found += self._sampler.after(sample, **about)
+            found += self._sampler.after(sample, names=names, gradient_norms=norms, skipped=record.skipped)
         self._run.ring.attach(record.step, weights=record.weights + tuple(found))
         self._judge.add_overhead(time.perf_counter() - started)
 

@@ -15,7 +15,7 @@ from ..clip.limits import row_norms
 from ..errors import UnsupportedTensorError
 from ..kernels.slots import StepOptions, make_slots
 from ..kernels.triton import Plan
-from ..observers.observer import held_weakly
+from ..observers.observer import while_alive
 from ..records.slot import HEADER_WORDS, NORM
 from . import device as devices
 from .clipping import Groups, clip_on_device, gradients_with_factors
@@ -41,7 +41,7 @@ class DeviceJudge:
     def __init__(self, run: Run, ledger: Ledger, clip_through: str) -> None:
         self._run, self._ledger = run, ledger
         self._clips_through_scale = clip_through == "scale"
-        self.pending = PendingSteps(held_weakly(self._complete))
+        self.pending = PendingSteps(while_alive(self._complete))
         self._courier_for = Courier
         self.engine: Engine | None = None  # of the device that gradients were on last
         self._device: torch.device | None = None

@@ -20,7 +20,7 @@ from ..names import Namer
 from ..observers.activations import ActivationMonitor, ActivationWatch, monitor_for
 from ..observers.buffers import Buffers
 from ..observers.facts import ModelFacts
-from ..observers.observer import Observer, held_weakly
+from ..observers.observer import Observer, while_alive
 from ..observers.owner import Observers
 from ..observers.weights import WeightWatch
 from ..ranks import Parity, Ranks
@@ -100,7 +100,7 @@ class Guard(GuardState):
         made.callback(observers.close)
         if self._activations is not None:
             self._activations.start()
-            self._ledger.fetch = held_weakly(self._activations.attach)
+            self._ledger.fetch = while_alive(self._activations.attach)
         self._observed = Observed(self._run, self._judge, observers)
         self._rescue: Rescue | None = None
         if settings.recovery is not None:

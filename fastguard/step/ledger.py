@@ -102,10 +102,7 @@ class Ledger(LedgerState):
             return
         if not but_held:
             if self.fetch is not None:
-                try:
-                    self.fetch()
-                except ReferenceError:
-                    self.fetch = None  # the guard is gone, and hands over its last record
+                self.fetch()
             if self.sinks:
                 self.write()
             if not ring.num_open:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import itertools
 import warnings
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ..observers.tensors import leaves
+from ..observers.tensors import mapped as mapped
 from ..ranks.shards import refuse_sharding_model
 from ..recovery.snapshots import load_random_state, random_state
 from ..step import Guard
@@ -53,24 +53,6 @@ def refuse_iterator(name: str, batches: Any) -> None:
 
 def _own(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def mapped(function: Callable[[Tensor], Any], nested: Any) -> Any:
-    """`nested` again, with `function` of each tensor in its place."""
-    if isinstance(nested, Tensor):
-        return function(nested)
-    if isinstance(nested, Mapping):
-        values = {key: mapped(function, value) for key, value in nested.items()}
-        if type(nested) is dict or not hasattr(nested, "update"):
-            return values
-        other = copy.copy(nested)
-        other.update(values)
-        return other
-    if isinstance(nested, tuple) and hasattr(nested, "_fields"):
-        return type(nested)(*(mapped(function, value) for value in nested))
-    if type(nested) in (list, tuple):
-        return type(nested)(mapped(function, value) for value in nested)
-    return nested
 
 
 def tensors_in(nested: Any) -> list[Tensor]:

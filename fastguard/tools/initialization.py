@@ -17,9 +17,8 @@ from .._text import NAME_WIDTH, in_columns, listed, number, prose, shown
 from ..diagnosis.signals import as_in_gpt2
 from ..kernels.tensors import as_tensor
 from ..names import strip_wrappers
-from ..observers.buffers import forward_undone
 from ..records import TensorRow
-from .bench import first_tensor, output_of, require_module
+from .bench import first_tensor, output_of, randomness_restored, require_module
 
 TOO_SMALL, TOO_LARGE = 0.1, 10.0  # times the expected standard deviation
 _EMBEDDING_STD = 0.02
@@ -317,11 +316,24 @@ def _output_variances(model: nn.Module, batch: Any, weights: list[_Weight]) -> d
     for weight in weights:
         if weight.module is not None and not isinstance(weight.module, nn.MultiheadAttention):
             modules.setdefault(weight.module, weight.name)
-    with contextlib.ExitStack() as hooks, torch.no_grad(), forward_undone(model):
+    with contextlib.ExitStack() as hooks, torch.no_grad(), randomness_restored(None), _restored(model):
         for module, name in modules.items():
             hooks.enter_context(module.register_forward_hook(partial(look, name)))
         output_of(model, batch)
     return found
+
+
+@contextlib.contextmanager
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Restores the buffers of `model` afterwards."""
+    stores = [module._buffers for module in model.modules()]
+    kept = [(store, key, b, b.detach().clone()) for store in stores for key, b in store.items() if b is not None]
+    try:
+        yield
+    finally:
+        for store, key, buffer, values in kept:
+            buffer.copy_(values)
+            store[key] = buffer
 
 
 def stable_weight_init(model: nn.Module) -> InitializationReport:

@@ -86,6 +86,6 @@ def test_the_operators_are_right():
     monitor = ActivationMonitor(relu_net())
     x, token = torch.ones(2, 3, requires_grad=True), torch.zeros(1)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    (hook,) = [hook for hook in monitor._hooks if hook.name == "1"]
+    (hook,) = [hook for hook in monitor._hooks if hook.target.name == "1"]
     opcheck(torch.ops.fastguard.see.default, ([x], [x], token, hook.number, [""]), test_utils=tests)
     opcheck(torch.ops.fastguard.see.default, ([], [], token, monitor._pass_hooks[0].number, []), test_utils=tests)

@@ -98,9 +98,9 @@ def test_an_output_that_is_not_finite_is_not_copied(bad):
     monitor = ActivationMonitor(model, modules="all", every=1, overhead_budget=None)
     for hook in monitor._pass_hooks:
         hook.remove()
-    (hook,) = [hook for hook in monitor._hooks if hook.name == "1"]
+    (hook,) = [hook for hook in monitor._hooks if hook.target.name == "1"]
     with at_most(MIB):
-        hook.show([("", output)], None)
+        hook.collector.see(hook.target, [("", output)], None)
     monitor.detach()
 
 

@@ -126,11 +126,6 @@ class Sighting(NamedTuple):
             return False
         return None if any(row is None for _, row in rows) else True
 
-    def row(self) -> ActivationRow:
-        """Its row, with the number of saturated elements by its judgement."""
-        row, (_, low, high, *_) = self.measured().row, self.judgement
-        return row if math.isfinite(low) or math.isfinite(high) else row._replace(num_saturated=row.num_infs)
-
 
 class Arrivals:
     """Makes records of sampled steps, in the order of the steps, when their figures have arrived."""
@@ -162,16 +157,13 @@ class Arrivals:
                     event.synchronize()
             started = time.perf_counter()
             self.pending.popleft()
-            self._add(step, self._records(sightings))
+            self.latest = self._records(sightings)
+            for record in self.latest:
+                dead = record.dead_unit_ratio if record.num_units else record.stats.zero_ratio
+                self.add(record.name, record.stats, dead)
+            self.unclaimed.append((step, self.latest))
             self.seconds += time.perf_counter() - started
         return self
-
-    def _add(self, step: int, records: tuple[ModuleActivity, ...]) -> None:
-        self.latest = records
-        for record in records:
-            dead = record.dead_unit_ratio if record.num_units else record.stats.zero_ratio
-            self.add(record.name, record.stats, dead)
-        self.unclaimed.append((step, records))
 
     def _records(self, sightings: Iterable[Sighting]) -> tuple[ModuleActivity, ...]:
         """One for each key, in the order of first readings. A quiet one makes records once it was not finite."""
@@ -190,15 +182,26 @@ class Arrivals:
 
     def _record(self, group: list[Sighting], order: int, inputs_finite: bool | None) -> ModuleActivity:
         key, judgement = group[0].key, group[0].judgement
-        rows = [sighting.row() for sighting in group]
+        rows = [sighting.measured().row for sighting in group]
+        if not (math.isfinite(judgement.low) or math.isfinite(judgement.high)):
+            rows = [row._replace(num_saturated=row.num_infs) for row in rows]
         units = [bytearray(sighting.measured().units or b"") for sighting in group]
         of_units: dict[str, Any] = {}
         if units[0] and len(set(map(len, units))) == 1:  # the same units in every reading
             tables = [torch.frombuffer(one, dtype=torch.float64) for one in units]
             table = sum(tables[1:], start=tables[0]).view(-1, len(CHANNEL_COLUMNS))
             elements = sum(row.numel for row in rows) // table.shape[0]
-            if elements:
-                of_units = self._judge_units(key, table[:, :2] >= elements * _UNIT_SHARE)
+            if elements:  # adds a sampled step in which each unit was dead or not, and saturated or not
+                are_bad = table[:, :2] >= elements * _UNIT_SHARE
+                runs, num = self._runs.get(key, (None, 0))
+                if runs is None or runs.shape != are_bad.shape:  # other units than before
+                    runs, num = torch.zeros(are_bad.shape, dtype=torch.int32, device="cpu"), 0
+                runs, num = self._runs[key] = (runs + 1) * are_bad, min(num + 1, _WINDOW)
+                flags = runs >= num
+                num_dead, num_saturated = flags.sum(0).tolist()
+                of_units = {"num_dead_units": num_dead, "num_saturated_units": num_saturated, "num_batches": num}
+                dead = tuple(flags[:, 0].nonzero()[:_NUM_NAMED, 0].tolist()) if num_dead else ()
+                of_units |= {"num_units": len(flags), "dead_units": dead}
         return ModuleActivity(
             name=key,
             family=judgement.family,
@@ -207,18 +210,6 @@ class Arrivals:
             inputs_finite=inputs_finite,
             **of_units,
         )
-
-    def _judge_units(self, key: str, are_bad: torch.Tensor) -> dict[str, Any]:
-        """Adds a sampled step of a module, in which each unit was dead or not, and saturated or not: bool [C, 2]."""
-        runs, num = self._runs.get(key, (None, 0))
-        if runs is None or runs.shape != are_bad.shape:  # other units than before
-            runs, num = torch.zeros(are_bad.shape, dtype=torch.int32, device="cpu"), 0
-        runs, num = self._runs[key] = (runs + 1) * are_bad, min(num + 1, _WINDOW)
-        flags = runs >= num
-        num_dead, num_saturated = flags.sum(0).tolist()
-        found = {"num_dead_units": num_dead, "num_saturated_units": num_saturated, "num_batches": num}
-        dead = tuple(flags[:, 0].nonzero()[:_NUM_NAMED, 0].tolist()) if num_dead else ()
-        return {"num_units": len(flags), "dead_units": dead, **found}
 
     def add(self, layer: str, stats: ActivationStats, dead: float) -> None:
         """Adds statistics to those of a layer, with the share that is dead."""

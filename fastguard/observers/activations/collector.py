@@ -28,6 +28,7 @@ from .arrivals import DeferredReader, ImmediateReader, Measurement, Sighting, re
 from .selection import PLAIN, Judgement, Target
 
 Inputs: TypeAlias = Callable[[], Sequence[torch.Tensor]]  # of a module, asked for only if they matter
+Seen: TypeAlias = "tuple[Sequence[tuple[str, torch.Tensor]], Inputs | None]"
 TOKEN = torch.zeros(1, device="cpu")  # the operators claim to change it, so that none is dropped or moved
 _numbers = itertools.count()
 _hooks: weakref.WeakValueDictionary[int, Hook] = weakref.WeakValueDictionary()
@@ -62,13 +63,6 @@ class Collector:
         self._is_open = self.is_on = self.is_paused = False  # paused: nothing is recorded
         self.seconds = 0.0  # host time spent here since it was last set to zero
 
-    def is_wanted(self) -> bool:
-        """Whether to record the current pass: not a recomputation in backward, nor evaluation."""
-        if self.is_paused or torch._C._current_graph_task_id() != -1 or torch._C._is_tracing():
-            return False
-        root = self.root()
-        return root is None or root.training
-
     def begin(self) -> None:
         """Begins a pass through the model, and drops one that never ended."""
         self._pass, self._is_open = [], True
@@ -89,16 +83,6 @@ class Collector:
         events = [reader.deliver() for reader in self._readers.values()] if sightings else []
         return sightings, [event for event in events if event is not None]
 
-    def run(self, name: str, show: Callable[..., None], *args: Any) -> None:
-        """Calls `show`, counts the time, and notes its errors, also those of a model's own objects."""
-        started = time.perf_counter()
-        try:
-            show(*args)
-        except Exception as error:
-            self.failures.note("activation sampler", f"{describe(error)}, at {name}", "This output was left out.")
-        finally:
-            self.seconds += time.perf_counter() - started
-
     def see(self, target: Target, seen: Iterable[tuple[str, torch.Tensor]], inputs: Inputs | None) -> None:
         """Measures the tensors `seen` of one call, which come with their paths; one with a path only for NaN and Inf.
 
@@ -106,14 +90,12 @@ class Collector:
         where the output is not finite.
         """
         for path, tensor in seen:
-            key = self._numbered(target.name, path)
+            name = target.name + path
+            call = self._calls[name] = self._calls.get(name, 0) + 1
             if has_values(tensor):
+                key = name if call == 1 else f"{target.name}#{min(call, _MAX_CALLS)}{path}"
                 with contextlib.suppress(UnsupportedTensorError):
                     self._measure(key, target._replace(judgement=PLAIN) if path else target, inputs, tensor)
-
-    def _numbered(self, name: str, path: str) -> str:
-        call = self._calls[name + path] = self._calls.get(name + path, 0) + 1
-        return name + path if call == 1 else f"{name}#{min(call, _MAX_CALLS)}{path}"
 
     def _reader(self, x: torch.Tensor) -> ImmediateReader | DeferredReader:
         reader = self._readers.get(x.device)
@@ -155,46 +137,23 @@ def _version(x: torch.Tensor) -> int | None:
     return None if x.is_inference() else x._version
 
 
-class Seen(NamedTuple):
-    """What a hook reads of a call: tensors with their paths, and what returns the module's inputs; None if unknown."""
-
-    tensors: Sequence[tuple[str, torch.Tensor]]
-    inputs: Callable[[], Sequence[torch.Tensor]] | None = None
-
-
-def outputs(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Seen:
-    """All tensors that a module returned."""
-    return Seen(labelled(output), lambda: inputs_of(args, kwargs))
-
-
-def first_input(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Seen:
-    """The first tensor that a module was given."""
-    return Seen([("", tensor) for _, tensor in leaves((args, kwargs))[:1]])
-
-
-def nothing(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Seen:
-    """For a hook that is only called."""
-    return Seen(())
-
-
 class Hook(Transient):
-    """One hook on one module: shows what `find` reads of a call, after its `forward` or, unless `at_end`, before."""
+    """A hook on a module: shows what it takes or returns to the collector, or, without a target, calls `call`."""
 
     def __init__(
         self,
         module: nn.Module,
         collector: Collector,
-        find: Callable[..., Seen],
-        show: Callable[..., None],
-        name: str = "",
+        target: Target | None = None,
+        call: Callable[[], None] | None = None,
         *,
-        at_end: bool = True,
-        on_every_step: bool = False,
+        at_end: bool = True,  # after its `forward`, or before
     ) -> None:
         self._module = weakref.ref(module)
         self._handle: RemovableHandle | None = None
-        self.collector, self.find, self.show, self.name = collector, find, show, name
-        self.at_end, self.on_every_step = at_end, on_every_step  # also at steps that are not sampled
+        self.collector, self.call, self.at_end = collector, call, at_end
+        self.target = None if target is None else target._replace(module=None)  # a hook does not keep its module alive
+        self.on_every_step = target is None  # also at steps that are not sampled
         self.is_compiled = False  # whether it is in a compiled graph and must stay
         self.number = next(_numbers)
         _hooks[self.number] = self
@@ -216,22 +175,46 @@ class Hook(Transient):
             return
         if torch.compiler.is_compiling():
             if not torch.compiler.is_exporting():
-                seen, inputs = self.find(args, kwargs, output)
+                seen, inputs = self._find(args, kwargs, output)
                 found = [x.detach() for _, x in seen]
                 given = [] if inputs is None else [x.detach() for x in inputs()]
                 torch.ops.fastguard.see(found, given, TOKEN, self.number, [path for path, _ in seen])
         else:
-            self.look(lambda: self.find(args, kwargs, output))
+            self.look(lambda: self._find(args, kwargs, output))
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Seen:
+        """What it reads of a call: tensors with their paths, and what returns the module's inputs; None if unknown."""
+        if self.target is None:
+            return (), None
+        if self.target.of_input:
+            return [("", tensor) for _, tensor in leaves((args, kwargs))[:1]], None
+        return labelled(output), lambda: inputs_of(args, kwargs)
 
     def look(self, find: Callable[[], Seen]) -> None:
-        if self.collector.is_wanted():
-            if self.name:
-                self.collector.run(self.name, lambda: self.show(*find()))
-            else:  # it is only called
-                self.show()
+        """Counts the time, and notes errors, also those of a model's own objects.
+
+        Not in a recomputation in backward, nor in evaluation.
+        """
+        collector = self.collector
+        if collector.is_paused or torch._C._current_graph_task_id() != -1 or torch._C._is_tracing():
+            return
+        root = collector.root()
+        if root is not None and not root.training:
+            return
+        if self.call is not None:
+            self.call()
+        if self.target is not None:
+            started = time.perf_counter()
+            try:
+                collector.see(self.target, *find())
+            except Exception as error:
+                what = f"{describe(error)}, at {self.target.name}"
+                collector.failures.note("activation sampler", what, "This output was left out.")
+            finally:
+                collector.seconds += time.perf_counter() - started
 
 
-leave_to_python(Hook)
+leave_to_python(Hook.__call__)
 
 
 @torch.library.custom_op(
@@ -245,7 +228,7 @@ def _see(
     hook = _hooks.get(number)
     if hook is not None:  # None if the graph outlives its monitor
         hook.is_compiled = True
-        hook.look(lambda: Seen(list(zip(paths, seen)), (lambda: inputs) if hook.at_end else None))
+        hook.look(lambda: (list(zip(paths, seen)), (lambda: inputs) if hook.at_end else None))
 
 
 _see.register_fake(lambda *args: None)

@@ -6,7 +6,6 @@ import logging
 import time
 import weakref
 from collections.abc import Iterable
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -17,9 +16,9 @@ from ...records import values
 from ...records.failures import Failures
 from ...records.samples import ActivationStats, ModuleActivity
 from ..facts import kind_of
-from ..observer import held_weakly, unwrapped
+from ..observer import Observer, unwrapped, while_alive
 from .arrivals import Arrivals
-from .collector import Budget, Collector, Cost, Hook, first_input, nothing, outputs
+from .collector import Budget, Collector, Cost, Hook
 from .selection import choose, names_of, searched
 
 _log = logging.getLogger("fastguard")
@@ -104,14 +103,10 @@ class ActivationMonitor:
         self._arrivals.root = kind_of(named[""])
         collector = self._collector
         collector.root = weakref.ref(root)
-        for target in targets:
-            show = partial(collector.see, target._replace(module=None))  # a hook does not keep its module alive
-            find = first_input if target.of_input else outputs
-            self._hooks.append(Hook(target.module, collector, find, show, target.name, at_end=not target.of_input))
-        begins, ends = collector.begin, held_weakly(self._pass_ends)
+        self._hooks = [Hook(target.module, collector, target, at_end=not target.of_input) for target in targets]
         self._pass_hooks = [
-            Hook(root, collector, nothing, begins, at_end=False, on_every_step=True),
-            Hook(root, collector, nothing, ends, on_every_step=True),
+            Hook(root, collector, call=collector.begin, at_end=False),
+            Hook(root, collector, call=while_alive(self._pass_ends)),
         ]
         # The hooks do not keep the monitor alive, and go when it does.
         hooks = (*self._hooks, *self._pass_hooks)
@@ -170,12 +165,7 @@ class ActivationMonitor:
         return self._budget.cost()
 
     def _follow_guard(self) -> None:
-        """Counts steps by calls of `end_step`, which the guard makes, instead of passes through the model.
-
-        Raises:
-            RuntimeError: the monitor already follows a guard.
-            ValueError: it has no model.
-        """
+        """Counts steps by calls of `end_step`, which the guard makes, instead of passes through the model."""
         if not self._hooks:
             raise ValueError("`activations` must be a monitor of a model. Make it with ActivationMonitor(model).")
         if self._is_guarded:
@@ -196,7 +186,20 @@ class ActivationMonitor:
         if step < self._step:  # the run went back
             self._next_sample = min(self._next_sample, step + 1)
         collector, started = self._collector, time.perf_counter()
-        sampled = collector.is_on and self._send(step)
+        sampled = False
+        if collector.is_on:
+            sightings, events = collector.deliver()
+            sampled = bool(sightings)
+            if sampled:
+                self._arrivals.pending.append((step, sightings, events))
+            self._num_silent = 0 if sampled else self._num_silent + 1
+            if self._num_silent == _NUM_SILENT:
+                _log.warning(
+                    "no output of the %d watched modules was seen in %d steps. Make the monitor (or the guard) before "
+                    "the first call of a compiled model. Check that the modules are called in training mode.",
+                    len(self.names),
+                    _NUM_SILENT,
+                )
         num_steps, self._step = max(1, step + 1 - self._step), step + 1
         cost_s = time.perf_counter() - started
         self._arrivals.collect()
@@ -210,10 +213,6 @@ class ActivationMonitor:
         if (step + 1 >= self._next_sample) is not collector.is_on:
             self._disarm() if collector.is_on else self._arm()
         return cost_s
-
-    def _next_end_after(self, step: int) -> int:
-        """The next step after `step` at whose end the guard must call `end_step`."""
-        return step + 1 if self._arrivals.pending or self._collector.is_on else max(step + 1, self._next_sample - 1)
 
     def pause(self, is_paused: bool) -> bool:
         """Neither counts nor records passes while it is paused. Returns whether it was paused before."""
@@ -253,20 +252,6 @@ class ActivationMonitor:
             with self.failures.kept("activation sampler", "What it saw of that pass was left out."):
                 self.end_step(self._step)
 
-    def _send(self, step: int) -> bool:
-        sightings, events = self._collector.deliver()
-        if sightings:
-            self._arrivals.pending.append((step, sightings, events))
-        self._num_silent = 0 if sightings else self._num_silent + 1
-        if self._num_silent == _NUM_SILENT:
-            _log.warning(
-                "no output of the %d watched modules was seen in %d steps. Make the monitor (or the guard) before the "
-                "first call of a compiled model. Check that the modules are called in training mode.",
-                len(self.names),
-                _NUM_SILENT,
-            )
-        return bool(sightings)
-
     def _arm(self) -> None:
         self._collector.is_on = True
         begins, ends = self._pass_hooks
@@ -286,3 +271,57 @@ def _remove(collector: Collector, hooks: Iterable[Hook]) -> None:
     collector.is_on = False
     for hook in hooks:
         hook.remove()
+
+
+def monitor_for(activations: Any, model: nn.Module | None) -> ActivationMonitor | None:
+    """The monitor that `wrap(..., activations=...)` asks for, following the guard; None if it asks for none."""
+    if activations is None or activations is False:
+        return None
+    if activations is True or isinstance(activations, str):
+        activations = {"modules": "default" if activations is True else activations}
+    if isinstance(activations, dict):
+        if model is None:
+            raise ValueError("`activations` must come with a model, got none. Call wrap(optimizer, model, …).")
+        activations = ActivationMonitor(model, **activations)
+    if not isinstance(activations, ActivationMonitor):
+        raise TypeError(
+            "`activations` must be True, a pattern of module names, a dict of settings of ActivationMonitor, or an "
+            f"ActivationMonitor, got {activations!r}"
+        )
+    activations._follow_guard()
+    return activations
+
+
+class ActivationWatch(Observer):
+    """Tells a monitor when steps of a guard end, and hands its records to theirs. Cost: that of the monitor."""
+
+    what = "activation sampler"
+
+    def __init__(self, run: Any, judge: Any, monitor: ActivationMonitor) -> None:
+        self._run, self._judge, self._monitor = run, weakref.proxy(judge), monitor  # it leads to what closes this
+        monitor._disarm()  # until `start`
+
+    def start(self) -> None:
+        """Sets the hooks. `QuietHooks` takes the place of a model's hooks only while there are none."""
+        self._monitor._arm()
+
+    def next_after(self, step: int) -> float:
+        monitor = self._monitor
+        is_next = monitor._arrivals.pending or monitor._collector.is_on
+        return step + 1 if is_next else max(step + 1, monitor._next_sample - 1)
+
+    def after(self, step: int) -> None:
+        self._judge.add_overhead(self._monitor.end_step(step))
+        self.attach()
+
+    def attach(self, *, waits: bool = False) -> None:
+        """Attaches figures that have arrived to their records; with `waits` also those on their way."""
+        with self._run.failures.kept(self.what, self.so):
+            if waits:
+                self._monitor.flush()
+            for step, records in self._monitor.arrived():
+                self._run.ring.attach(step, activations=records)
+
+    def close(self) -> None:
+        self.attach(waits=True)
+        self._monitor.detach()

@@ -47,6 +47,8 @@ _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 _LINEARS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.Identity, nn.Flatten, nn.Unflatten)
 _FAMILIES: tuple[tuple[tuple[Any, ...], Judgement], ...] = (
     ((nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Threshold), RELU),
+    ((nn.ReLU6,), RELU._replace(high=6.0 * THRESHOLD)),
+    ((nn.SELU,), GELU._replace(low=-THRESHOLD * 1.7580993408473766)),  # scale * alpha, what it tends to
     ((nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Hardswish, nn.GLU), GELU),
     ((nn.Sigmoid, nn.Hardsigmoid), SIGMOID),
     ((nn.Tanh, nn.Softsign, nn.RNNBase, nn.RNNCellBase), TANH),
@@ -72,15 +74,11 @@ _BLOCK_NAME = re.compile(r"block|bottleneck|layer$", re.I)
 
 def judgement_of(module: nn.Module) -> Judgement:
     """How to judge the output of `module`, by its type or else by the name of its class."""
-    if isinstance(module, nn.ReLU6):  # a Hardtanh to torch
-        return RELU._replace(high=6.0 * THRESHOLD)
-    if isinstance(module, nn.Hardtanh):
+    if isinstance(module, nn.Hardtanh) and not isinstance(module, nn.ReLU6):
         slack = _MARGIN * (module.max_val - module.min_val) / 2
         return Judgement("hardtanh", module.min_val + slack, module.max_val - slack, has_units=True)
     if isinstance(module, (nn.ELU, nn.CELU)):
         return GELU._replace(low=-THRESHOLD * module.alpha)
-    if isinstance(module, nn.SELU):
-        return GELU._replace(low=-THRESHOLD * 1.7580993408473766)  # scale * alpha, what it tends to
     if isinstance(module, nn.RNN) and module.nonlinearity == "relu":
         return RELU
     for types, judgement in _FAMILIES:
