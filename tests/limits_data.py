@@ -221,6 +221,7 @@ LIMITS = {
         (uneven([2.3] * 10 + [1.65] * 90), "warning"),
         (uneven([2.3] * 10 + [1.55] * 90), "info"),
         (uneven(share=0.9), None),
+        (uneven(share=0.95, has_loss_weights=True), "info"),
         (uneven(LEARNT, share=0.94), "info"),
         (uneven(LEARNT, share=0.95), "warning"),
         (uneven(flat_losses(60, level=0.2), share=0.95, target_entropy=0.5), "info"),  # the rare ones, too
@@ -260,6 +261,7 @@ LIMITS = {
         (takes("MseLoss", "Expand", "Addmm"), "warning"),
         (takes("Mean", "Abs", "Sub", "Expand"), "warning"),
         (takes("MseLoss", "Addmm"), None),
+        (run(flat_losses(20), loss_ops=["MseLossBackward0", "ExpandBackward0"], objective="reward"), "warning"),
         (run(flat_losses(20), loss_ops=["SumBackward1", "SmoothL1LossBackward0", "ExpandBackward0"]), None),
         (takes("MseLoss", "View", "Expand"), None),
         (takes("Add", "Expand"), None),
@@ -296,6 +298,7 @@ LIMITS = {
         (takes("BinaryCrossEntropyWithLogits", "Sigmoid"), "warning"),
         (takes("BinaryCrossEntropyWithLogits", "Addmm"), None),
         (takes("BinaryCrossEntropy", "Sigmoid", "Addmm"), None),
+        (takes("BinaryCrossEntropy", "View", "Sigmoid", "Sigmoid"), "warning"),
         (takes("BinaryCrossEntropy", "Addmm"), "warning"),
         (takes("BinaryCrossEntropy"), None),
         (takes("NllLoss", "Addmm"), "warning"),

@@ -183,6 +183,7 @@ LIMITS = {
         *((standing(2.3, 1.9, loss_kind=kind), "warning") for kind in ("cross-entropy", "negative log-likelihood")),
         (standing(2.3, 1.9, loss_ops=["MseLossBackward0", LINEAR]), "warning"),
         (standing(2.3, 1.9, loss_ops=["NegBackward0", "MeanBackward0", LINEAR]), None),  # a density has no floor
+        (standing(2.3, 1.9, loss_ops=["MeanBackward0", "ClampMinBackward0", "AddBackward1"]), "warning"),  # a hinge
         (run([*flat_losses(20), *flat_losses(180, level=3.0)]), "warning"),
         (run([*flat_losses(20), *flat_losses(180, level=3.5)]), None),  # it rose
         (run([3.4] * 10 + [3.2 - 0.001 * s + 0.05 * math.sin(7 * s) for s in range(300)]), None),  # it falls
@@ -319,7 +320,8 @@ LIMITS = {
         (ended(sized(lr=4.9e-5, num_steps=39)), None),
         (ended(sized(lr=4.9e-5, losses=falling_losses(60, pace=15.0))), None),
         (ended(sized(lr=3e-5, losses=falling_losses(60, pace=150.0))), "warning"),  # moved by 0.018 in all
-        (ended(sized(lr=4e-5, losses=falling_losses(60, pace=150.0))), None),  # by 0.024
+        (ended(sized(lr=4.9e-5, losses=falling_losses(99, pace=250.0))), "warning"),  # by 0.049
+        (ended(sized(lr=4.9e-5, losses=falling_losses(120, pace=300.0))), None),  # by 0.059
         (ended(sized(lr=3e-5, losses=falling_losses(60, pace=25.0))), None),  # and learnt more than half
         (sized(lr=3e-5, num_steps=99), None),
         (sized(lr=3e-5, num_steps=100), "warning"),
@@ -353,6 +355,8 @@ LIMITS = {
         (sized(lr=0.15, losses=falling_losses(80, pace=20.0)), "info"),
         (sized(lr=0.15, num_steps=100, objective="reward"), "info"),
         (sized(lr=0.25, losses=FALLING, initialization={}), "info"),  # weights that are not known
+        (sized(lr=0.25, losses=held(2.3, 1.6, 210), initialization={}), "warning"),
+        (sized(lr=0.15, losses=held(2.3, 1.6, 210), initialization={}), "info"),
         (sized(lr=5.0, losses=FALLING, target_mean=100.0, target_std=10.0, loss_ops=HUBER), "info"),
         (
             sized(lr=25.0, losses=FALLING, target_mean=100.0, target_std=1.0, loss_ops=HUBER),

@@ -274,6 +274,7 @@ LIMITS = {
         (flipped(at=(20,)), "warning"),
         (flipped(numel=40), None),  # a few numbers can be one-sided
         (flipped(loss=lambda step, loss: 10 * loss if step == 100 else loss), None),  # the batch, or weights before it
+        (flipped(loss=lambda step, loss: 2e3 * loss if 60 < step < 70 else loss), None),  # after an explosion
         (large_and_whole(), None),
         (not_finite(1), True),
         (not_finite(2), None),

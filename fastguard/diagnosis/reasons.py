@@ -188,8 +188,12 @@ def left_out(finding: Finding, history: TrainingHistory, found: Found) -> float:
 
 
 def if_alone(finding: Finding, history: TrainingHistory, found: Found) -> float:
-    """No other sign warns."""
-    return 0.4 if all(one is finding or one.severity == "info" for one in found.values()) else 0.0
+    """No other sign warns, and the loss has no margin, which embeddings that are all alike meet exactly."""
+    return (
+        0.4
+        if not needs.margin(history) and all(one is finding or one.severity == "info" for one in found.values())
+        else 0.0
+    )
 
 
 def half_learnt(history: TrainingHistory) -> bool:

@@ -140,6 +140,10 @@ class AutoGuard:
             self._keep(f"the model of {type(optimizer).__name__}", error)
         settings = {"skip_nonfinite": self._protects, **self._settings(len(self.guards))}
         guard = Guard.of(wrap(optimizer, model, names=names or None, **settings))
+        known = guard.history.model.names
+        others = [one for one in self.guards if one._run.step > 1 and one.model is not model]
+        if any(one.history.model.names == known for one in others):
+            guard.history.note_model(initialization={})  # its weights may be those of a trained model
         self.guards.append(guard)
         guard._run.on_error = functools.partial(self._goes_on, weakref.ref(guard))
         for hooks in () if self._protects else guard._hooks:  # a GradScaler unscales and skips as without a guard

@@ -269,7 +269,17 @@ def facts_of_loss(loss: Any, parameters: Collection[int] | None) -> dict[str, An
         "is_smooth": len(nodes) < MAX_NODES and all(map(_is_smooth, nodes)),
         "num_foreign_parameters": len(parameters_of_loss(loss).keys() - parameters),
         "softmax_over_batch": any(map(_is_over_batch, chain[:_NEAR])),
+        "has_loss_weights": any(map(_has_weights, chain[:_NEAR])),
     }
+
+
+def _has_weights(node: Any) -> bool:
+    """Whether a cross-entropy was given weights of classes or elements."""
+    try:
+        weights = [getattr(node, name, None) for name in ("_saved_weight", "_saved_pos_weight")]
+    except RuntimeError:  # the backward pass has freed them
+        weights = [True]
+    return weights != [None, None] and node.name().startswith(("NllLoss", "BinaryCrossEntropy"))
 
 
 def _is_over_batch(node: Any) -> bool:

@@ -187,5 +187,3 @@ class Sketches(Observer):
 
     def close(self) -> None:
         self._kept = None
-        for optimizer in self._own:
-            _guarded.discard(optimizer)

@@ -192,6 +192,25 @@ def test_whether_the_softmax_is_over_the_batch(loss, is_over_batch, is_late):
         found.backward()
     assert facts_of_loss(found, set())["softmax_over_batch"] is is_over_batch
 
+
+@pytest.mark.parametrize(
+    ("loss", "is_weighted"),
+    [
+        (lambda x: F.cross_entropy(x, CLASSES), False),
+        (lambda x: 2.0 * F.cross_entropy(x, CLASSES, weight=torch.ones(x.shape[1])), True),
+        (lambda x: F.binary_cross_entropy_with_logits(x, x.detach().sigmoid()), False),
+        (lambda x: F.binary_cross_entropy_with_logits(x, x.detach().sigmoid(), pos_weight=torch.ones(())), True),
+        (lambda x: F.binary_cross_entropy(x.sigmoid(), x.detach().sigmoid(), weight=torch.ones(())), True),
+        (lambda x: F.conv1d(x[None, None, 0], torch.ones(1, 1, 1)).sum(), False),
+    ],
+)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_whether_the_loss_is_weighted(loss, is_weighted, is_late):
+    found = loss(output())
+    if is_late:
+        found.backward()
+    assert facts_of_loss(found, set())["has_loss_weights"] is is_weighted
+
     def test_parameters_that_no_optimizer_changes_are_no_players_of_a_game(self):
         encoder, decoder = nn.Linear(6, 3), nn.Linear(3, 6)
         optimizer = self.guarded(decoder, decoder)

@@ -167,8 +167,8 @@ def uneven_targets(history: TrainingHistory, *, share: float = 0.9, very: float 
     """One class has more than a share `share` of at least 64 targets, and there is another.
 
     With five classes or more, a share 0.8 is enough, and a warning. Otherwise info, unless it has more than `very`, or
-    50 losses gained less than 0.3 of the first. Info if a sample has several targets, which are rare labels, and if the
-    newest losses are below half of the targets' entropy: the others are learnt, too.
+    50 losses gained less than 0.3 of the first. Info if the loss is weighted, if a sample has several targets, which
+    are rare labels, and if the newest losses are below half of the targets' entropy: the others are learnt, too.
     """
     notes, top, num_classes = history.model, history.model.target_top_share, history.model.num_target_classes or 0
     if top is None or (notes.num_targets or 0) < 64 or num_classes == 1:
@@ -179,7 +179,8 @@ def uneven_targets(history: TrainingHistory, *, share: float = 0.9, very: float 
     has_labels = "binary" in notes.loss_kind and any(x.output_width > 1 for x in training_batches(history))
     entropy, losses = notes.target_entropy or 0.0, signals_of(history).losses[-64:]
     is_learnt = len(losses) >= 50 and median(losses) < 0.5 * entropy
-    warns = (is_of_many or top > very or is_stuck(history, 0.3, 50)) and not (has_labels or is_learnt)
+    is_expected = has_labels or is_learnt or notes.has_loss_weights
+    warns = (is_of_many or top > very or is_stuck(history, 0.3, 50)) and not is_expected
     return Seen(warn=warns, top_share=top, num_targets=notes.num_targets)
 
 

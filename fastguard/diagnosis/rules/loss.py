@@ -6,7 +6,7 @@ import math
 
 from ...records import TrainingHistory
 from ..finding import Seen
-from ..needs import floor_at_zero, is_lbfgs, may_rise
+from ..needs import floor_at_zero, is_lbfgs, margin, may_rise
 from ..registry import rule
 from ..signals import fall_of, has_had_time, is_felt_by_the_loss, median, noise, signals_of
 
@@ -196,7 +196,8 @@ def underfitting(history: TrainingHistory, *, progress: float = 0.15, min_steps:
     """
     s, trend = signals_of(history), history.loss_trend
     losses = [loss for e, loss in zip(s.loss_entries, s.losses) if 3.0 * (e.lr or math.inf) >= history.lrs.max]
-    if history.num_clean > history.window or trend.first <= 0.0 or floor_at_zero(history) is False:
+    has_no_floor = floor_at_zero(history) is False and not margin(history)
+    if history.num_clean > history.window or trend.first <= 0.0 or has_no_floor:
         return None
     if not 0.0 <= s.fall < progress or s.is_lr_rising or len(losses) < min_steps:
         return None

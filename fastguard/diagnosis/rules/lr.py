@@ -180,14 +180,14 @@ def steps_too_small(history: TrainingHistory, *, ratio: float = 5e-4, progress: 
     """A step changes the median weight by an estimated share below `ratio`, and little was learnt.
 
     Little: 40 losses at half of the largest learning rate gained less than a share `progress` of the first, or the
-    weights moved by less than 0.02 of themselves in all. Fires from 100 losses on, and at the end; from 200 on, and at
+    weights moved by less than 0.05 of themselves in all. Fires from 100 losses on, and at the end; from 200 on, and at
     the end or from 1000 on below twice `ratio`, if the loss falls steadily with half of it left.
     """
     value, s = estimated_update_ratio(history), signals_of(history)
     if value is None or value >= 2.0 * ratio or s.num_full_lr < 40 or (s.is_lr_rising and not history.has_ended):
         return None
     moved = value * history.num_clean
-    is_slow = value < ratio and (s.progress < progress or (moved < 0.02 and s.progress < 0.5))
+    is_slow = value < ratio and (s.progress < progress or (moved < 0.05 and s.progress < 0.5))
     is_late = history.losses.count >= (200 if value < ratio or history.has_ended else 1000)
     is_slow = is_slow or (s.progress < 0.5 and is_late and s.falls_steadily)
     if history.loss_trend.count < 40 or not is_slow or not has_had_time(history, 100):
@@ -221,10 +221,10 @@ def learning_rate_unusual(history: TrainingHistory, *, low: float = 0.0, high: f
 
     Or outside of `low` to `high`, where those are not 0. From 80 steps on, once it no longer rises. Info; a warning if
     the losses gained less than a share 0.1 of the first, or if half of the loss is left after 200 while it falls
-    steadily at a low rate, or while a high rate changes the median weight by a third a step. Whatever the loss does, a
-    warning for a rate 4 times the largest usual one, and larger than the targets, that changes the median weight by a
-    third a step; and for a high rate in a run that was NaN before 80 steps. Mixed and unknown optimizers have no usual
-    range.
+    steadily at a low rate, while a high rate changes the median weight by a third a step, or, where that is not known,
+    while the rate is 4 times the largest usual one. Whatever the loss does, a warning for a rate 4 times the largest
+    usual one, and larger than the targets, that changes the median weight by a third a step; and for a high rate in a
+    run that was NaN before 80 steps. Mixed and unknown optimizers have no usual range.
     """
     kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
     kind = kinds.pop() if len(kinds) == 1 else ""
@@ -234,10 +234,11 @@ def learning_rate_unusual(history: TrainingHistory, *, low: float = 0.0, high: f
     if (history.lrs.count < 80 and not is_over) or s.is_lr_rising or low <= largest <= high:
         return None
     is_slow = history.losses.count >= 80 and not s.fall >= 0.1
-    is_large = largest > high and (estimated_update_ratio(history) or 0.0) > 0.3
+    size = estimated_update_ratio(history)
+    is_large = largest > high and (size or 0.0) > 0.3
     is_late = history.losses.count >= 200 and s.progress < 0.5
     is_long = largest < low and is_late and s.falls_steadily
-    is_slow = is_slow or is_long or (is_large and is_late)
+    is_slow = is_slow or is_long or (is_late and (is_large or (size is None and largest > 4.0 * high)))
     # Targets that are numbers say how far the weights have to go.
     targets = history.model.target_mean or 0.0, history.model.target_std or 0.0
     is_far = is_large and largest > 4.0 * high * max(1.0, math.hypot(*targets) if is_of_numbers(history) else 0.0)

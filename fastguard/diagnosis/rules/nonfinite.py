@@ -290,7 +290,8 @@ def _is_amid_calm(history: TrainingHistory, step: int, ratio: float, min_steps: 
     losses = [e.loss for e in history.recent if e.step == step and e.loss is not None]
     before = _losses_before(history, step)
     has_begun = sum(e.step < step for e in history.clean) >= min_steps
-    return has_begun and (not losses or not before or abs(losses[0]) <= ratio * median(before))
+    is_calm = not before or max(before) <= 1e3 * abs(history.loss_trend.first)
+    return has_begun and is_calm and (not losses or not before or abs(losses[0]) <= ratio * median(before))
 
 
 def _is_the_end(history: TrainingHistory, step: int) -> bool:

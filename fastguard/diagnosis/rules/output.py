@@ -28,6 +28,7 @@ _BEFORE_LOGITS = ("softmax", "sigmoid", "clamp", "hardtanh", "ReLU", "tanh", "so
 WITH_LOGITS = "binary cross-entropy with logits"
 _OF_PROBABILITIES = "binary cross-entropy"
 _LOG_LIKELIHOOD = "negative log-likelihood"
+_TWICE = "sigmoid of a sigmoid"
 _LOSSES = {
     **dict.fromkeys(("NllLoss", "NllLoss2D", "NllLossNd"), "cross-entropy"),
     **dict.fromkeys(("MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss"), "squared error"),
@@ -53,6 +54,8 @@ def loss_and_activation(ops: tuple[str, ...]) -> tuple[str, str]:
         kind = _LOG_LIKELIHOOD
     if kind == _LOG_LIKELIHOOD and given[0].startswith("Log"):
         return kind, "log"
+    if kind == _OF_PROBABILITIES and given[:2] == ["Sigmoid", "Sigmoid"]:
+        return kind, _TWICE
     return kind, _ACTIVATIONS.get(given[0], "none") if given else ""
 
 
@@ -82,7 +85,7 @@ def output_against_loss(history: TrainingHistory) -> Seen | None:
         "cross-entropy": activation in _BEFORE_LOGITS,
         WITH_LOGITS: activation in _BEFORE_LOGITS,
         _LOG_LIKELIHOOD: activation not in ("log", ""),
-        _OF_PROBABILITIES: activation in ("none", *_BENDING),
+        _OF_PROBABILITIES: activation in ("none", _TWICE, *_BENDING),
     }
     if history.model.softmax_over_batch and kind and history.num_clean:
         see = "The softmax before the loss is over dimension 0, the samples of the batch, and not over the classes."

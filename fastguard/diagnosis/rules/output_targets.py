@@ -116,7 +116,6 @@ def loss_against_targets(history: TrainingHistory, *, binary: float = 0.99, prog
     see="The output is broadcast against the targets: each sample is compared with the targets of all.",
     sure=0.95,
     remedy="Give output and targets the same shape: squeeze the output's last dimension, or unsqueeze the targets'.",
-    needs_targets=True,
 )
 def broadcast_targets(history: TrainingHistory) -> Seen | None:
     """An error is taken of more pairs than the output has elements, and they are reduced all at once.

@@ -56,6 +56,46 @@ def test_every_optimizer_has_a_guard_that_knows_its_model():
     assert [len(auto.records())] == [8], "the inner optimizer has no guard of its own"
 
 
+def _steps(model, part):
+    optimizer = torch.optim.SGD(part.parameters(), lr=1e-2)
+    for _ in range(4):
+        x, y, _ = batch()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return optimizer
+
+
+class _Columns(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([net(), net()])
+        self.active = 0
+
+    def forward(self, x):
+        return self.parts[self.active](x)
+
+
+def test_the_parts_of_a_model_that_optimizers_train_in_turn_are_not_left_out():
+    model, optimizers = _Columns(), []
+    with watching() as auto:
+        for index, part in enumerate(model.parts):
+            model.active = index
+            optimizers.append(_steps(model, part))
+    assert [guard.history.model.not_in_optimizer for guard in auto.guards] == [(), ()]
+    assert all(guard.history.model.initialization for guard in auto.guards)
+
+
+def test_weights_of_a_copy_that_trains_later_are_no_initialization():
+    models = [net(), net()]
+    with watching() as auto:
+        for model in models:
+            _steps(model, model)
+    first, second = (guard.history.model for guard in auto.guards)
+    assert first.names == second.names
+    assert first.initialization and not second.initialization
+
+
 def test_a_nan_is_recorded_and_skipped_only_under_protection():
     with watching() as auto:
         plain()
