@@ -94,7 +94,7 @@ class Experiments:
 
     num_steps: int = 40
     share: float = 0.03
-    ahead_s: float = 2.0
+    ahead_s: float = 1.5
     first: int = 30
     loss_fn: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None
     batches: Callable[[], Iterable[Any]] | None = None
