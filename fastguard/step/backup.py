@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import random
-from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-_PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
+from ..recovery.snapshots import Kept, is_same, package
+
 _STRUCTURE = "entries of groups, state and attributes"
 _PARAMETERS = "parameters"
 _NUM_LEARNING_STEPS = 3  # steps with a closure that are watched for changes before the closure returns
 _MAX_LEARNING_BYTES = 1 << 30  # held during these steps, beside the memory of the closure
-
-
-def _package(thing: Any) -> str:
-    return type(thing).__module__.partition(".")[0]
 
 
 class _KeptTensor:
@@ -58,27 +52,15 @@ class _KeptTensor:
         return self.tensor.data_ptr() != self.memory.data_ptr() or self.tensor.shape != self.memory.shape
 
 
-def _is_same(now: Any, then: Any) -> bool:
-    """Whether a container has the same entries, object for object."""
-    if len(now) != len(then):
-        return False
-    if isinstance(now, dict):
-        return all(k in now and now[k] is value for k, value in then.items())
-    return all(a is b for a, b in zip(now, then))
-
-
-class Backup:
+class Backup(Kept):
     """A backup of what `optimizer` may change: parameters, state, groups and attributes, also those of optimizers and
     other objects of its own package that it holds. Modules are not searched: a closure changes their buffers. `labels`
     are of the tensors to copy at once: `_PARAMETERS`, or the keys that hold them; None for all. Without the copies it
     costs 1 us an entry."""
 
     def __init__(self, optimizer: Optimizer, labels: Collection[str] | None = None, more: Iterable[Any] = ()) -> None:
-        self._containers: list[tuple[Any, Any]] = []
-        self._setters: list[tuple[Callable[[Any], Any], Any]] = []
+        super().__init__(package(optimizer))
         self.tensors: list[_KeptTensor] = []
-        self._seen: dict[int, Any] = {}
-        self._package = _package(optimizer)
         roots = [(root, "") for root in (*more, optimizer, optimizer.state, optimizer.param_groups)]
         self._keep([*roots, *((p, _PARAMETERS) for group in optimizer.param_groups for p in group["params"])])
         for kept in self.tensors:
@@ -93,57 +75,16 @@ class Backup:
     def moved(self) -> set[str]:
         """Labels of what has changed. Compares the tensors that were copied; of others only autograd's counter."""
         labels = {kept.label for kept in self.tensors if kept.has_moved()}
-        return labels if all(_is_same(now, then) for now, then in self._containers) else {*labels, _STRUCTURE}
+        return labels if all(is_same(now, then) for now, then in self._containers) else {*labels, _STRUCTURE}
 
     def restore(self) -> None:
-        """Restores everything in place. May be called again, also after it was interrupted."""
-        for now, then in self._containers:
-            if _is_same(now, then):
-                continue
-            if isinstance(now, dict):  # never empty in between: it may be an object's own
-                now.update(then)
-                for key in [key for key in now if key not in then]:
-                    del now[key]
-            else:
-                now.clear()
-                (now.update if isinstance(now, set) else now.extend)(then)
+        super().restore()
         for kept in self.tensors:
             kept.restore()
-        for set_state, state in self._setters:
-            set_state(state)
 
-    def _keep(self, waiting: list[tuple[Any, str]]) -> None:  # from the last one on
-        while waiting:
-            thing, label = waiting.pop()
-            if type(thing) in _PLAIN or id(thing) in self._seen:
-                continue
-            self._seen[id(thing)] = thing
-            if isinstance(thing, torch.Tensor):
-                self.tensors.append(_KeptTensor(thing, label))
-                waiting.append((getattr(thing, "__dict__", None), label))
-            elif isinstance(thing, dict):
-                self._containers.append((thing, dict(thing)))
-                waiting += [(value, key if isinstance(key, str) else label) for key, value in thing.items()]
-            elif isinstance(thing, (list, deque, set)):
-                self._containers.append((thing, set(thing) if isinstance(thing, set) else list(thing)))
-                waiting += [(value, label) for value in thing]
-            elif isinstance(thing, tuple):
-                waiting += [(value, label) for value in thing]
-            elif isinstance(thing, random.Random):
-                self._setters.append((thing.setstate, thing.getstate()))
-            elif isinstance(thing, torch.Generator):
-                self._setters.append((thing.set_state, thing.get_state()))
-            elif _package(thing) == "numpy" and hasattr(thing, "__array__"):
-                self._setters.append((functools.partial(thing.__setitem__, ...), thing.copy()))
-            elif self._is_part(thing):
-                waiting.append((vars(thing), label))
-
-    def _is_part(self, thing: Any) -> bool:
-        if isinstance(thing, Optimizer):
-            return True
-        if isinstance(thing, (type, torch.nn.Module)) or not hasattr(thing, "__dict__") or callable(thing):
-            return False
-        return _package(thing) == self._package and self._package not in ("torch", "builtins")
+    def _keep_tensor(self, tensor: torch.Tensor, label: str, waiting: list[tuple[Any, str]]) -> None:
+        self.tensors.append(_KeptTensor(tensor, label))
+        waiting.append((getattr(tensor, "__dict__", None), label))
 
 
 class ClosureBackup:
