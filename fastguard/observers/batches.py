@@ -331,4 +331,4 @@ def _operations(output: Any) -> list[str]:
 _NO_OPERATION = ("TBackward0", "TransposeBackward0")
 
 
-leave_to_python(BatchWatch)
+leave_to_python(BatchWatch.__call__)

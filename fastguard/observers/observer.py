@@ -137,14 +137,15 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
         module = inner
 
 
-def leave_to_python(*kinds: type) -> None:
+def leave_to_python(*functions: Any) -> bool:
     """Keeps dynamo, where torch can tell it so, from compiling hooks on their own for a model that is not compiled."""
     frames: Any = torch._C._dynamo.eval_frame
     if not hasattr(frames, "set_code_exec_strategy"):
-        return
+        return False
     leave = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    for kind in kinds:
-        frames.set_code_exec_strategy(kind.__call__.__code__, leave)
+    for function in functions:
+        frames.set_code_exec_strategy(function.__code__, leave)
+    return True
 
 
-leave_to_python(ModuleHook)
+leave_to_python(ModuleHook.__call__)

@@ -185,7 +185,12 @@ class PieceReader:
         if result is None:
             return None
         table, total, present, fingerprint, dtypes, local, kinds, used = result
-        known = {kind: self._layout(kind) for kind in used if kind >= 0}
+        known: dict[int, shards.ShardLayout] = {}
+        for kind in (kind for kind in used if kind >= 0):
+            how = self._plan.known[kind]
+            if kind not in self._layouts or self._layouts[kind][0] is not how:  # numbers start again after many kinds
+                self._layouts[kind] = how, shards.layout_of(*how)
+            known[kind] = self._layouts[kind][1]
         if any(layout.is_partial for layout in known.values()):
             return None
         counts = {kind: known[kind].num_shards if kind >= 0 else 1 for kind in used}
@@ -205,13 +210,6 @@ class PieceReader:
         gradients, present, fingerprint = kernels.collect_gradients(groups)
         holders = [*gradients, *(p for group in groups for p in group)]
         return measured(gradients, holders, backend, inverse)._replace(present=present, fingerprint=fingerprint)
-
-    def _layout(self, kind: int) -> shards.ShardLayout:
-        """The layout of a kind of sharding, made at its first use."""
-        known = self._plan.known[kind]  # type: ignore[union-attr]
-        if kind not in self._layouts or self._layouts[kind][0] is not known:  # numbers start again after many kinds
-            self._layouts[kind] = known, shards.layout_of(*known)
-        return self._layouts[kind][1]
 
 
 def measured(

@@ -169,7 +169,14 @@ class Ranks:
 
     def describe_trouble(self) -> str:
         """`trouble` in words; empty where all ranks have it, or none."""
-        return describe(self.trouble, self.num_ranks)
+        ranks, num_ranks = sorted({rank for rank, *_ in self.trouble}), self.num_ranks
+        if not ranks or len(ranks) == num_ranks:
+            return ""
+        first = next(one for one in self.trouble if one[0] == ranks[0])
+        counts = ", ".join(f"{count} {what}" for count, what in zip(first[2:], ("NaN", "Inf")) if count)
+        more = f"so are {len(ranks) - 1} of {num_ranks - 1} others"
+        others = "the others were finite" if len(ranks) == 1 else more
+        return f"rank {first[0]}, {first[1]}: {counts}; {others}"
 
     def _whole_table(
         self, own: bytearray, num_params: int, present: Sequence[int] | None
@@ -212,18 +219,6 @@ def ranks_over(groups: Sequence[Sequence[torch.Tensor]], model: torch.nn.Module 
         if is_given:
             raise TypeError(f"`{argument}` must be left out where parameters are sharded: {reason}.")
     return over
-
-
-def describe(trouble: Sequence[tuple[int, str, int, int]], num_ranks: int) -> str:
-    """Ranks, tensors, NaNs and Infs in words; empty if all ranks have some, or none."""
-    ranks = sorted({rank for rank, *_ in trouble})
-    if not ranks or len(ranks) == num_ranks:
-        return ""
-    first = next(one for one in trouble if one[0] == ranks[0])
-    counts = ", ".join(f"{count} {what}" for count, what in zip(first[2:], ("NaN", "Inf")) if count)
-    more = f"so are {len(ranks) - 1} of {num_ranks - 1} others"
-    others = "the others were finite" if len(ranks) == 1 else more
-    return f"rank {first[0]}, {first[1]}: {counts}; {others}"
 
 
 def with_bad_step(

@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from .. import kernels
+from ..observers.observer import leave_to_python
 from ..records import TensorStats
 
 # The code of the function that torch wraps around every `step`, and that calls the hooks.
@@ -108,11 +109,8 @@ def callers() -> Iterator[types.FrameType]:
 def left_to_python(hook: Callable[..., Any]) -> Callable[..., Any]:
     """A method that dynamo does not trace. It would otherwise be compiled into the step, and recompiled at every step.
     Older versions of torch need a decorator for that."""
-    frames: Any = torch._C._dynamo.eval_frame
-    if not hasattr(frames, "set_code_exec_strategy"):
-        return torch.compiler.disable(hook)
     function: Any = hook.__func__  # type: ignore[attr-defined]
-    leave = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    frames.set_code_exec_strategy(function.__code__, leave)
+    if not leave_to_python(function):
+        return torch.compiler.disable(hook)
     function._torchdynamo_disable = True
     return hook

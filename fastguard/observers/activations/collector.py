@@ -231,7 +231,7 @@ class Hook(Transient):
                 self.show()
 
 
-leave_to_python(Hook)
+leave_to_python(Hook.__call__)
 
 
 @torch.library.custom_op(
