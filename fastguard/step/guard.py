@@ -16,6 +16,7 @@ from .._text import listed
 from ..clip import as_policy
 from ..diagnosis.checkup import Checkup
 from ..errors import NotGuardedError
+from ..kernels.cpu import GuardState, observing
 from ..names import Namer
 from ..observers.activations import ActivationMonitor, ActivationWatch, monitor_for
 from ..observers.buffers import Buffers
@@ -23,7 +24,7 @@ from ..observers.facts import ModelFacts
 from ..observers.observer import Observer, held_weakly
 from ..observers.owner import Observers
 from ..observers.weights import WeightWatch
-from ..ranks import Parity, Ranks
+from ..ranks import Parity, Ranks, compares_ranks
 from ..records import StepStats, TrainingHistory
 from ..records.events import describe_recovery
 from ..recovery import Rescue
@@ -36,7 +37,6 @@ from .observed import Observed
 from .resuming import StatefulGuard, dump, restore
 from .run import Run
 from .settings import GuardSettings
-from .state import GuardState, observing
 from .wrappers import inwards
 
 _log = logging.getLogger("fastguard")
@@ -63,7 +63,6 @@ class Guard(GuardState):
         proxies: Sequence[Any] = (),
         names: Sequence[str] | Mapping[torch.Tensor, str] | None = None,
         over: Ranks | None = None,
-        parity: Parity | None = None,
     ) -> None:
         self._namer = namer = Namer(model, optimizers)
         if names is not None:
@@ -85,9 +84,10 @@ class Guard(GuardState):
             _log.log(self._ledger.level, "torchrun restarted this run: attempt %d", _env.num_restarts() + 1)
         self._judge = Judge(self._run, self._ledger, settings.clip_through)
         self._is_loss_new = True
-        if parity is not None:
-            parity.start(self._run)
         weights = None if settings.weights is None else WeightWatch(self._run, self._judge, settings.weights)
+        parity, every = None, settings.parity
+        if every is not None and compares_ranks("parity", every):
+            parity = Parity(self._run, model, every)
         others: list[Observer] = [one for one in (parity, weights) if one is not None]
         self._monitor = monitor_for(settings.activations.value, model)
         self._activations: ActivationWatch | None = None

@@ -13,6 +13,7 @@ from .._text import count, listed
 from ..diagnosis.checkup import Checkup, glance_stride
 from ..errors import NonFiniteGradientsError, PolicySkipsError
 from ..kernels import cpu
+from ..kernels.cpu import LedgerState
 from ..records import StepStats, TrainingHistory
 from ..records.failures import Failures
 from ..records.history import entry_of
@@ -21,7 +22,6 @@ from ..records.table import without_rows
 from ..sinks import JsonlSink, SafeSink
 from ..sinks.jsonl import with_samples
 from .ring import TABLE, Ring
-from .state import LedgerState
 
 _log = logging.getLogger("fastguard")
 _time = time.time

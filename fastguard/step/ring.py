@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import kernels
+from ..kernels.cpu import RingState
 from ..kernels.slots import copy_slot
 from ..observers.coverage import SeenParameters
 from ..records import BatchSample, Entry, StepStats, TensorStats, slot
 from ..records.slot import HEADER_BYTES, HEADER_WORDS, NOTES, NUM_SLOTS, read_header
-from .state import RingState
 
 TABLE, POSITIONS, FINGERPRINT, WRITTEN, OVER, SEEN = range(6)  # places in `Ring.found`
 

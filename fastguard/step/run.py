@@ -13,13 +13,13 @@ from torch.optim import Optimizer
 
 from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Place
+from ..kernels.cpu import RunState
 from ..names import Namer
 from ..observers.buffers import Buffers
 from ..ranks import AlikeSettings, Ranks, refuse_shards
 from ..records.failures import Failures
 from .ring import Ring
 from .settings import GuardSettings, texts, users_policy
-from .state import RunState
 
 # Their updates are orthogonalised, or signs. By name: they come from many packages.
 _IGNORES_SCALE = frozenset(
