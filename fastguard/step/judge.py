@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from .. import kernels
 from .._device import is_capturing
-from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
-from ..clip.limits import SHRINKS, Ruling, row_norms
+from ..clip import CheckedPolicy, ClipPolicy, limits_of, trigger_of
+from ..clip.policy import SHRINKS, Ruling, row_norms
 from ..errors import UnsupportedTensorError
 from ..ranks.shards import locals_of
 from ..records.columns import COLUMNS, INDEX, norm_of, norm_parts
@@ -42,13 +42,6 @@ class HostDecision:
     factors: list[float] | None  # one for each gradient instead
     scale: float | None  # the loss scale, which all optimizers' gradients must carry
     taken: set[int] = field(default_factory=set)  # indices of the members that have taken their step
-
-
-def ruling_of(limits: Limits | None, judged: JudgedStep) -> Ruling:
-    """What `limits` do to the gradients of a step; nothing if its norm is not finite."""
-    if limits is None or not math.isfinite(judged.norm):
-        return Ruling()
-    return limits.apply(judged.norm, () if limits.norms is None else row_norms(judged.table), judged.positions)
 
 
 def shrink(clip: ClipPolicy | None, groups: device.Groups, judged: JudgedStep, inverse: float) -> Ruling | None:
@@ -235,7 +228,10 @@ class Judge:
         clip, limits = run.clip, limits_of(run.clip)
         if not run.is_vetoed:  # the policy has no part in a vetoed step
             judged.trigger = trigger_of(clip, limits)
-        ruling, shrunk = ruling_of(limits, judged), None
+        ruling, shrunk = Ruling(), None
+        if limits is not None and math.isfinite(judged.norm):
+            rows = () if limits.norms is None else row_norms(judged.table)
+            ruling = limits.apply(judged.norm, rows, judged.positions)
         if first and not run.is_vetoed and isinstance(clip, CheckedPolicy):
             clip.observe_step(judged.norm, judged.loss if judged.loss is not None else ring.loss)
         is_bad = run.skip_nonfinite and not math.isfinite(judged.norm)
