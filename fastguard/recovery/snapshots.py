@@ -19,12 +19,10 @@ from ..observers.buffers import BufferPlace, tensor_can_be_kept
 from ..ranks.shards import locals_of
 
 # Entries of param groups that schedulers and users set: a rollback leaves them alone.
-_OF_SCHEDULES = frozenset(
-    {
-        *("params", "param_names", "name", "lr", "initial_lr", "max_lr", "min_lr", "base_lr", "weight_decay"),
-        *("momentum", "base_momentum", "max_momentum", "betas", "swa_lr", "lr_scale"),
-    }
-)
+_OF_SCHEDULES = {
+    *("params", "param_names", "name", "lr", "initial_lr", "max_lr", "min_lr", "base_lr", "weight_decay"),
+    *("momentum", "base_momentum", "max_momentum", "betas", "swa_lr", "lr_scale"),
+}
 # Attributes that torch, its schedulers and the guard set on an optimizer.
 _OF_TORCH = frozenset({"defaults", "state", "param_groups", "grad_scale", "found_inf"})
 _PREFIXES_OF_TORCH = ("_optimizer_", "_zero_grad", "_step_", "_opt_", "_warned_")

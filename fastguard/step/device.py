@@ -28,8 +28,8 @@ from .ledger import Ledger
 from .ring import OVER, TABLE
 from .run import Member, Run
 from .scalars import is_loss, rate_of
-from .scaler import Handed
 from .skip import ContiguousGrads, FusedFlags, Momentum, Skip, Undo, takes_flags, with_other_strides
+from .wrappers import Handed
 
 _GPUS = ("cuda", "xpu", "mps")
 NUM_PENDING = 16

@@ -31,9 +31,8 @@ from .ledger import Ledger
 from .ring import FINGERPRINT, POSITIONS, WRITTEN
 from .run import Member, Run
 from .scalars import learning_rate
-from .scaler import Handed, ScalerContract
 from .skip import DryRunStep, Skip, SkippedCall, SkipStrategy, Undo, interceptor_of
-from .wrappers import is_nested, is_state_initialisation, left_to_python, may_nest
+from .wrappers import Handed, ScalerContract, is_nested, is_state_initialisation, left_to_python, may_nest
 
 _perf_counter = time.perf_counter
 _get_num_threads = torch.get_num_threads

@@ -28,8 +28,8 @@ from .ledger import Ledger
 from .ring import JudgedStep
 from .run import Member, Run
 from .scalars import check_scalar, is_loss, learning_rate, scalar
-from .scaler import Handed
 from .skip import FusedFlags, Skip, Undo, takes_flags
+from .wrappers import Handed
 
 _log = logging.getLogger("fastguard")
 _NUM_MARKED = 8  # steps whose ends are noted until a loss comes ahead of one
