@@ -4,9 +4,7 @@ the steps of a run, whatever the lines contain."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
-import itertools
 import json
 import logging
 import math
@@ -73,7 +71,7 @@ class LogReader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         with contextlib.nullcontext(self._lines) if self._lines is not None else open(self.path, "rb") as lines:
-            for line in iter(functools.partial(lines.readline, MAX_LINE_BYTES), b""):
+            for line in iter(partial(lines.readline, MAX_LINE_BYTES), b""):
                 self.line += 1
                 self.text = line
                 record = self._parse(line) if line[-2:] == b"}\n" and line[:8] == b'{"step":' else None
@@ -234,7 +232,7 @@ def fill(history: Any, log: Iterable[Mapping[str, Any]], path: str | os.PathLike
         history.extend(some)
 
     try:
-        for line in itertools.chain(log, [None]):  # facts may come after the last record
+        for line in chain(log, [None]):  # facts may come after the last record
             number += 1
             if reader is not None and reader.num_runs > num_runs:
                 num_runs, newest, entries, lacks_norms = reader.num_runs, None, [], True
