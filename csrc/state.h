@@ -1,7 +1,7 @@
 // The part of a guard's state that Python and C++ share: attributes of Python classes that lie in C structs.
 //
-// Each struct is the base class of a Python class (fastguard/step/state.py), whose methods read and write the members under
-// the same names. C++ reads them without a dictionary, a frame or an allocation. The Python objects that a struct holds come
+// Each struct is the base class of a Python class (see fastguard/kernels/cpu.py), whose methods read and write the members
+// under the same names. C++ reads them without a dictionary, a frame or an allocation. The objects that a struct holds come
 // first, straight after the head, so that one function visits those of every type. All of this needs the GIL.
 #pragma once
 #include "objects.h"

@@ -9,8 +9,7 @@ from typing import Any
 
 from ..kernels import cpu
 from ..records import values
-from .limits import factor_of
-from .policy import ClipPolicy, finite_numbers
+from .policy import ClipPolicy, factor_of, finite_numbers
 
 
 class AdaGC(ClipPolicy):

@@ -46,14 +46,12 @@ class AGC(ClipPolicy):
         over, norms = [], []
         for i, (name, param, gradient) in enumerate(zip(names, params, gradients, strict=True)):
             is_excluded = any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)
-            if (is_excluded or not gradient.numel()) and rows is not None:
-                norms.append(rows[i][0])
+            if is_excluded or not gradient.numel():
+                left = rows[i][0] if rows else torch.linalg.vector_norm(_unit_norms(dense(gradient, i))) / scale
+                norms.append(left)
                 continue
             view = dense(gradient, i)
             own = _unit_norms(view)
-            if is_excluded or not view.numel():
-                norms.append(torch.linalg.vector_norm(own) / scale)
-                continue
             limit = self.clipping * _unit_norms(param.detach()).clamp_min_(self.eps) * scale
             is_above = own > limit
             if is_off is not None:

@@ -12,8 +12,7 @@ from typing import Any
 from .._text import listed
 from ..records import values
 from .global_norm import GlobalNorm
-from .limits import CheckedPolicy, as_policy
-from .policy import ClipPolicy, Place
+from .policy import CheckedPolicy, ClipPolicy, Place, as_policy
 
 _BY = ("param_group", "optimizer", "tensor")
 

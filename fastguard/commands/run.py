@@ -177,7 +177,7 @@ class _ScriptRun:
         """Waits for optimizers. Called once torch has been imported."""
         try:
             from ..experiments.auto import AutoGuard
-            from ..step import endings
+            from ..step.ledger import when_terminated
 
             log = logging.getLogger("fastguard")  # whose messages are kept out of the script's own logs
             handler = logging.StreamHandler(sys.__stderr__)
@@ -188,7 +188,7 @@ class _ScriptRun:
                 log.setLevel(logging.CRITICAL)
             self._auto = AutoGuard(self.settings, self._made, protects=self._options.protect)
             self._auto.start()
-            endings.when_terminated(self.finish)
+            when_terminated(self.finish)
             self._problems = self._auto.problems
         except Exception as error:
             self._problems["anything"] = f"{type(error).__name__}: {error}"

@@ -15,8 +15,7 @@ from typing import Any
 
 from .._text import count, number, prose, shown
 from ..records import TrainingHistory
-from ..records.loading import fill
-from ..records.log import LogReader
+from ..records.log import LogReader, fill
 from ..report import Report, build_report
 from ..report.text import headline
 from .cli import Parser, say

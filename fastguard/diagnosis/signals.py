@@ -13,8 +13,7 @@ from typing import Any
 
 from ..records import BatchSample, Entry, TrainingHistory
 from ..records.running import HUGE, quantiles, within
-from ..records.sampled import Window
-from ..records.samples import ModuleActivity
+from ..records.samples import ModuleActivity, Window
 from . import needs
 
 BLOCK = 20

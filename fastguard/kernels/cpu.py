@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,6 +15,7 @@ from .reference import Limits, ReferenceBackend, Row
 from .tensors import DTYPES, MOST_ELEMENTS, OVERLAP, lacks_memory, plain
 
 _EXCHANGE_API = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if _env.exchange_api() else None
+_Function = TypeVar("_Function")
 _problem: str | None = None
 try:
     from .. import _C
@@ -58,14 +59,31 @@ def _initialise() -> None:
             raise BackendUnavailableError(f"FASTGUARD_ISA: {error}") from None
 
 
-extension: Any = None if _problem is not None else _C  # whose types are base classes; see fastguard/step/state.py
-# The whole step of a guard, where every tensor is plain; a loss in its slot; a step as a line of a log, written too.
-take_step = None if _problem is not None else _C.take_step
-json_line: Any = None if _problem is not None else _C.json_line
-follow = None if _problem is not None else _C.follow  # see `AdaGC`
-ShardPlan: Any = None if _problem is not None else _C.ShardPlan  # see `fastguard.ranks.exchange`
-if _problem is None:
+extension: Any = None if _problem is not None else _C
+# Base classes of the step, whose attributes lie in C structs (csrc/state.h), and hooks in C++. Without the extension
+# each class is `object`, the hooks are None, and Python does everything.
+RingState: Any = getattr(extension, "RingState", object)
+RunState: Any = getattr(extension, "RunState", object)
+HooksState: Any = getattr(extension, "HooksState", object)
+LedgerState: Any = getattr(extension, "LedgerState", object)
+GuardState: Any = getattr(extension, "GuardState", object)
+StepPreHook: Any = getattr(extension, "StepPreHook", None)
+StepPostHook: Any = getattr(extension, "StepPostHook", None)
+guard_attribute: Any = getattr(extension, "guard_attribute", None)
+# The whole step of a guard, where every tensor is plain; a step as a line of a log, written too; see `AdaGC` and
+# `fastguard.ranks.exchange` for the others.
+take_step: Any = getattr(extension, "take_step", None)
+json_line: Any = getattr(extension, "json_line", None)
+follow: Any = getattr(extension, "follow", None)
+ShardPlan: Any = getattr(extension, "ShardPlan", None)
+if extension is not None:
     _initialise()
+    extension.set_step_calls(torch.get_num_threads, torch.is_grad_enabled, torch._C._autograd._get_sequence_nr)
+
+
+def observing(function: _Function) -> _Function:
+    """The method `Guard.observe`, which C++ stands in for where the loss is a plain one of the newest step."""
+    return function if extension is None else extension.observe_method(function)
 
 
 @functools.cache

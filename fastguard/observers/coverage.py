@@ -194,7 +194,7 @@ class CoverageWatch(Observer):
         missing = [(p, name) for p, name in missing if p.requires_grad]
         if missing:
             held = guarded_parameters()
-            missing += [(p, name) for p, name in run.model_parameters() if p.requires_grad and id(p) not in held]
+            missing += [(p, name) for p, name in run.namer.known() if p.requires_grad and id(p) not in held]
         return Snapshot(step, missing, may_read=run.may_wait)
 
     def facts(self) -> dict[str, Any]:

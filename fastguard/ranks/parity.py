@@ -54,18 +54,13 @@ class Parity(Observer):
     """
 
     what = "comparison of replicas"
-    _run: Any
 
-    def __init__(self, model: torch.nn.Module | None, every: int | None = None) -> None:
-        self._every = (every or GRADIENTS_EVERY, every or WEIGHTS_EVERY)
+    def __init__(self, run: Any, model: torch.nn.Module | None, every: bool | int) -> None:
+        self._run, self._every = run, (GRADIENTS_EVERY, WEIGHTS_EVERY) if every is True else (every, every)
         is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         self._group: Any = model.process_group if is_ddp else dist.group.WORLD  # type: ignore[union-attr]
         # the first 16 differences, as `fastguard.records.events.ReplicaDifference`
         self.events: list[dict[str, Any]] = []
-
-    def start(self, run: Any) -> None:
-        """Connects to a guard."""
-        self._run = run
 
     def next_after(self, step: int) -> float:
         return min((step // every + 1) * every for every in self._every)

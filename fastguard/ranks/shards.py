@@ -177,7 +177,9 @@ def refuse_sharding_model(model: nn.Module | None) -> None:
 
 def is_under_fully_shard(model: nn.Module | None) -> bool:
     """Whether one of its modules is under `fully_shard`."""
-    return model is not None and any(map(_is_fsdp2, model.modules()))
+    from torch.distributed.fsdp import FSDPModule
+
+    return model is not None and any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def has_other_ranks() -> bool:
@@ -214,9 +216,3 @@ def ranks_of(params: Sequence[torch.Tensor]) -> list[int]:
         return [0]
     ranks: list[int] = max(layouts, key=lambda layout: layout.num_ranks).mesh.mesh.flatten().tolist()
     return ranks
-
-
-def _is_fsdp2(module: nn.Module) -> bool:
-    from torch.distributed.fsdp import FSDPModule
-
-    return isinstance(module, FSDPModule)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import random
 import sys
@@ -18,15 +19,12 @@ from ..observers.buffers import BufferPlace, tensor_can_be_kept
 from ..ranks.shards import locals_of
 
 # Entries of param groups that schedulers and users set: a rollback leaves them alone.
-_OF_SCHEDULES = frozenset(
-    {
-        *("params", "param_names", "name", "lr", "initial_lr", "max_lr", "min_lr", "base_lr", "weight_decay"),
-        *("momentum", "base_momentum", "max_momentum", "betas", "swa_lr", "lr_scale"),
-    }
-)
+_OF_SCHEDULES = {
+    *("params", "param_names", "name", "lr", "initial_lr", "max_lr", "min_lr", "base_lr", "weight_decay"),
+    *("momentum", "base_momentum", "max_momentum", "betas", "swa_lr", "lr_scale"),
+}
 # Attributes that torch, its schedulers and the guard set on an optimizer.
 _OF_TORCH = frozenset({"defaults", "state", "param_groups", "grad_scale", "found_inf"})
-States = list[tuple[Callable[[Any], Any], Any]]  # a function that restores a state, and the state
 _PREFIXES_OF_TORCH = ("_optimizer_", "_zero_grad", "_step_", "_opt_", "_warned_")
 _KEPT = (bool, int, float, complex, torch.Tensor, dict, list, deque, random.Random, torch.Generator)
 _ACCELERATORS = ("cuda", "xpu")
@@ -34,7 +32,82 @@ _GROWN, _LEAST = 16.0, 1e-2  # times the earlier size; below this size growth is
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-class Snapshot:
+def package(thing: Any) -> str:
+    return type(thing).__module__.partition(".")[0]
+
+
+def _is_part(thing: Any, owner: str) -> bool:
+    """Whether `thing` is an object of the package `owner`, not torch's, with attributes of its own; not a module."""
+    if isinstance(thing, torch.nn.Module) or callable(thing) or not hasattr(thing, "__dict__"):
+        return False
+    return package(thing) == owner and owner not in ("torch", "builtins")
+
+
+class Kept:
+    """Finds the tensors and containers in some objects, and the states of random generators, to restore in place. With
+    a `package` it also walks through optimizers, and through other objects of that package but modules."""
+
+    _keep_tensor: Callable[[torch.Tensor, str, list[tuple[Any, str]]], None]
+
+    def __init__(self, package: str = "") -> None:
+        self._package = package
+        self._containers: list[tuple[Any, Any]] = []  # each with what it held
+        self._setters: list[tuple[Callable[[Any], Any], Any]] = []  # a function that restores a state, and the state
+        self._seen: dict[int, Any] = {}
+
+    def _keep(self, waiting: list[tuple[Any, str]]) -> None:
+        """Walks through objects, each with its label, from the last one on. The value under a text key has that key as
+        its label, the other contents of a container have the container's."""
+        while waiting:
+            thing, label = waiting.pop()
+            if isinstance(thing, _PLAIN) or id(thing) in self._seen:
+                continue
+            self._seen[id(thing)] = thing
+            if isinstance(thing, torch.Tensor):
+                self._keep_tensor(thing, label, waiting)
+            elif isinstance(thing, dict):
+                self._containers.append((thing, dict(thing)))
+                waiting += [(value, key if isinstance(key, str) else label) for key, value in thing.items()]
+            elif isinstance(thing, (list, deque, set)):
+                self._containers.append((thing, set(thing) if isinstance(thing, set) else list(thing)))
+                waiting += [(value, label) for value in thing]
+            elif isinstance(thing, tuple):
+                waiting += [(value, label) for value in thing]
+            elif isinstance(thing, random.Random):
+                self._setters.append((thing.setstate, thing.getstate()))
+            elif isinstance(thing, torch.Generator):
+                self._setters.append((thing.set_state, thing.get_state()))
+            elif package(thing) == "numpy" and hasattr(thing, "__setitem__"):
+                self._setters.append((functools.partial(thing.__setitem__, ...), thing.copy()))
+            elif self._package and (isinstance(thing, torch.optim.Optimizer) or _is_part(thing, self._package)):
+                waiting.append((vars(thing), label))
+
+    def restore(self) -> None:
+        """Restores everything in place. May be called again, also after it was interrupted."""
+        for now, then in self._containers:
+            if is_same(now, then):
+                continue
+            if isinstance(now, dict):  # never empty in between: it may be an object's own
+                now.update(then)
+                for key in [key for key in now if key not in then]:
+                    del now[key]
+            else:
+                now.clear()
+                (now.update if isinstance(now, set) else now.extend)(then)
+        for set_state, state in self._setters:
+            set_state(state)
+
+
+def is_same(now: Any, then: Any) -> bool:
+    """Whether a container has the same entries, object for object."""
+    if len(now) != len(then):
+        return False
+    if isinstance(now, dict):
+        return all(k in now and now[k] is value for k, value in then.items())
+    return all(a is b for a, b in zip(now, then))
+
+
+class Snapshot(Kept):
     """A copy of the state of training, with the local parts of DTensors. Later snapshots reuse its memory.
 
     Attributes:
@@ -46,34 +119,31 @@ class Snapshot:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.largest: torch.Tensor | None = None  # the largest element of each parameter, from `largest`
         self.step, self.loss, self.since, self.is_proved, self.is_spared = -1, float("nan"), 0, False, False
         self.baseline: dict[str, Any] = {}  # plain data to restore with it
         self._num_others = 0  # tensors that are no buffers
         self._copies: list[torch.Tensor] = []
         self._tensors: list[torch.Tensor] = []  # whose values are in `_copies`, those of buffers last
-        self._containers: list[tuple[Any, Any]] = []  # each with what it held
-        self._seen: dict[int, Any] = {}
         self._buffers: list[tuple[BufferPlace, torch.Tensor | None]] = []
         # Weak references to optimizers: they hold their guard, which holds this.
         self._optimizers: list[tuple[Any, Any, list[dict[str, Any]], dict[str, Any]]] = []
-        self._parts: list[tuple[Any, dict[str, Any]]] = []  # objects that optimizers hold, of their own package
-        self._others: States = []
+        self._others: list[tuple[Any, Any]] = []  # objects given to `take`, with their states
 
     def take(
         self, optimizers: Sequence[torch.optim.Optimizer], places: Iterable[BufferPlace], state: Iterable[Any]
     ) -> None:
         """Copies everything, `state` through `state_dict`. On a GPU the copies are queued."""
-        self.is_proved = False
-        self._tensors, self._containers, self._seen = [], [], {}
-        self._optimizers, self._parts = [], []
-        self._others = [(one.load_state_dict, copy.deepcopy(one.state_dict())) for one in state]
-        self._keep(tuple(parameters_of(optimizers)))
+        super().__init__()  # forgets the state before
+        self.is_proved, self._tensors, self._optimizers = False, [], []
+        self._others = [(one, copy.deepcopy(one.state_dict())) for one in state]
+        self._keep([(tuple(parameters_of(optimizers)), "")])
         for optimizer in optimizers:
             self._keep_optimizer(optimizer)
         self._buffers = [(place, place.tensor) for place in places]
         self._num_others = len(self._tensors)
-        self._keep(tuple(tensor for _, tensor in self._buffers))
+        self._keep([(tensor, "") for _, tensor in reversed(self._buffers)])
         local = locals_of(self._tensors)
         for index, tensor in enumerate(local):
             known = self._copies[index] if index < len(self._copies) else None
@@ -91,23 +161,17 @@ class Snapshot:
 
         Tensors stay the same objects at the same addresses, unless their shapes have changed.
         """
-        for now, then in self._containers:
-            if isinstance(now, dict):
-                now.update(then)
-                for key in [key for key in now if key not in then] if len(now) != len(then) else ():
-                    del now[key]
-            else:
-                now.clear()
-                now.extend(then)
+        super().restore()
         for ref, state, groups, attributes in self._optimizers:
             optimizer = ref()
             if optimizer is not None:
                 optimizer.state = state
                 for group, entries in zip(optimizer.param_groups, groups):
-                    _put_entries(entries, group, lambda key: key in _OF_SCHEDULES)
-                _put_entries(attributes, optimizer.__dict__, lambda key: True)
-        for part, entries in self._parts:
-            _put_entries(entries, part.__dict__, lambda key: False)
+                    group.update(entries)
+                    for key in group.keys() - entries.keys() - _OF_SCHEDULES:
+                        if isinstance(group[key], (bool, int, float, torch.Tensor)):
+                            del group[key]  # made by a step since
+                optimizer.__dict__.update(attributes)
         for place, tensor in self._buffers:
             place.dict[place.key] = tensor
         here = locals_of(self._tensors)
@@ -118,8 +182,8 @@ class Snapshot:
             num = self._num_others  # no word about buffers: forward passes write to them, too
             kernels.tell_autograd([*self._tensors[:num], *here[:num]])
             kernels.run_copy(here, self._copies)
-        for put_back, saved in self._others:
-            put_back(copy.deepcopy(saved))
+        for one, saved in self._others:
+            one.load_state_dict(copy.deepcopy(saved))
 
     @property
     def counts(self) -> bool:
@@ -131,8 +195,8 @@ class Snapshot:
             return
         groups = [{k: v for k, v in g.items() if k not in _OF_SCHEDULES} for g in optimizer.param_groups]
         attributes = {}
-        package = type(optimizer).__module__.partition(".")[0]
-        for key, value in () if package == "torch" else list(optimizer.__dict__.items()):
+        own = package(optimizer)
+        for key, value in () if own == "torch" else list(optimizer.__dict__.items()):
             inner = value if isinstance(value, (list, tuple)) else (value,)
             for one in (one for one in inner if isinstance(one, torch.optim.Optimizer)):
                 self._keep_optimizer(one)
@@ -141,45 +205,13 @@ class Snapshot:
             if key not in _OF_TORCH and not key.startswith(_PREFIXES_OF_TORCH):
                 if isinstance(value, _KEPT) and not isinstance(value, torch.nn.Parameter):
                     attributes[key] = value
-                elif type(value).__module__.partition(".")[0] == package and _is_part(value):
-                    self._parts.append((value, dict(value.__dict__)))
-                    self._keep(tuple(value.__dict__.values()))
+                elif _is_part(value, own):
+                    self._keep([(vars(value), "")])
         self._optimizers.append((weakref.ref(optimizer), optimizer.state, groups, attributes))
-        self._keep((optimizer.state, *(tuple(one.values()) for one in (*groups, attributes))))
+        self._keep([((optimizer.state, *(tuple(one.values()) for one in (*groups, attributes))), "")])
 
-    def _keep(self, root: Any) -> None:
-        """Notes the tensors and containers in `root`, and the states of random generators."""
-        waiting = [root]
-        while waiting:
-            one = waiting.pop()
-            if isinstance(one, _PLAIN) or id(one) in self._seen:
-                continue
-            self._seen[id(one)] = one
-            if isinstance(one, torch.Tensor):
-                self._tensors += [one] if tensor_can_be_kept(one) else []
-            elif isinstance(one, random.Random):
-                self._others.append((one.setstate, one.getstate()))
-            elif isinstance(one, torch.Generator):
-                self._others.append((one.set_state, one.get_state()))
-            elif isinstance(one, dict):
-                self._containers.append((one, dict(one)))
-                waiting += one.values()
-            elif type(one) in (list, deque):
-                self._containers.append((one, list(one)))
-                waiting += one
-            elif type(one) is tuple:
-                waiting += one
-
-
-def _put_entries(entries: dict[str, Any], now: dict[str, Any], is_left: Callable[[str], bool]) -> None:
-    now.update(entries)
-    for key in [key for key in now if key not in entries and not is_left(key)]:
-        if isinstance(now[key], (bool, int, float, torch.Tensor)):
-            del now[key]  # made by a step since
-
-
-def _is_part(value: Any) -> bool:
-    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, torch.nn.Module)
+    def _keep_tensor(self, tensor: torch.Tensor, label: str, waiting: list[tuple[Any, str]]) -> None:
+        self._tensors += [tensor] if tensor_can_be_kept(tensor) else []
 
 
 def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import json
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import torch
 from torch.optim import Optimizer
 
 from .. import _env
 from .._text import listed
-from ..clip import as_policy
+from ..clip import CheckedPolicy, as_policy
 from ..diagnosis.checkup import Checkup
 from ..errors import NotGuardedError
+from ..kernels.cpu import GuardState, observing
 from ..names import Namer
 from ..observers.activations import ActivationMonitor, ActivationWatch, monitor_for
 from ..observers.buffers import Buffers
@@ -23,24 +27,59 @@ from ..observers.facts import ModelFacts
 from ..observers.observer import Observer, while_alive
 from ..observers.owner import Observers
 from ..observers.weights import WeightWatch
-from ..ranks import Parity, Ranks
-from ..records import StepStats, TrainingHistory
+from ..ranks import Parity, Ranks, compares_ranks
+from ..records import StepStats, TrainingHistory, values
+from ..records.codec import read_fields
 from ..records.events import describe_recovery
-from ..recovery import Rescue
+from ..recovery import Rescue, check_state
 from ..report import Report, build_report
-from .endings import flush_at_end, forget
 from .hooks import Hooks
-from .judge import Judge
-from .ledger import Ledger
-from .observed import Observed
-from .resuming import StatefulGuard, dump, restore
+from .judge import Judge, Observed
+from .ledger import Ledger, flush_at_end, forget
 from .run import Run
 from .settings import GuardSettings
-from .state import GuardState, observing
 from .wrappers import inwards
 
 _log = logging.getLogger("fastguard")
+VERSION = 1
+_MAX_STEPS = 2**53  # the first integer whose successor is not a float
+_NEEDED = {"version", "step", "skipped_run", "skipped_tensors", "history", "clip"}
 GUARD = "_guard"  # the attribute of an optimizer; torch expects copies to have the public ones, too
+
+
+def _step(value: Any) -> int:
+    step = values.count(value)
+    if step >= _MAX_STEPS:
+        raise values.MisfitError(f"must be below 2**53, got {step}")
+    return step
+
+
+@dataclass(frozen=True)
+class ResumedState:
+    """What `Guard.state_dict` returned, checked; None for a part that it lacks."""
+
+    step: Annotated[int, _step]
+    skipped_run: list[int]
+    skipped_tensors: list[str]
+    history: Annotated[Any, values.mapping]
+    clip: Annotated[Any, values.mapping] | None
+    skipped_by_policy: list[int] = field(default_factory=list)
+    checkup: Annotated[Any, values.mapping] | None = None
+    recovery: Annotated[Any, check_state] | None = None
+    clip_loss: float | None = None
+
+
+class StatefulGuard:
+    """A guard whose state is one string; see `Guard.stateful`."""
+
+    def __init__(self, guard: Any) -> None:
+        self._guard = guard
+
+    def state_dict(self) -> dict[str, str]:
+        return {"state": json.dumps(self._guard.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._guard.load_state_dict(json.loads(values.entry(state, "state", values.text)))
 
 
 class Guard(GuardState):
@@ -63,7 +102,6 @@ class Guard(GuardState):
         proxies: Sequence[Any] = (),
         names: Sequence[str] | Mapping[torch.Tensor, str] | None = None,
         over: Ranks | None = None,
-        parity: Parity | None = None,
     ) -> None:
         self._namer = namer = Namer(model, optimizers)
         if names is not None:
@@ -85,9 +123,10 @@ class Guard(GuardState):
             _log.log(self._ledger.level, "torchrun restarted this run: attempt %d", _env.num_restarts() + 1)
         self._judge = Judge(self._run, self._ledger, settings.clip_through)
         self._is_loss_new = True
-        if parity is not None:
-            parity.start(self._run)
         weights = None if settings.weights is None else WeightWatch(self._run, self._judge, settings.weights)
+        parity, every = None, settings.parity
+        if every is not None and compares_ranks("parity", every):
+            parity = Parity(self._run, model, every)
         others: list[Observer] = [one for one in (parity, weights) if one is not None]
         self._monitor = monitor_for(settings.activations.value, model)
         self._activations: ActivationWatch | None = None
@@ -334,7 +373,21 @@ class Guard(GuardState):
 
         Includes the newest step as it is now: what `observe` adds later is missing.
         """
-        return dump(self)
+        self._settle()
+        self._attach_samples()
+        self._judge.arrive_all()
+        self._facts.record()
+        clip, loss = self._run.clip, self._run.ring.loss
+        if loss is None and isinstance(clip, CheckedPolicy):
+            loss = clip.loss
+        return {
+            "version": VERSION,
+            **self._ledger.state_dict(self._run.step),
+            "checkup": self._checkup.watch.state_dict(),
+            "clip": None if clip is None else clip.state_dict(),
+            "clip_loss": loss,
+            "recovery": None if self._rescue is None else self._rescue.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes from `state_dict`: completely, or, if it raises, not at all.
@@ -342,7 +395,40 @@ class Guard(GuardState):
         Raises:
             ValueError: `state` has another version, or an entry is missing or wrong; names it.
         """
-        restore(self, state)
+        history, clip = self.history, self._run.clip
+        missing = _NEEDED - values.mapping(state).keys()
+        if missing or state["version"] != VERSION or isinstance(state["version"], bool):
+            problem = f"one without {sorted(missing)}" if missing else f"one of version {state['version']!r}"
+            if "param_groups" in state:
+                problem = "that of an optimizer. Save guard.state_dict() beside optimizer.state_dict()."
+            raise ValueError(f"`state` must come from Guard.state_dict (version {VERSION}), got {problem}")
+        checkup = state.get("checkup")
+        if checkup is not None:
+            values.entry(state, "checkup", self._checkup.watch.check_state)
+        restored = values.entry(state, "history", history.restored)
+        given = ResumedState(**read_fields(ResumedState, state, history=restored, checkup=checkup))
+        if clip is not None and given.clip is not None:
+            before = copy.deepcopy(clip.state_dict())
+            try:
+                clip.load_state_dict(given.clip)
+            except Exception as error:  # a user's policy may raise anything
+                clip.load_state_dict(before)
+                problem = f"`state` does not suit the clip policy {clip!r}: {error} - at `state['clip']`"
+                raise ValueError(problem) from error
+        self.flush()
+        if isinstance(clip, CheckedPolicy):
+            clip.loss = given.clip_loss
+        self._observed.forget()
+        self._ledger.go_on(given.history, given.skipped_run, given.skipped_tensors, given.skipped_by_policy)
+        history.has_ended = False
+        self._run.step = given.step
+        if history.model.num_seen is not None:
+            self._run.ring.seen.go_on(history.model.never_seen)
+        if self._rescue is not None:
+            self._rescue.go_on(given.recovery, given.step)
+        self._observers.resume(history.model)
+        if given.checkup is not None:
+            self._checkup.watch.load_state_dict(given.checkup)
 
     @property
     def stateful(self) -> StatefulGuard:

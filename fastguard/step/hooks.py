@@ -22,19 +22,17 @@ from torch.optim import Optimizer
 from .. import kernels
 from ..clip import Limits
 from ..kernels import cpu
+from ..kernels.cpu import HooksState, StepPostHook, StepPreHook
 from ..records import NUM_LONE
 from ..records.slot import HEADER_WORDS, NORM, OVERHEAD_S
 from ..recovery import Rescue, Slowed
-from .judge import Judge
+from .judge import Judge, Observed
 from .ledger import Ledger
-from .observed import Observed
 from .ring import FINGERPRINT, POSITIONS, WRITTEN
 from .run import Member, Run
 from .scalars import learning_rate
-from .scaler import Handed, ScalerContract
 from .skip import DryRunStep, Skip, SkippedCall, SkipStrategy, Undo, interceptor_of
-from .state import HooksState, StepPostHook, StepPreHook
-from .wrappers import is_nested, is_state_initialisation, left_to_python, may_nest
+from .wrappers import Handed, ScalerContract, is_nested, is_state_initialisation, left_to_python, may_nest
 
 _perf_counter = time.perf_counter
 _get_num_threads = torch.get_num_threads

@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 
 from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
-from ..clip.limits import SHRINKS, factor_of, row_norms
+from ..clip.policy import SHRINKS, factor_of, row_norms
 from ..observers.activations import ActivationMonitor
 from ..ranks.shards import refuse_sharding_model, refuse_shards
 from ..records.columns import ROW_BYTES, norm_of, norm_parts
-from .clipping import shrink_each
 from .guard import Guard
+from .judge import shrink_each
 from .ring import JudgedStep
 from .run import Member, Run
 from .scalars import learning_rate

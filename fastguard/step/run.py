@@ -13,13 +13,13 @@ from torch.optim import Optimizer
 
 from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Place
+from ..kernels.cpu import RunState
 from ..names import Namer
 from ..observers.buffers import Buffers
 from ..ranks import AlikeSettings, Ranks, refuse_shards
 from ..records.failures import Failures
 from .ring import Ring
 from .settings import GuardSettings, texts, users_policy
-from .state import RunState
 
 # Their updates are orthogonalised, or signs. By name: they come from many packages.
 _IGNORES_SCALE = frozenset(
@@ -78,7 +78,7 @@ class Run(RunState):
         self.buffers: Buffers | None = None  # of the model, with the next step at which to look at them
         self.buffers_at = math.inf
         self.copies: list[Any] = []  # of the buffers that are copied at every step, as `Buffers.copies`
-        self._namer = namer
+        self.namer = namer
         self.known_names: tuple[str, ...] = ()  # of all parameters, as they were at the step just judged
         self.fingerprint: int | None = None  # of the parameters that these are the names of
         self.clip_by(settings.clip.value)
@@ -105,7 +105,7 @@ class Run(RunState):
             if self.ranks is None:
                 refuse_shards(group["params"] for optimizer in optimizers for group in optimizer.param_groups)
             try:
-                self.known_names = self._namer.names(optimizers)
+                self.known_names = self.namer.names(optimizers)
             except Exception as error:  # a model may say what it likes
                 self.failures.note("naming of the parameters", error, "They go by their numbers.")
                 count = sum(len(group["params"]) for one in optimizers for group in one.param_groups)
@@ -117,7 +117,7 @@ class Run(RunState):
 
     def names_now(self) -> tuple[str, ...]:
         """Names of all parameters, also before the first step."""
-        return self._namer.names(self.optimizers())
+        return self.namer.names(self.optimizers())
 
     def clip_by(self, clip: ClipPolicy | None) -> None:
         """Takes another clip policy; raises its ValueError if it has no use for these parameters."""
@@ -128,7 +128,7 @@ class Run(RunState):
             clip = CheckedPolicy(clip)
         if isinstance(clip, CheckedPolicy):
             clip.count_in(self.failures)
-            clip.place(self._places(self._namer.names(self.optimizers())), apart)
+            clip.place(self._places(self.namer.names(self.optimizers())), apart)
         self.clip, self.asks_clip = clip, isinstance(clip, CheckedPolicy)
         self.ring.tell_of_parts = clip.record_fields if isinstance(clip, CheckedPolicy) else None
         self.ring.made = None
@@ -154,10 +154,6 @@ class Run(RunState):
         for member in self.members:
             member.is_paused = is_paused
         return before
-
-    def model_parameters(self) -> list[tuple[torch.Tensor, str]]:
-        """Parameters of the model with their names, as they are now; none where there is no model."""
-        return list(self._namer.known())
 
     def start_of(self, member: Member) -> int:
         """Index of the first parameter of one optimizer among all parameters."""

@@ -15,14 +15,14 @@ from .. import kernels
 from .._text import listed
 from ..clip import ClipPolicy
 from ..errors import AlreadyGuardedError, explained
+from ..kernels.cpu import guard_attribute
 from ..names import check_models
 from ..observers.activations import ActivationMonitor
 from ..observers.observer import unwrapped
-from ..ranks import Parity, alike_settings, compares_ranks, has_other_ranks, ranks_over
+from ..ranks import alike_settings, has_other_ranks, ranks_over
 from ..recovery import Recovery
 from .guard import GUARD, Guard
 from .settings import GuardSettings
-from .state import guard_attribute
 from .wrappers import innermost, inwards
 
 AnyOptimizer = TypeVar("AnyOptimizer")
@@ -208,11 +208,10 @@ def wrap(
         )
     over = ranks_over(groups, model, settings)
     kernels.require_devices(backend, groups)
-    beside = Parity(model, None if parity is True else parity) if compares_ranks("parity", parity) else None
     proxies = [o for o, i in zip(given, inner, strict=True) if o is not i]
     told: dict[str, Any] = {"sinks": sinks, "is_quiet": is_quiet, "proxies": proxies, "names": names}
     with contextlib.ExitStack() as made:
-        guard = Guard(inner, model, settings, made=made, over=over, parity=beside, **told)
+        guard = Guard(inner, model, settings, made=made, over=over, **told)
         guard._made = made.pop_all()
     params, run = [p for group in groups for p in group], guard._run
     with run.failures.kept("comparison of the ranks' settings", "They are not compared."):

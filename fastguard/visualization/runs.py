@@ -11,8 +11,7 @@ from typing import Any
 
 from .._text import NAME_WIDTH, shown
 from ..records import Entry, StepStats, TrainingHistory
-from ..records.loading import fill
-from ..records.log import LogReader
+from ..records.log import LogReader, fill
 from .style import MAX_POINTS, Curve, Grid, Stretch
 
 MAX_COLUMNS = 400

@@ -20,7 +20,8 @@ from guard_helpers import gradients, guarded_model, is_identical, loss_at, poiso
 import fastguard
 
 _GUARD = str(Path(inspect.getfile(fastguard.Guard)).parent)
-_FILES = {f"{_GUARD}/{name}.py" for name in ("hooks", "skip", "fused", "backup", "scaler", "judge", "run", "wrappers")}
+_NAMES = ("hooks", "skip", "judge", "run", "wrappers", "../recovery/snapshots")
+_FILES = {str(Path(_GUARD, f"{name}.py").resolve()) for name in _NAMES}
 
 
 class _Interrupt(KeyboardInterrupt):

@@ -13,8 +13,7 @@ from torch import nn
 
 import fastguard
 from fastguard.recovery import Recovery
-from fastguard.recovery.ladder import Ladder
-from fastguard.recovery.rise import Trial
+from fastguard.recovery.ladder import Ladder, Trial
 
 slow = pytest.mark.slow
 QUICK = Recovery(every=10, patience=3, quarantine=8, ramp=10)
