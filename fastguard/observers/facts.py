@@ -26,8 +26,6 @@ _SWITCHES = ("nesterov", "amsgrad", "maximize")
 _LOOKED_UP = (torch.nn.Embedding, torch.nn.EmbeddingBag)  # whose rows are not summed: no fan-in
 # Where else a weight has three dimensions, the first is as a rule the number of matrices, as of experts.
 _CONVOLVING = (torch.nn.modules.conv._ConvNd, torch.nn.utils.parametrize.ParametrizationList)
-
-
 _LATE = 20  # steps after which every optimizer has stepped
 _ALIVE: weakref.WeakSet[ModelFacts] = weakref.WeakSet()
 

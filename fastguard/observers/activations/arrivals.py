@@ -43,8 +43,6 @@ Measurement: TypeAlias = Callable[[], Reading]  # call it only once its delivery
 class ImmediateReader:
     """Reads with the kernels of the tensor's device, and has the figures at once. On a GPU this would synchronise."""
 
-    immediate = True
-
     def __init__(self, backend: str) -> None:
         self._backend = backend
 
@@ -61,8 +59,6 @@ class ImmediateReader:
 
 class DeferredReader:
     """Reads into small tensors on the device, and never waits: a delivery copies all to pinned memory at once."""
-
-    immediate = False
 
     def __init__(self, device: torch.device, backend: str, make_event: Callable[[], Any] | None = None) -> None:
         self._device, self._backend, self._side = device, backend, Device(device)
