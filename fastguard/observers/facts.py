@@ -46,9 +46,7 @@ class ModelFacts:
         objective: str | None,
     ) -> None:
         self._run, self._ledger, self._observers = run, ledger, observers
-        self._namer = namer
-        self._objective = objective
-        self._resources = ResourceUse()
+        self._namer, self._objective, self._resources = namer, objective, ResourceUse()
         self._settings: list[dict[str, Any]] = []
         self._foreign: dict[int, tuple[weakref.ref[Any], int]] = {}  # parameters of the loss that are not the model's
         self._loss: int | None = None  # the number of the loss's operation
