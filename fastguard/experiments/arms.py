@@ -7,6 +7,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -245,9 +246,6 @@ def _clear_gradients(context: Context) -> Iterator[str | None]:
         optimizer.register_step_post_hook(lambda optimizer, args, kwargs: optimizer.zero_grad())
 
 
-# What arms change about the model and its data.
-
-
 def _log(p: torch.Tensor) -> torch.Tensor:
     return p.clamp_min(torch.finfo(p.dtype).tiny).log()
 
@@ -325,20 +323,18 @@ def _undo_final_activation(context: Context) -> Iterator[str | None]:
     if last is not None:
         last.register_forward_hook(lambda module, args, output: args[0] if args else output)
     for name, (owner, changes) in _ASKING.items():
-        _before_the_loss(context, owner, name, changes)
+        _replace(context, owner, name, partial(_undone, changes, []))
 
 
-def _before_the_loss(context: Context, owner: Any, name: str, changes: dict[str, TensorChange]) -> None:
-    changed = list[TensorChange]()
-
-    def change(output: torch.Tensor, target: Any) -> tuple[torch.Tensor, Any]:
-        made_by = computing(facts_of_loss(output, None).get("loss_ops", ()))[:1]
-        if made_by:  # validation has no graph, and is changed like the newest pass
-            known = changes.get(made_by[0].partition("Backward")[0], changes.get(""))
-            changed[:] = [] if known is None else [known]
-        return changed[0](output) if changed else output, target
-
-    _replace(context, owner, name, change)
+def _undone(
+    changes: dict[str, TensorChange], last: list[TensorChange], output: torch.Tensor, target: Any
+) -> tuple[Any, Any]:
+    """The output before the operation that made it. Validation has no graph, and is changed like the newest pass."""
+    made_by = computing(facts_of_loss(output, None).get("loss_ops", ()))[:1]
+    if made_by:
+        known = changes.get(made_by[0].partition("Backward")[0], changes.get(""))
+        last[:] = [] if known is None else [known]
+    return last[0](output) if last else output, target
 
 
 def _replace(context: Context, owner: Any, name: str, change: Callable[[Any, Any], tuple[Any, Any]]) -> None:

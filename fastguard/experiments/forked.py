@@ -41,8 +41,6 @@ _SINCE = {2: 1 << 13, 3: _TRUNCATE}  # version of Landlock: what it can refuse b
 _TCP = 0b11  # bind and connect
 _LARGE, _MOST_COPIED, _MOST_ENTRIES = 64 << 20, 512 << 20, 20_000
 _NEVER_COPIED = (".git", ".venv", "venv", "node_modules", "__pycache__", ".hg", ".tox", ".mypy_cache", ".ruff_cache")
-_HARMLESS_THREADS = ("TMonitor",)  # of tqdm
-CRASHED = 70  # exit code of a copy that cannot go on
 
 
 def landlock_version() -> int:
@@ -135,7 +133,7 @@ def why_not(tensors: Iterable[torch.Tensor]) -> str | None:
     if any(one.is_shared() for one in tensors) or _shares_memory():
         return "it shares memory with other processes"
     threads = [one for one in threading.enumerate() if one is not threading.current_thread()]
-    threads = [one for one in threads if type(one).__name__ not in _HARMLESS_THREADS]
+    threads = [one for one in threads if type(one).__name__ != "TMonitor"]  # tqdm's, which is harmless
     return f"other threads run in it: {', '.join(one.name for one in threads[:3])}" if threads else None
 
 
@@ -173,7 +171,7 @@ class Copies:
                     sys.excepthook = self.end
                     atexit.register(self.end)
                 except BaseException:
-                    os._exit(CRASHED)
+                    os._exit(70)  # it cannot go on
                 return False
             os.close(write)
             self._started.append((name, read, process))

@@ -196,9 +196,7 @@ def may_help(row: Row, noise: float) -> bool:
 
 
 def confirm(row: Row, again: Row, noise: float) -> bool:
-    """Makes of an arm's results with two seeds one; returns whether it helps with both, by a large share or clearly on
-    average.
-    """
+    """Makes one result of two; returns whether the arm helps with both, by a large share or clearly on average."""
     first, second = row.comparison, again.comparison
     row.num_seeds = 2
     if first is None or second is None:

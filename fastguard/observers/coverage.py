@@ -28,8 +28,8 @@ class _Watched(Observer):
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self._parameter = weakref.ref(parameter)
-        self._gradient: weakref.ref[torch.Tensor] | None = None
-        self._version = self.num_passes = 0  # backward passes that reached it since the last step
+        self._known: tuple[weakref.ref[torch.Tensor], int] | None = None  # the gradient, and its version
+        self.num_passes = 0  # backward passes that reached it since the last step
         self.is_left = False  # whether the gradient of that time has stayed in it
         self.was_cleared = False  # whether the passes' gradient was gone or zero when the step was taken
         self.hold(
@@ -43,8 +43,9 @@ class _Watched(Observer):
 
     def _is_untouched(self, gradient: torch.Tensor | None) -> bool:
         """Whether it is the gradient that was remembered, and nothing has written to it."""
-        known = None if self._gradient is None else self._gradient()
-        return gradient is not None and gradient is known and gradient._version == self._version
+        if gradient is None or self._known is None:
+            return False
+        return self._known[0]() is gradient and self._known[1] == gradient._version
 
     def _was_added(self, parameter: torch.Tensor) -> None:
         self.num_passes += 1
@@ -61,8 +62,7 @@ class _Watched(Observer):
         self.is_left = gradient is not None and not is_zero
 
     def _remember(self, gradient: torch.Tensor | None) -> None:
-        self._gradient = None if gradient is None else weakref.ref(gradient)
-        self._version = 0 if gradient is None else gradient._version
+        self._known = None if gradient is None else (weakref.ref(gradient), gradient._version)
 
 
 class LeftGradients(Observer):

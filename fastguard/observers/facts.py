@@ -26,8 +26,6 @@ _SWITCHES = ("nesterov", "amsgrad", "maximize")
 _LOOKED_UP = (torch.nn.Embedding, torch.nn.EmbeddingBag)  # whose rows are not summed: no fan-in
 # Where else a weight has three dimensions, the first is as a rule the number of matrices, as of experts.
 _CONVOLVING = (torch.nn.modules.conv._ConvNd, torch.nn.utils.parametrize.ParametrizationList)
-
-
 _LATE = 20  # steps after which every optimizer has stepped
 _ALIVE: weakref.WeakSet[ModelFacts] = weakref.WeakSet()
 
@@ -48,9 +46,7 @@ class ModelFacts:
         objective: str | None,
     ) -> None:
         self._run, self._ledger, self._observers = run, ledger, observers
-        self._namer = namer
-        self._objective = objective
-        self._resources = ResourceUse()
+        self._namer, self._objective, self._resources = namer, objective, ResourceUse()
         self._settings: list[dict[str, Any]] = []
         self._foreign: dict[int, tuple[weakref.ref[Any], int]] = {}  # parameters of the loss that are not the model's
         self._loss: int | None = None  # the number of the loss's operation

@@ -21,7 +21,7 @@ from ..diagnosis.checkup import Checkup
 from ..errors import NotGuardedError
 from ..kernels.cpu import GuardState, observing
 from ..names import Namer
-from ..observers.activations import ActivationMonitor, ActivationWatch, monitor_for
+from ..observers.activations.monitor import ActivationMonitor, ActivationWatch, monitor_for
 from ..observers.buffers import Buffers
 from ..observers.facts import ModelFacts
 from ..observers.observer import Observer, while_alive

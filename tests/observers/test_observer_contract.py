@@ -16,7 +16,7 @@ import fastguard
 import fastguard.observers
 import fastguard.ranks
 from fastguard.kernels import cpu
-from fastguard.observers.activations import ActivationWatch
+from fastguard.observers.activations.monitor import ActivationWatch
 from fastguard.observers.batches import BatchWatch
 from fastguard.observers.coverage import CoverageWatch, LeftGradients
 from fastguard.observers.observer import Observer

@@ -8,8 +8,6 @@ import torch
 
 from ... import kernels
 from .monitor import ActivationMonitor as ActivationMonitor
-from .monitor import ActivationWatch as ActivationWatch
-from .monitor import monitor_for as monitor_for
 
 
 def detect_dead_neurons(activations: Any, threshold: float = 0.01) -> tuple[int, float]:

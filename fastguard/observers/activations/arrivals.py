@@ -43,8 +43,6 @@ Measurement: TypeAlias = Callable[[], Reading]  # call it only once its delivery
 class ImmediateReader:
     """Reads with the kernels of the tensor's device, and has the figures at once. On a GPU this would synchronise."""
 
-    immediate = True
-
     def __init__(self, backend: str) -> None:
         self._backend = backend
 
@@ -61,8 +59,6 @@ class ImmediateReader:
 
 class DeferredReader:
     """Reads into small tensors on the device, and never waits: a delivery copies all to pinned memory at once."""
-
-    immediate = False
 
     def __init__(self, device: torch.device, backend: str, make_event: Callable[[], Any] | None = None) -> None:
         self._device, self._backend, self._side = device, backend, Device(device)
@@ -116,15 +112,6 @@ class Sighting(NamedTuple):
     # whether each is the first one, and its reading; None if it was overwritten. None if they do not matter
     inputs: Sequence[tuple[bool, Measurement | None]] | None = None
     is_quiet: bool = False  # it makes no record while it is finite
-
-    def inputs_finite(self) -> bool | None:
-        """Whether the inputs were; None if not known. Inf counts in the first one only: others may be masks."""
-        if self.inputs is None:
-            return None
-        rows = [(is_first, reading and reading().row) for is_first, reading in self.inputs]
-        if any(row and (row.num_nans or (is_first and row.num_infs)) for is_first, row in rows):
-            return False
-        return None if any(row is None for _, row in rows) else True
 
 
 class Arrivals:
@@ -221,7 +208,13 @@ def _inputs_finite(bad: dict[str, Sighting], root: str) -> dict[str, bool | None
 
     Also None for one with Inf alone, which may be masked scores, where others have NaN. `root` is the whole model.
     """
-    known = {key: sighting.inputs_finite() for key, sighting in bad.items()}
+    known: dict[str, bool | None] = {}
+    for key, sighting in bad.items():
+        rows = [(is_first, reading and reading().row) for is_first, reading in sighting.inputs or ()]
+        # Inf counts in the first one only: others may be masks
+        is_bad = any(row and (row.num_nans or (is_first and row.num_infs)) for is_first, row in rows)
+        is_known = sighting.inputs is not None and all(row is not None for _, row in rows)
+        known[key] = False if is_bad else True if is_known else None
     suspects = [key for key, finite in known.items() if finite is not False]
     for key in [key for key, finite in known.items() if finite]:
         if any(key == root or part.startswith((f"{key}.", f"{key}[")) for part in suspects if part != key):

@@ -116,7 +116,7 @@ class Collector:
             if known.version is not None:
                 self._known[id(x)] = known
         inputs = None
-        if given is not None and not (reader.immediate and known.measured().row.is_finite):
+        if given is not None and not (isinstance(reader, ImmediateReader) and known.measured().row.is_finite):
             readable = [(i == 0, given_x) for i, given_x in enumerate(given()) if has_values(given_x)]
             # An in-place module has overwritten its input: what was known of it is what it got.
             inputs = [(first, before and before.measured if y is x else self._input(y)) for first, y in readable]
