@@ -7,7 +7,7 @@ import pytest
 
 from fastguard.diagnosis import RULES
 from fastguard.diagnosis.rules.nonfinite import describe_bad_ranks
-from fastguard.ranks.exchange import with_bad_step
+from fastguard.ranks.ranks import with_bad_step
 from fastguard.records import ModelNotes, TrainingHistory
 
 from made_runs import with_bad_steps

@@ -13,7 +13,7 @@ MODULES = {
     "tools.checkpoints": 7,
     "clip.spikes": 1,
     "clip.value": 1,
-    "ranks.exchange": 1,
+    "ranks.ranks": 1,
     "records.events": 1,
     "tools.clipping": 1,
     "tools.early_stopping": 3,
