@@ -1,4 +1,4 @@
-// The limits of a clip policy, applied to the norms of a step. fastguard/clip/policy.py computes the same.
+// The limits of a clip policy, applied to the norms of a step. fastguard/clip/limits.py computes the same.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -39,7 +39,7 @@ struct ClipLimits {
   Array<int> groups;        // of each parameter, -1 for none; not there: each parameter is one
   Array<double> triggers, targets, norms;  // of each part; the former two may not be there, the latter is written
 
-  // From a float, which torch's formula clips to, or the tuple `Limits` of fastguard/clip/policy.py; throws otherwise.
+  // From a float, which torch's formula clips to, or the tuple `Limits` of fastguard/clip/limits.py; throws otherwise.
   explicit ClipLimits(PyObject* given);
 
   // Whether they are of so many parameters.

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..kernels import cpu
 from ..records import values
-from .policy import ClipPolicy, factor_of, finite_numbers
+from .limits import factor_of
+from .policy import ClipPolicy, finite_numbers
 
 
 class AdaGC(ClipPolicy):

@@ -12,7 +12,8 @@ from typing import Any
 from .._text import listed
 from ..records import values
 from .global_norm import GlobalNorm
-from .policy import CheckedPolicy, ClipPolicy, Place, as_policy
+from .limits import CheckedPolicy, as_policy
+from .policy import ClipPolicy, Place
 
 _BY = ("param_group", "optimizer", "tensor")
 

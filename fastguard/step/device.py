@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from .. import kernels
 from .._device import Courier, is_capturing
-from ..clip import CheckedPolicy, Limits, limits_of, trigger_of
-from ..clip.policy import SHRINKS, factors_of, row_norms
+from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
+from ..clip.limits import SHRINKS, factors_of, row_norms
 from ..errors import UnsupportedTensorError
 from ..kernels import triton
 from ..kernels.reference import scale_by_, tensor_columns, wide_dtype
@@ -242,9 +242,19 @@ def with_gradients(groups: Groups, positions: Sequence[int] | None) -> tuple[lis
     return [params[i] for i in places], places
 
 
+def clip_on_device(clip: ClipPolicy | None, decision: DeviceDecision, groups: Groups, handed: Handed) -> None:
+    """Enqueues what follows measuring; nothing comes back before the record. Cost: limits of all gradients are
+    arguments of a launch. Those of groups or tensors are an upload and some twenty small launches, and a launch a
+    tensor to scale, which writes all of them. No sync."""
+    limits = decision.pending.limits
+    if isinstance(clip, CheckedPolicy) and clip.scope in SHRINKS:
+        _shrink_on_device(clip, decision, groups, handed)
+    elif limits is not None and limits.triggers is not None:
+        _apply_on_device(limits, decision)
+
+
 def _apply_on_device(limits: Limits, decision: DeviceDecision) -> None:
-    """`Limits.apply` on the device. Cost: an upload and some twenty small launches, and for scaling, which writes all
-    gradients, a launch a tensor. No sync."""
+    """`Limits.apply` on the device."""
     slot, triggers, targets = decision.slot, limits.triggers, limits.targets
     assert triggers is not None and targets is not None
     count, size = decision.pending.num_rows, len(triggers)
@@ -367,10 +377,7 @@ class DeviceJudge:
             scale, found_inf = brought(handed.grad_scale, slot.scale), brought(handed.found_inf, slot.found_inf)
             decided = decision.max_norm, run.skip_nonfinite, handed.fused, decision.trigger
             engine.measure(decision.plan, slot, StepOptions(pending.step, scale, found_inf, *decided))
-            if isinstance(run.clip, CheckedPolicy) and run.clip.scope in SHRINKS:
-                _shrink_on_device(run.clip, decision, groups, handed)
-            elif limits is not None and limits.triggers is not None:
-                _apply_on_device(limits, decision)
+            clip_on_device(run.clip, decision, groups, handed)
             pending.note("lr", rate_of(optimizers[0]))
             if loss is not None and is_loss(loss):
                 pending.note("loss", loss)

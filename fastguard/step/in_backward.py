@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from .. import kernels
 from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
-from ..clip.policy import SHRINKS, factor_of, row_norms
+from ..clip.limits import SHRINKS, factor_of, row_norms
 from ..observers.activations import ActivationMonitor
 from ..ranks.shards import refuse_sharding_model, refuse_shards
 from ..records.columns import ROW_BYTES, norm_of, norm_parts

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from .. import kernels
 from .._device import is_capturing
-from ..clip import CheckedPolicy, ClipPolicy, limits_of, trigger_of
-from ..clip.policy import SHRINKS, Ruling, row_norms
+from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
+from ..clip.limits import SHRINKS, Ruling, row_norms
 from ..errors import UnsupportedTensorError
 from ..observers.owner import Observers
 from ..ranks.shards import locals_of
@@ -46,6 +46,13 @@ class HostDecision:
     factors: list[float] | None  # one for each gradient instead
     scale: float | None  # the loss scale, which all optimizers' gradients must carry
     taken: set[int] = field(default_factory=set)  # indices of the members that have taken their step
+
+
+def ruling_of(limits: Limits | None, judged: JudgedStep) -> Ruling:
+    """What `limits` do to the gradients of a step; nothing if its norm is not finite."""
+    if limits is None or not math.isfinite(judged.norm):
+        return Ruling()
+    return limits.apply(judged.norm, () if limits.norms is None else row_norms(judged.table), judged.positions)
 
 
 def shrink(clip: ClipPolicy | None, groups: device.Groups, judged: JudgedStep, inverse: float) -> Ruling | None:
@@ -232,10 +239,7 @@ class Judge:
         clip, limits = run.clip, limits_of(run.clip)
         if not run.is_vetoed:  # the policy has no part in a vetoed step
             judged.trigger = trigger_of(clip, limits)
-        ruling, shrunk = Ruling(), None
-        if limits is not None and math.isfinite(judged.norm):
-            rows = () if limits.norms is None else row_norms(judged.table)
-            ruling = limits.apply(judged.norm, rows, judged.positions)
+        ruling, shrunk = ruling_of(limits, judged), None
         if first and not run.is_vetoed and isinstance(clip, CheckedPolicy):
             clip.observe_step(judged.norm, judged.loss if judged.loss is not None else ring.loss)
         is_bad = run.skip_nonfinite and not math.isfinite(judged.norm)

@@ -9,7 +9,9 @@ from fastguard import UnsupportedTensorError
 from fastguard._device import Device
 from fastguard.kernels.slots import make_slots
 from fastguard.kernels.triton import Workspace, launch
-from fastguard.kernels.triton.launch import Launcher, Tables, locate
+from fastguard.kernels.triton import tables as locating
+from fastguard.kernels.triton.launch import Launcher
+from fastguard.kernels.triton.tables import Tables, locate
 
 from cases import image
 
@@ -103,8 +105,8 @@ def test_a_staging_piece_is_not_written_before_its_copy_is_done():
 @pytest.mark.parametrize("extension", [True, False])
 def test_where_tensors_lie(monkeypatch, extension):
     if not extension:
-        monkeypatch.setattr(launch, "extension", None)
-    elif launch.extension is None:
+        monkeypatch.setattr(locating, "extension", None)
+    elif locating.extension is None:
         pytest.skip("the extension was not built")
     x, z = image(torch.float32), torch.randn(6, dtype=torch.complex64)
     channels_last = x.to(memory_format=torch.channels_last)
@@ -113,7 +115,7 @@ def test_where_tensors_lie(monkeypatch, extension):
     assert addresses == b"".join(t.data_ptr().to_bytes(8, "little") for t in tensors)
     numels = [x.numel()] * 4 + [12, 0, 1]
     assert sizes == b"".join((n << 2).to_bytes(8, "little") for n in numels)
-    assert not write_back and not launch.is_dense(x[..., ::2])
+    assert not write_back and not locating.is_dense(x[..., ::2])
 
 
 def test_copies_go_back(workspace):

@@ -12,7 +12,8 @@ import torch
 from guard_helpers import needs_extension
 
 from fastguard import Percentile, SkipSpikes, Spikes, ZClip
-from fastguard.clip.policy import Limits, SortedWindow, factor_of, row_norms
+from fastguard.clip.limits import Limits, factor_of, row_norms
+from fastguard.clip.policy import SortedWindow
 from fastguard.kernels import cpu
 from fastguard.records.slot import FLAGS, HAS_TRIGGER, SKIPPED, TRIGGER
 

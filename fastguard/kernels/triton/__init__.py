@@ -22,7 +22,8 @@ from ...records.samples import ACTIVATION_COLUMNS, CHANNEL_COLUMNS
 from ..reference import Limits, ReferenceBackend
 from ..slots import StepOptions, make_slots
 from ..tensors import float64_bytes
-from .launch import Plan, Workspace, accepts, device_for, lock, workspace_of
+from .launch import Workspace, lock, workspace_of
+from .tables import Plan, accepts, device_for
 
 __all__ = ["Plan", "TritonBackend", "Workspace", "unavailable"]
 
