@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fastguard.records import Overview, StepStats, TrainingHistory, Trend, strict_json
 from fastguard.records.running import NUM_BUCKETS, Running
-from fastguard.records.samples import NUM_BATCHES, WINDOW, ModuleActivity, WeightStats
+from fastguard.records.sampled import NUM_BATCHES, WINDOW
+from fastguard.records.samples import ModuleActivity, WeightStats
 
 from made_runs import activity, falling_losses
 from records import make_batch, make_record, make_row, make_table

@@ -14,7 +14,8 @@ from .._text import count, did_you_mean, listed, shown
 from ..diagnosis import RULES, Rule
 from ..diagnosis.registry import CHECKS, SIGNS
 from ..records import TrainingHistory
-from ..records.log import LogReader, fill
+from ..records.loading import fill
+from ..records.log import LogReader
 from ..report import build_report
 from ..report.page import render, save_page
 from ..visualization.runs import run_of

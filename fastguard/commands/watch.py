@@ -15,7 +15,8 @@ from typing import Any
 
 from .._text import count, number, prose, shown
 from ..records import TrainingHistory
-from ..records.log import LogReader, fill
+from ..records.loading import fill
+from ..records.log import LogReader
 from ..report import Report, build_report
 from ..report.text import headline
 from .cli import Parser, say

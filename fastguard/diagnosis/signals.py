@@ -13,7 +13,8 @@ from typing import Any
 
 from ..records import BatchSample, Entry, TrainingHistory
 from ..records.running import HUGE, quantiles, within
-from ..records.samples import ModuleActivity, Window
+from ..records.sampled import Window
+from ..records.samples import ModuleActivity
 from . import needs
 
 BLOCK = 20

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from .columns import COLUMNS, TensorRow, fold_rows
 from .events import Entry
-from .history import NUM_FIRST_EVENTS, NUM_LAST_EVENTS, NUM_LONE, TrainingHistory
+from .history import TrainingHistory
 from .model import ModelNotes
 from .running import Overview, Trend
 from .samples import ActivationStats, BatchSample
+from .series import NUM_FIRST_EVENTS, NUM_LAST_EVENTS, NUM_LONE
 from .table import ClippedGroup, GradientStats, StepStats, TensorStats
 
 __all__ = ["COLUMNS", "NUM_FIRST_EVENTS", "NUM_LAST_EVENTS", "NUM_LONE", "ActivationStats", "BatchSample",

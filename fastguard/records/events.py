@@ -69,13 +69,6 @@ class Total(NamedTuple):
     names: tuple[str, ...] = ()
 
 
-class GradientCosine(NamedTuple):
-    """The cosine between the gradient of a step and that of the step before, on a sample of their elements."""
-
-    step: int
-    cosine: float
-
-
 class Validation(NamedTuple):
     """One validation: its step and loss, and the smoothed training loss at that step (NaN if there was none)."""
 

@@ -10,7 +10,7 @@ from .. import kernels
 from ..diagnosis import unexplained
 from ..records import GradientStats, StepStats, TrainingHistory
 from ..records.failures import Failures
-from ..records.history import NUM_NEWEST
+from ..records.series import NUM_NEWEST
 from ..report import Report, build_report
 
 MIN_STEPS = 5

@@ -11,7 +11,8 @@ from typing import Any
 
 from .._text import NAME_WIDTH, shown
 from ..records import Entry, StepStats, TrainingHistory
-from ..records.log import LogReader, fill
+from ..records.loading import fill
+from ..records.log import LogReader
 from .style import MAX_POINTS, Curve, Grid, Stretch
 
 MAX_COLUMNS = 400

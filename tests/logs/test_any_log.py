@@ -10,7 +10,7 @@ import pytest
 
 from fastguard.commands import cli
 from fastguard.records import COLUMNS, ClippedGroup, StepStats, TrainingHistory, log
-from fastguard.records.log import KEYS
+from fastguard.records.loading import KEYS
 from fastguard.records.samples import WeightStats
 from fastguard.sinks import JsonlSink, read_jsonl
 from fastguard.sinks.sink import flatten_step

@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from ...records import TrainingHistory
-from ...records.samples import is_bias
+from ...records.sampled import is_bias
 from ..finding import Seen
 from ..harm import is_harmed
 from ..needs import batch_statistics, computing, dropout

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import compress
 
 from ...records import TrainingHistory
-from ...records.samples import is_bias
+from ...records.sampled import is_bias
 from ...records.table import all_zero
 from ..finding import Seen
 from ..registry import rule

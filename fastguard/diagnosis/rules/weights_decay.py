@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ...records import TrainingHistory
-from ...records.samples import is_bias
+from ...records.sampled import is_bias
 from ..finding import Seen
 from ..needs import penalty
 from ..registry import rule
