@@ -16,7 +16,8 @@ from ..errors import FastguardError, RecoveryFailedError
 from ..observers.observer import while_alive
 from ..ranks.shards import has_other_ranks
 from ..records.events import RecoveryEvent, describe_recovery
-from .ladder import Groups, Ladder, StepSeen, Trial, exchanged, read_events, reduced
+from .ladder import Groups, Ladder, StepSeen, exchanged, read_events, reduced
+from .rise import Trial
 from .settings import Recovery
 from .snapshots import Snapshot, Snapshots, are_finite, have_not_grown, largest, parameters_of
 

@@ -22,8 +22,8 @@ from ..clip.limits import SHRINKS, factor_of, row_norms
 from ..observers.activations import ActivationMonitor
 from ..ranks.shards import refuse_sharding_model, refuse_shards
 from ..records.columns import ROW_BYTES, norm_of, norm_parts
+from .clipping import shrink_each
 from .guard import Guard
-from .judge import shrink_each
 from .ring import JudgedStep
 from .run import Member, Run
 from .scalars import learning_rate

@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,14 +15,16 @@ from torch.optim import Optimizer
 
 from .. import kernels
 from .._device import is_capturing
-from ..clip import CheckedPolicy, ClipPolicy, Limits, limits_of, trigger_of
-from ..clip.limits import SHRINKS, Ruling, row_norms
+from ..clip import CheckedPolicy, limits_of, trigger_of
+from ..clip.limits import Ruling
 from ..errors import UnsupportedTensorError
 from ..observers.owner import Observers
 from ..ranks.shards import locals_of
-from ..records.columns import COLUMNS, INDEX, norm_of, norm_parts
+from ..records.columns import norm_of, norm_parts
 from . import device
-from .device import DeviceDecision, DeviceJudge, NoEngineError, gradients_of, gradients_with_factors, with_gradients
+from .clipping import HostDecision, gradients_with_factors, ruling_of, shrink
+from .device import DeviceDecision, NoEngineError
+from .device_judge import DeviceJudge, gradients_of
 from .ledger import Ledger
 from .ring import JudgedStep
 from .run import Member, Run
@@ -34,55 +35,6 @@ from .wrappers import Handed
 _log = logging.getLogger("fastguard")
 _NUM_MARKED = 8  # steps whose ends are noted until a loss comes ahead of one
 _LAST_OPERATIONS = 8  # of a loss, which may have come after the step that it led to
-
-
-@dataclass
-class HostDecision:
-    """A decision that the host knows."""
-
-    positions: Sequence[int] | None  # of the parameters that had a gradient when this was decided; None for all
-    clip_coef: float  # the factor for all gradients, without the loss scale
-    skipped: bool
-    factors: list[float] | None  # one for each gradient instead
-    scale: float | None  # the loss scale, which all optimizers' gradients must carry
-    taken: set[int] = field(default_factory=set)  # indices of the members that have taken their step
-
-
-def ruling_of(limits: Limits | None, judged: JudgedStep) -> Ruling:
-    """What `limits` do to the gradients of a step; nothing if its norm is not finite."""
-    if limits is None or not math.isfinite(judged.norm):
-        return Ruling()
-    return limits.apply(judged.norm, () if limits.norms is None else row_norms(judged.table), judged.positions)
-
-
-def shrink(clip: ClipPolicy | None, groups: device.Groups, judged: JudgedStep, inverse: float) -> Ruling | None:
-    """Has a policy of elements or units clip the gradients of a step that is taken; None for other policies."""
-    norm = judged.norm
-    if not isinstance(clip, CheckedPolicy) or clip.scope not in SHRINKS:
-        return None
-    if clip.scope == "unit" and not math.isfinite(norm):
-        return None
-    params, places = with_gradients(groups, judged.positions)
-    over, norms = shrink_each(clip, [judged.names[i] for i in places], params, judged.table, 1.0 / inverse)
-    if not over or not math.isfinite(norm):
-        return Ruling()
-    left = math.sqrt(sum((size / norm) ** 2 for size in norms)) if norm else 1.0
-    return Ruling(min(1.0, left), over=tuple(places[i] for i in over))
-
-
-def shrink_each(
-    clip: CheckedPolicy, names: Sequence[str], params: Sequence[torch.Tensor], table: bytearray, scale: float
-) -> tuple[list[int], list[float]]:
-    """Has the policy clip gradients whose rows are `table`: indices of those that it clipped, and the norms of all."""
-    words = memoryview(table).cast("d")
-    num_infs = words[INDEX["num_infs"] :: len(COLUMNS)].tolist()
-    abs_max = words[INDEX["abs_max"] :: len(COLUMNS)].tolist()
-    largest = [math.inf if count else highest for count, highest in zip(num_infs, abs_max)]
-    rows = list(zip(row_norms(table), largest, strict=True))
-    gradients = [p.grad for p in params]
-    over, norms = clip.given.shrink(names, params, gradients, rows, scale, None)
-    kernels.tell_autograd([gradients[i] for i in over])
-    return over, norms
 
 
 class Judge:

@@ -13,6 +13,7 @@ from ..kernels.slots import copy_slot
 from ..observers.coverage import SeenParameters
 from ..records import BatchSample, Entry, StepStats, TensorStats, slot
 from ..records.slot import HEADER_BYTES, HEADER_WORDS, NOTES, NUM_SLOTS, read_header
+from .device import PendingStep
 
 TABLE, POSITIONS, FINGERPRINT, WRITTEN, OVER, SEEN = range(6)  # places in `Ring.found`
 
@@ -106,8 +107,8 @@ class Ring(RingState):
         self.made = None
         self.newest, self.num_open = newest, newest + 1
 
-    def arrive_as_left(self, pending: Any) -> tuple[bool, bool]:
-        """Takes a `device.PendingStep` into the next slot; returns whether its norm is finite, and it was skipped."""
+    def arrive_as_left(self, pending: PendingStep) -> tuple[bool, bool]:
+        """Takes a step as a device left it into the next slot; returns whether its norm is finite, and it skipped."""
         index, self.made = self.num_open, None
         at, words_here, positions, names = HEADER_WORDS * index, self.words, pending.positions, pending.names
         num_rows = pending.num_rows

@@ -18,8 +18,8 @@ from ..observers.tensors import mapped as mapped
 from ..ranks.shards import refuse_sharding_model
 from ..recovery.snapshots import load_random_state, random_state
 from ..step import Guard
+from ..step.backup import Backup
 from ..step.guard import GUARD
-from ..step.skip import Backup
 from ..step.wrappers import innermost
 from .clipping import clip_grad_norm_
 

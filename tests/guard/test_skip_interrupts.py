@@ -20,7 +20,7 @@ from guard_helpers import gradients, guarded_model, is_identical, loss_at, poiso
 import fastguard
 
 _GUARD = str(Path(inspect.getfile(fastguard.Guard)).parent)
-_NAMES = ("hooks", "skip", "judge", "run", "wrappers", "../recovery/snapshots")
+_NAMES = ("hooks", "skip", "backup", "judge", "run", "wrappers", "../recovery/snapshots")
 _FILES = {str(Path(_GUARD, f"{name}.py").resolve()) for name in _NAMES}
 
 

@@ -20,7 +20,7 @@ from guard_helpers import (
 )
 
 import fastguard
-from fastguard.step import skip
+from fastguard.step import backup, skip
 
 BAD = (0, 4, 5)  # the first step, and two in a row
 EITHER_WAY = [(cls, False) for cls in foreign.WITHOUT_CLOSURE] + [(cls, True) for cls in foreign.WITH_CLOSURE]
@@ -160,7 +160,7 @@ def test_where_a_copy_does_not_fit_the_gradients_are_taken_away(monkeypatch, cap
     model, guarded = guarded_model(lambda p: torch.optim.Adam(p, lr=0.1))
     another, other = guarded_model(foreign.ZerosForMissing)
     train(another, other, range(5), closure=True)
-    monkeypatch.setattr(skip._KeptTensor, "copy", full)
+    monkeypatch.setattr(backup._KeptTensor, "copy", full)
     for m, o in ((model, guarded), (another, other)):
         take_step(m, o, 5, closure=True, bad=math.nan)
         assert o.guard.last.skipped and all(bool(p.isfinite().all()) for p in m.parameters())

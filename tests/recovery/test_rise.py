@@ -13,7 +13,8 @@ from torch import nn
 
 import fastguard
 from fastguard.recovery import Recovery
-from fastguard.recovery.ladder import Ladder, Trial
+from fastguard.recovery.ladder import Ladder
+from fastguard.recovery.rise import Trial
 
 slow = pytest.mark.slow
 QUICK = Recovery(every=10, patience=3, quarantine=8, ramp=10)

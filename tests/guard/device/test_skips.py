@@ -127,7 +127,7 @@ def test_the_run_of_skips_goes_on_across_a_restart():
 def test_a_step_cannot_be_captured(monkeypatch):
     model = make_model()
     optimizer = _guarded(model)
-    monkeypatch.setattr("fastguard.step.device.is_capturing", lambda device: True)
+    monkeypatch.setattr("fastguard.step.device_judge.is_capturing", lambda device: True)
     before = snapshot(model, optimizer)
     with pytest.raises(RuntimeError, match="cannot be captured in a graph"):
         take_step(model, optimizer, 0)
