@@ -96,18 +96,6 @@ def fail(command: str, problem: object) -> int:
     return EXIT_UNREADABLE
 
 
-def print_report(text: str, code: int, command: str) -> int:
-    """Prints a report and returns its exit code, or another one if it cannot be printed."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # the reader has seen enough
-        drop_output()
-    except OSError as error:
-        drop_output()
-        return fail(command, f"the report cannot be written: {error}")
-    return code
-
-
 def _parser() -> Parser:
     width = max(map(len, COMMANDS)) + 3
     listed = "\n".join(f"  {name:<{width}}{command.help}" for name, command in COMMANDS.items())

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .._text import count, did_you_mean, listed, shown
 from ..diagnosis import RULES, Rule
@@ -21,7 +22,7 @@ from ..report.page import render, save_page
 from ..visualization.runs import run_of
 from .cli import EXIT_FAILED as _FAILED
 from .cli import EXIT_UNREADABLE as EXIT_UNREADABLE
-from .cli import Parser, as_json, print_report, say
+from .cli import Parser, as_json, drop_output, fail, say
 from .watch import log_at
 
 EXIT_CODES = {"healthy": 0, "warning": 1, "critical": 2, "no-evidence": 4}
@@ -84,8 +85,19 @@ def diagnose(argv: list[str]) -> int:
     if not history.num_steps:
         raise ValueError(f"`log` must hold a step, got none, so there is nothing to diagnose - at {shown(path)}")
     report = build_report(history, thresholds=thresholds)
-    text = as_json(report.to_dict()) if arguments.json else str(report)
-    return print_report(text, EXIT_CODES[report.status], "diagnose")
+    return print_report(report, arguments.json, "diagnose")
+
+
+def print_report(report: Any, as_plain: bool, command: str) -> int:
+    """Prints a report, or its JSON, and returns its exit code, or another one if it cannot be printed."""
+    try:
+        print(as_json(report.to_dict()) if as_plain else str(report), flush=True)
+    except BrokenPipeError:  # the reader has seen enough
+        drop_output()
+    except OSError as error:
+        drop_output()
+        return fail(command, f"the report cannot be written: {error}")
+    return EXIT_CODES[report.status]
 
 
 def _lines(rule: Rule) -> list[str]:

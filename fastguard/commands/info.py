@@ -34,31 +34,15 @@ def collect() -> dict[str, Any]:
     `backends` is in the order in which "auto" tries them. `problem` is None, or the line that says why no backend could
     be loaded at all: torch cannot be imported, or an environment variable asks for what is not there.
     """
-    facts: dict[str, Any] = {
-        "fastguard": __version__,
-        "python": platform.python_version(),
-        "implementation": platform.python_implementation(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "num_cpus": os.cpu_count(),
-        "torch": None,
-        "torch_threads": None,
-        "cuda": None,
-        "gpus": [],
-        "backends": {},
-        "problem": None,
-        "environment": _env.in_effect(),
-        "optional": dict.fromkeys(OPTIONAL),
-    }
-    for name in OPTIONAL:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            facts["optional"][name] = importlib.metadata.version(name)
+    facts: dict[str, Any] = {"torch": None, "backends": {}, "problem": None, "environment": _env.in_effect()}
     try:
         import torch
     except ImportError as error:
-        facts["problem"] = f"torch cannot be imported: {error}"
-        return facts
-    facts |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads(), "cuda": torch.version.cuda}
-    facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return {**facts, "problem": f"torch cannot be imported: {error}"}
+    cuda = torch.version.cuda
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    built = f"CUDA {cuda}, {', '.join(gpus) or 'no GPU in reach'}" if cuda else "built without CUDA"
+    facts |= {"torch": torch.__version__, "build": f"{count(torch.get_num_threads(), 'thread')}, {built}"}
     try:
         from .. import kernels  # which cannot even be imported for an instruction set that is not there
 
@@ -71,13 +55,10 @@ def collect() -> dict[str, Any]:
 
 def describe(facts: dict[str, Any]) -> str:
     """`facts`, which `collect` gave, for a person."""
-    python = f"{facts['python']} ({facts['implementation']}), {facts['platform']}, {facts['num_cpus']} CPUs"
-    rows = [("fastguard", facts["fastguard"]), ("Python", python)]
-    if facts["torch"]:
-        cuda = "built without CUDA" if facts["cuda"] is None else f"CUDA {facts['cuda']}"
-        gpus = f", {', '.join(facts['gpus']) or 'no GPU in reach'}" if facts["cuda"] else ""
-        rows.append(("torch", f"{facts['torch']}, {count(facts['torch_threads'], 'thread')}, {cuda}{gpus}"))
-    lines = [f"{name:<12}{value}" for name, value in rows]
+    python = f"{platform.python_version()} ({platform.python_implementation()})"
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
+    lines = [f"fastguard   {__version__}", f"Python      {python}, {machine}"]
+    lines += [f"torch       {facts['torch']}, {facts['build']}"] if facts["torch"] else []
     lines += ["", 'backends, in the order in which "auto" tries them (triton after a trial on the GPU)']
     for name, status in facts["backends"].items():
         verdict = f"runs        {status['detail']}" if status["available"] else f"cannot run  {status['reason']}"
@@ -89,8 +70,11 @@ def describe(facts: dict[str, Any]) -> str:
         value = "not set" if setting["value"] is None else repr(setting["value"])
         lines.append(f"  {name:<24}{value:<10}{setting['meaning']}")
     lines += ["", "optional packages"]
-    for name, version in facts["optional"].items():
-        lines.append(f"  {name:<24}{version or 'none':<10}{OPTIONAL[name]}")
+    for name, use in OPTIONAL.items():
+        version = "none"
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(name)
+        lines.append(f"  {name:<24}{version:<10}{use}")
     return "\n".join(map(shown, lines))
 
 

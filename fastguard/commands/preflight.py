@@ -12,8 +12,8 @@ from typing import Any
 from .._text import did_you_mean, shown
 from ..records import failures
 from ..report import Report
-from .cli import CommandError, NoReportError, Parser, as_json, print_report
-from .diagnose import EXIT_CODES
+from .cli import CommandError, NoReportError, Parser
+from .diagnose import print_report
 
 _PARTS = ("model", "optimizer", "loss_fn", "batch")
 _OPTIONS = ("num_batches", "num_steps", "seconds", "checks", "thresholds")
@@ -38,8 +38,7 @@ def main(argv: list[str]) -> int:
         parser.error(f"the target must be module:function, got {arguments.target!r}")
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
     report = _report(_find(module, function), arguments.target)
-    text = as_json(report.to_dict()) if arguments.json else str(report)
-    return print_report(text, EXIT_CODES[report.status], "preflight")
+    return print_report(report, arguments.json, "preflight")
 
 
 def _find(module: str, function: str) -> Any:

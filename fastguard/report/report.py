@@ -62,7 +62,7 @@ class Report:
             ValueError: there is no step to plot, as in a report of `preflight`.
             OSError: the file cannot be written.
 
-        Cost: half a second, and 20 us for each line of the guard's `JsonlSink`, if there is one.
+        Cost: half a second, and 25 us for each line of the guard's `JsonlSink`, if there is one.
         """
         from ..visualization.runs import run_of
         from .page import render, save_page

@@ -133,15 +133,12 @@ def weight_rows(history: TrainingHistory) -> tuple[Row, ...]:
             "parameter": w.name,
             "norm": w.norm,
             "std": w.std,
-            **_or_nan(update_ratio=w.update_ratio, gradient_ratio=w.gradient_ratio),
+            "update_ratio": math.nan if w.update_ratio is None else w.update_ratio,
+            "gradient_ratio": math.nan if w.gradient_ratio is None else w.gradient_ratio,
             "num_nonfinite": w.num_nonfinite,
         }
         for w in (window.last.value for _, window in history.weights.items())
     )
-
-
-def _or_nan(**known: float | None) -> dict[str, float]:
-    return {name: math.nan if value is None else value for name, value in known.items()}
 
 
 def sample_tables(modules: Sequence[Row], weights: Sequence[Row]) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import queue
@@ -116,7 +117,7 @@ class MlflowSink(TrackerSink):
         super().__init__(**options)
         self._mlflow = imported("mlflow", "MlflowSink", "mlflow")
         self._run = run
-        self._worker = Worker(self, _Sender(self._mlflow, tracking_uri).send)
+        self._worker = Worker(self, _sender(self._mlflow, tracking_uri))
 
     def log(self, step: int, scalars: dict[str, float], texts: dict[str, str]) -> None:
         """Queues a row; a ValueError without a run or after `close`, a RuntimeError if 10,000 are already queued."""
@@ -147,39 +148,36 @@ class MlflowSink(TrackerSink):
         return f"MlflowSink({self.run_id!r})"
 
 
-class _Sender:
-    """Turns rows into metrics and tags, and sends them."""
+def _sender(mlflow: Any, tracking_uri: str | None) -> Callable[[list[Any]], None]:
+    """A function that sends rows of a run's id, step, milliseconds since 1970, scalars and texts."""
+    names: dict[str, str] = {}
 
-    def __init__(self, mlflow: Any, tracking_uri: str | None) -> None:
-        self._mlflow, self._tracking_uri = mlflow, tracking_uri
-        self._client: Any = None  # made by the thread, because that may create a database
-        self._names: dict[str, str] = {}
+    def name_of(name: str) -> str:
+        if name not in names:
+            known = accepted(name)
+            while known in names.values():  # another name was changed to the same
+                digest = zlib.crc32(f"{name}{known}".encode(errors="backslashreplace"))
+                known = f"{known[: _MAX_NAME - 9]}_{digest:08x}"
+            names[name] = known
+        return names[name]
 
-    def send(self, rows: list[tuple[str, int, int, dict[str, float], dict[str, str]]]) -> None:
-        """Sends rows of a run's id, step, milliseconds since 1970, scalars and texts."""
-        if self._client is None:
-            self._client = self._mlflow.MlflowClient(self._tracking_uri)
-        metric, tag = self._mlflow.entities.Metric, self._mlflow.entities.RunTag
+    @functools.cache
+    def client() -> Any:  # made by the thread, because that may create a database
+        return mlflow.MlflowClient(tracking_uri)
+
+    def send(rows: list[tuple[str, int, int, dict[str, float], dict[str, str]]]) -> None:
+        metric, tag = mlflow.entities.Metric, mlflow.entities.RunTag
         metrics, tags = [], {}
         for _, step, time_ms, scalars, texts in rows:
             for name, value in scalars.items():
-                kept = math.nan if math.isinf(value) else value
-                metrics.append(metric(self._name(name), kept, time_ms, step))
-            tags.update({self._name(name): text[:_MAX_TEXT] for name, text in texts.items()})
+                metrics.append(metric(name_of(name), math.nan if math.isinf(value) else value, time_ms, step))
+            tags.update({name_of(name): text[:_MAX_TEXT] for name, text in texts.items()})
         left = [tag(name, text) for name, text in tags.items()]
         while metrics or left:
-            self._client.log_batch(rows[0][0], metrics=metrics[:_MAX_METRICS], tags=left[:_MAX_TAGS])
+            client().log_batch(rows[0][0], metrics=metrics[:_MAX_METRICS], tags=left[:_MAX_TAGS])
             del metrics[:_MAX_METRICS], left[:_MAX_TAGS]
 
-    def _name(self, name: str) -> str:
-        known = self._names.get(name)
-        if known is None:
-            known = accepted(name)
-            while known in self._names.values():  # another name was changed to the same
-                digest = zlib.crc32(f"{name}{known}".encode(errors="backslashreplace"))
-                known = f"{known[: _MAX_NAME - 9]}_{digest:08x}"
-            self._names[name] = known
-        return known
+    return send
 
 
 def accepted(name: str) -> str:

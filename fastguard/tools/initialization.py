@@ -16,7 +16,7 @@ from .. import kernels
 from .._text import NAME_WIDTH, in_columns, listed, number, prose, shown
 from ..diagnosis.signals import as_in_gpt2
 from ..kernels.tensors import as_tensor
-from ..names import strip_wrappers
+from ..names import named_parameters, strip_wrappers
 from ..records import TensorRow
 from .bench import first_tensor, output_of, randomness_restored, require_module
 
@@ -58,17 +58,16 @@ _LINEAR = _Rule("LeCun", 1.0, "no activation")
 def _rule_before(activation: Any) -> _Rule:
     """The rule for a layer that this module, or function, follows."""
     names = [cls.__name__ for cls in type(activation).__mro__] + [getattr(activation, "__name__", "")]
-    known = ((name, _ACTIVATIONS.get(name.lower())) for name in names)
-    return next((_Rule(*found, name) for name, found in known if found), _LINEAR)
+    return next((_Rule(*_ACTIVATIONS[n.lower()], n) for n in names if n.lower() in _ACTIVATIONS), _LINEAR)
 
 
-def rules_of(model: nn.Module) -> dict[nn.Module, _Rule]:
+def _rules_of(model: nn.Module) -> dict[nn.Module, _Rule]:
     """The rule of each module without children, by what comes next in the order of registration."""
-    leaves = [m for m in model.modules() if not any(True for _ in m.children())]
     found: dict[nn.Module, _Rule] = {}
-    for i, leaf in enumerate(leaves):
-        behind = (one for one in leaves[i + 1 :] if not _TRANSPARENT.match(type(one).__name__))
-        found[leaf] = _rule_before(next(behind, None))
+    behind: Any = None
+    for leaf in reversed([m for m in model.modules() if not any(True for _ in m.children())]):
+        found[leaf] = _rule_before(behind)
+        behind = behind if _TRANSPARENT.match(type(leaf).__name__) else leaf
     for module in model.modules():
         if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):  # the activation is a function
             found[module.linear1], found[module.linear2] = _rule_before(module.activation), _LINEAR
@@ -84,7 +83,6 @@ class _Weight(NamedTuple):
     expected_std: float
     rule: str
     module: nn.Module | None = None
-    attribute: str = ""
 
 
 def _fans_of(m: Any, rule: _Rule) -> Iterator[tuple[str, Tensor, float, float, _Rule]]:
@@ -114,18 +112,16 @@ def _fans_of(m: Any, rule: _Rule) -> Iterator[tuple[str, Tensor, float, float, _
 def _weights_in(model: nn.Module) -> list[_Weight]:
     """The weights of a model that have an expectation; a shared one where it comes first."""
     found: dict[int, _Weight] = {}
-    rules, looked_up = rules_of(model), {id(m.weight) for m in _embeddings(model)}
-    parameters = [name for name, _ in model.named_parameters()]
-    is_clear = len(set(map(strip_wrappers, parameters))) == len(parameters)  # no module of the user's is "module"
+    rules, looked_up = _rules_of(model), {id(m.weight) for m in _embeddings(model)}
+    names = {id(p): name for name, p in named_parameters(model)}
     for path, m in model.named_modules():
-        prefix = f"{path}." if path else ""
-        prefix = strip_wrappers(prefix) if is_clear else prefix
         if any(p is not None and _why_not_judged(p) for p in m._parameters.values()):
             continue
-        for name, tensor, fan_in, fan_out, rule in _fans_of(m, rules.get(m, _LINEAR)):
+        for own, tensor, fan_in, fan_out, rule in _fans_of(m, rules.get(m, _LINEAR)):
             if id(tensor) not in looked_up:
+                name = names.get(id(tensor)) or strip_wrappers(f"{path}.{own}")  # parametrized weights have none
                 std, why = rule.std(fan_in, fan_out), f"{rule.name}: {rule.activation} follows"
-                found.setdefault(id(tensor), _Weight(prefix + name, tensor, round(fan_in), std, why, m, name))
+                found.setdefault(id(tensor), _Weight(name, tensor, round(fan_in), std, why, m))
     return list(found.values())
 
 
@@ -268,18 +264,13 @@ def check_initialization(
     )
 
 
-def _is_array(value: Any) -> bool:
-    return isinstance(value, Tensor) or hasattr(value, "__array_interface__")
-
-
 def _named(weights: Any) -> dict[str, Tensor]:
-    weights = [weights] if _is_array(weights) else weights
     if not isinstance(weights, Iterable):
         what = type(weights).__name__
         raise TypeError(f"`model_or_weights` must be a module, or a dict or list of weights, got {what}")
     found = weights if isinstance(weights, Mapping) else {f"layer{i}": w for i, w in enumerate(weights)}
     for name, w in found.items():
-        if not _is_array(w):
+        if not (isinstance(w, Tensor) or hasattr(w, "__array_interface__")):
             what = f"{type(w).__name__} - at {name!r}. Pass the weights themselves, or the model."
             raise TypeError(f"`model_or_weights` must hold tensors or arrays, got {what}")
     return {str(name): w.detach() if isinstance(w, Tensor) else as_tensor(w) for name, w in found.items()}
@@ -288,18 +279,13 @@ def _named(weights: Any) -> dict[str, Tensor]:
 def _judged(weight: _Weight, row: TensorRow) -> AttributeDict:
     # The spread of complex numbers is that of both parts together.
     std, expected, rule = row.std * math.sqrt(1 + weight.tensor.is_complex()), weight.expected_std, weight.rule
-    least = TOO_SMALL * expected
-    if not row.abs_max and std < least:
+    status = "too_small" if std < TOO_SMALL * expected else "too_large" if std > TOO_LARGE * expected else "ok"
+    if status == "too_small" and not row.abs_max:
         rule += "; all zero, which only a branch beside a residual may be"
-    status = "too_small" if std < least else "too_large" if std > TOO_LARGE * expected else "ok"
-    return AttributeDict(
-        status="not_finite" if row.num_nans or row.num_infs else status,
-        expected_std=expected,
-        actual_std=std,
-        ratio=std / expected if expected else math.nan,
-        fan_in=weight.fan_in,
-        rule=rule,
-    )
+    status = "not_finite" if row.num_nans or row.num_infs else status
+    ratio = std / expected if expected else math.nan
+    numbers = {"expected_std": expected, "actual_std": std, "ratio": ratio, "fan_in": weight.fan_in}
+    return AttributeDict(status=status, **numbers, rule=rule)
 
 
 def _output_variances(model: nn.Module, batch: Any, weights: list[_Weight]) -> dict[str, float]:
@@ -312,13 +298,10 @@ def _output_variances(model: nn.Module, batch: Any, weights: list[_Weight]) -> d
             row = kernels.tensor_stats([tensor.detach()], names=[f"output of {name}"])[0]
             found[name] = row.std**2
 
-    modules: dict[nn.Module, str] = {}
-    for weight in weights:
-        if weight.module is not None and not isinstance(weight.module, nn.MultiheadAttention):
-            modules.setdefault(weight.module, weight.name)
+    modules = {w.module: w.name for w in reversed(weights) if not isinstance(w.module, nn.MultiheadAttention)}
     with contextlib.ExitStack() as hooks, torch.no_grad(), randomness_restored(None), _restored(model):
         for module, name in modules.items():
-            hooks.enter_context(module.register_forward_hook(partial(look, name)))
+            hooks.enter_context(module.register_forward_hook(partial(look, name)))  # type: ignore[union-attr]
         output_of(model, batch)
     return found
 
@@ -378,9 +361,8 @@ def stable_weight_init(model: nn.Module) -> InitializationReport:
                 elif p.requires_grad and is_norm and name == "weight":
                     p.fill_(1.0)
         for weight in _weights_in(model):
-            own = None if weight.module is None else weight.module._parameters.get(weight.attribute)
-            if own is not None and own.requires_grad:
-                own.normal_(0.0, weight.expected_std)
+            if isinstance(weight.tensor, nn.Parameter) and weight.tensor.requires_grad:
+                weight.tensor.normal_(0.0, weight.expected_std)
         for module in _embeddings(model):
             if module.weight.requires_grad:
                 module.weight.normal_(0.0, _EMBEDDING_STD)

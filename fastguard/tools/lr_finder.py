@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..records import values
+from ..step.scalars import scalar
 from ..step.wrappers import innermost
 from .bench import Bench, is_pair, refuse_iterator, require_module, set_rate, without_guard
 
@@ -106,7 +107,7 @@ class LearningRateFinder:
                 element. What it changes stays changed; `find` restores everything.
 
         Raises:
-            TypeError: `train_fn` did not return a number.
+            ValueError: `train_fn` did not return a number.
 
         Cost: `num_steps` calls at most; a loss on an accelerator is waited for.
         """
@@ -114,7 +115,7 @@ class LearningRateFinder:
         losses: list[float] = []
         stopped = None
         for lr in self.schedule():
-            loss = _number(train_fn(lr))
+            loss = scalar("loss", train_fn(lr))
             if not math.isfinite(loss):
                 stopped = "nan"
                 break
@@ -179,25 +180,17 @@ class LearningRateFinder:
                 return self.range_test(train)
 
 
-def _number(loss: Any) -> float:
-    try:
-        return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-    except (TypeError, ValueError, RuntimeError):
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise TypeError(f"`train_fn` must return a loss, a single number, got {what}") from None
-
-
 def _again_and_again(loader: Iterable[Any], are_pairs: bool) -> Generator[Any, None, None]:
-    while True:
-        count = 0
+    is_empty = False
+    while not is_empty:
+        is_empty = True
         for batch in loader:
             if are_pairs and not is_pair(batch):
                 what = f"{type(batch).__name__}. Pass compute_loss=lambda batch: ... for others"
                 raise ValueError(f"`loader` must give pairs (inputs, targets) for `loss_fn`, got {what}.")
-            count += 1
+            is_empty = False
             yield batch
-        if not count:
-            raise ValueError("`loader` must give at least one batch, got none")
+    raise ValueError("`loader` must give at least one batch, got none")
 
 
 def suggest(lrs: Sequence[float], losses: Sequence[float], min_lr: float) -> tuple[float, str]:

@@ -100,16 +100,14 @@ def _check_trainable(evidence: Evidence) -> None:
     first = evidence.first
     if first.error is not None:
         raise first.error
-    problem = ""
-    if first.num_losses != 1:
-        problem = f"has {first.num_losses} elements"
-    elif not math.isfinite(first.loss):
-        problem = f"is {first.loss}"
-    elif not first.requires_grad:
-        problem = "has no gradient"
-    elif not any(id(p) in evidence.in_optimizer for p in evidence.parameters.values()):
-        problem = "has no parameter in `optimizer`"
-    if problem:
+    is_trained = any(id(p) in evidence.in_optimizer for p in evidence.parameters.values())
+    problems = {
+        f"has {first.num_losses} elements": first.num_losses != 1,
+        f"is {first.loss}": not math.isfinite(first.loss),
+        "has no gradient": not first.requires_grad,
+        "has no parameter in `optimizer`": not is_trained,
+    }
+    if problem := next((what for what, is_so in problems.items() if is_so), ""):
         raise ValueError(f"the loss of `batch` must be one finite number to train on, and {problem}. Ask preflight.")
 
 

@@ -6,14 +6,13 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from .._text import NAME_WIDTH, shown
 from ..records import Entry, StepStats, TrainingHistory
 from ..records.loading import fill
 from ..records.log import LogReader
-from .style import MAX_POINTS, Curve, Grid, Stretch
+from .style import Curve, Grid, Stretch
 
 MAX_COLUMNS = 400
 MAX_RUNS = 8
@@ -25,6 +24,8 @@ _OF_MODULES: dict[str, Callable[[Any], float | None]] = {
     "dead": lambda m: m.dead_unit_ratio if m.num_units else None,
 }
 _OF_WEIGHTS: dict[str, Callable[[Any], float | None]] = {"update": lambda w: w.update_ratio}
+_CURVES = ("loss", "val_loss", "lr", "loss_scale", "norm", "clipped norm", "clipped")
+_RAILS = ("NaN", "Inf", "skipped", "zero", "bad")  # marked steps
 _DRAWN = ("numel", "finite_norm", "abs_max", "num_zeros", "num_nans", "num_infs")
 
 
@@ -36,9 +37,7 @@ class DrawnRun(TrainingHistory):
         self._of: TrainingHistory | None = None
         self.name = name
         self.guard: Any = None  # the guard of the run, or None
-        keys = ("loss", "val_loss", "norm", "clipped norm", "lr", "loss_scale")
-        self.curves = {**{key: Curve(MAX_POINTS) for key in keys}, "clipped": Curve(MAX_POINTS, fmean)}
-        self.rails: dict[str, list[int]] = {key: [] for key in ("NaN", "Inf", "skipped", "zero", "bad")}
+        self.curves = {key: Curve() for key in (*_CURVES, *_RAILS)}
         kinds = ("norm", "rms", "max", "zeros", "update", "near zero", "saturated", "dead")
         self.grids = {kind: Grid(MAX_COLUMNS) for kind in kinds}
 
@@ -59,29 +58,26 @@ class DrawnRun(TrainingHistory):
             self.draw_samples(record.step, record.weights, _OF_WEIGHTS)
 
     def draw(self, entries: Iterable[Entry]) -> None:
-        """Takes steps into the series. Cost: 2 us each."""
-        drawn: dict[str, list[tuple[int, float]]] = {}
+        """Takes steps into the series. Cost: 5 us each."""
+        curves = self.curves
         for step, norm, clip_coef, skipped, *values, _ in entries:
             is_finite = math.isfinite(norm)
-            is_clipped = is_finite and not skipped and clip_coef != 1.0
-            drawn.setdefault("clipped", []).append((step, float(is_clipped)))
+            curves["clipped"].add(step, float(is_finite and not skipped and clip_coef != 1.0))
             if skipped:
-                self.rails["skipped"].append(step)
+                curves["skipped"].add(step)
             if not is_finite:
-                self.rails["NaN" if math.isnan(norm) else "Inf"].append(step)
+                curves["NaN" if math.isnan(norm) else "Inf"].add(step)
             elif norm == 0.0:
-                self.rails["zero"].append(step)
+                curves["zero"].add(step)
             else:
-                drawn.setdefault("norm", []).append((step, norm))
+                curves["norm"].add(step, norm)
                 if not skipped:
-                    drawn.setdefault("clipped norm", []).append((step, norm * clip_coef))
-            for key, value in zip(("loss", "val_loss", "lr", "loss_scale"), values):
+                    curves["clipped norm"].add(step, norm * clip_coef)
+            for key, value in zip(_CURVES, values):
                 if value is not None and math.isfinite(value):
-                    drawn.setdefault(key, []).append((step, value))
+                    curves[key].add(step, value)
                 elif value is not None and key == "loss":
-                    self.rails["bad"].append(step)
-        for key, points in drawn.items():
-            self.curves[key].extend(*zip(*points))
+                    curves["bad"].add(step)
 
     def _draw_tensors(self, record: StepStats) -> None:
         table = record.tensors
@@ -181,15 +177,15 @@ def _of_history(history: TrainingHistory, name: str) -> DrawnRun:
         for key, series in (("loss", bucket.loss), ("norm", bucket.norm), ("lr", bucket.lr)):
             if bucket.last_step < begin and series.num:
                 steps = bucket.first_step, bucket.last_step
-                curves[key].add_stretch(Stretch(*steps, series.min, series.mean, series.max))
+                curves[key].push(Stretch(*steps, series.num, series.min, series.mean, series.max))
     events = {event.step: event for event in (*history.first_events, *history.last_events) if event.step < begin}
     for step, event in sorted(events.items()):
-        run.rails["NaN" if event.num_nans else "Inf"].append(step)
+        curves["NaN" if event.num_nans else "Inf"].add(step)
         if event.skipped:
-            run.rails["skipped"].append(step)
+            curves["skipped"].add(step)
     for validation in history.validations:
         if validation.step < begin:
-            curves["val_loss"].extend((validation.step,), (validation.val_loss,))
+            curves["val_loss"].add(validation.step, validation.val_loss)
     run.draw(newest)
     tracks = {name: track for name, track in history.tensors.items() if not math.isnan(track.log_rms)}
     # Two columns: the gradient of each tensor in its first samples, and recently.

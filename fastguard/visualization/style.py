@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -29,85 +27,54 @@ _MARKS = {
 
 
 class Stretch(NamedTuple):
-    """Some values in a row: the first and last step, the smallest, the median and the largest value."""
-
-    first_step: int
-    last_step: int
-    low: float
-    middle: float
-    high: float
-
-
-class Curve:
-    """A series of finite values by step, as at most `max_points` points.
-
-    If there are more, neighbours are merged: smallest and largest values stay exact, the `middle` (by
-    default the median) becomes the mean of both.
-    """
-
-    def __init__(self, max_points: int, middle: Callable[[Sequence[float]], float] = statistics.median) -> None:
-        self._max_points, self._width = max_points, 1  # values in a point
-        self._middle = middle
-        self._closed: list[Stretch] = []
-        self._steps: list[int] = []
-        self._open: list[float] = []
-
-    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Takes the values of some steps. Cost: 1 us each."""
-        self._steps += steps
-        self._open += values
-        begin = 0
-        while (end := begin + self._width) <= len(self._open):
-            self.add_stretch(self._stretch(self._steps[begin:end], self._open[begin:end]))
-            begin = end
-        del self._steps[:begin], self._open[:begin]
-
-    def add_stretch(self, point: Stretch) -> None:
-        """Takes values that are summarised already."""
-        self._closed.append(point)
-        if len(self._closed) >= self._max_points:
-            self._closed = _in_pairs(self._closed, _merged)
-            self._width *= 2
-
-    def _stretch(self, steps: Sequence[int], values: Sequence[float]) -> Stretch:
-        return Stretch(steps[0], steps[-1], min(values), self._middle(values), max(values))
-
-    @property
-    def points(self) -> list[Stretch]:
-        return [*self._closed, self._stretch(self._steps, self._open)] if self._open else list(self._closed)
-
-    @property
-    def is_merged(self) -> bool:
-        return self._width > 1 or any(point.low != point.high for point in self._closed)
-
-
-def _merged(a: Stretch, b: Stretch) -> Stretch:
-    return Stretch(a[0], b[1], min(a.low, b.low), a.middle / 2 + b.middle / 2, max(a.high, b.high))
-
-
-def _in_pairs(items: list[Any], merge: Callable[[Any, Any], Any]) -> list[Any]:
-    """Half as many: neighbours as one. The last one is left if it has no neighbour."""
-    return [*map(merge, items[::2], items[1::2]), *items[len(items) - len(items) % 2 :]]
-
-
-class Mark(NamedTuple):
-    """Marked steps, or tensors: the first, the last, and their number."""
+    """Some values in a row: the first and last step, their number, the smallest, the mean and the largest value."""
 
     first_step: Any
     last_step: Any
-    num: int
+    num: int = 1
+    low: float = 0.0
+    middle: float = 0.0
+    high: float = 0.0
 
 
-def marks_of(steps: Sequence[int]) -> list[Mark]:
-    """The marked steps. None is dropped: if there are too many to draw, neighbours become one mark."""
-    width = 1
-    while sum(1 for _ in itertools.groupby(steps, width.__rfloordiv__)) > MAX_POINTS:  # by step // width
-        width *= 2
-    groups = ([*group] for _, group in itertools.groupby(steps, width.__rfloordiv__))
-    return [Mark(min(group), max(group), len(group)) for group in groups]
+class Bounded:
+    """Items in a row, at most `most` of them: if there are more, neighbours are merged."""
+
+    def __init__(self, most: int, merge: Callable[[Any, Any], Any]) -> None:
+        self.most, self._merge = most, merge
+        self.items: list[Any] = []
+        self._width, self._num_open = 1, 0  # of what was added: in an item, and in the last one
+
+    def push(self, item: Any) -> None:
+        items = self.items
+        items.append(item)
+        if self._num_open:
+            items[-2:] = [self._merge(*items[-2:])]
+        self._num_open = (self._num_open + 1) % self._width
+        if len(items) > self.most:
+            self._num_open += self._width * (len(items) % 2)  # the last one has no neighbour
+            self.items = [*map(self._merge, items[::2], items[1::2]), *items[len(items) - len(items) % 2 :]]
+            self._width *= 2
 
 
-class Grid:
+class Curve(Bounded):
+    """A series of finite values by step, or of marked steps. Smallest and largest values stay exact."""
+
+    def __init__(self) -> None:
+        super().__init__(MAX_POINTS, _merged)
+
+    def add(self, step: int, value: float = 0.0) -> None:
+        """Takes the value of a step. Cost: 1 us."""
+        self.push(Stretch(step, step, 1, value, value, value))
+
+
+def _merged(a: Stretch, b: Stretch) -> Stretch:
+    num = a.num + b.num
+    middle = a.middle * (a.num / num) + b.middle * (b.num / num)
+    return Stretch(a.first_step, b.last_step, num, min(a.low, b.low), middle, max(a.high, b.high))
+
+
+class Grid(Bounded):
     """Values by name and step: a row for each name, in the order of first appearance, a column for each sampled step.
 
     If there are more than `max_columns`, or a million values, neighbours are merged, and the larger value counts. A
@@ -115,10 +82,9 @@ class Grid:
     """
 
     def __init__(self, max_columns: int) -> None:
+        super().__init__(max_columns, _worst)
         self._max_columns = max_columns
-        self._width, self._num_open = 1, 0
         self.rows: dict[str, int] = {}  # the place of each name
-        self._columns: list[tuple[int, int, array[float]]] = []
 
     def add(self, step: int, names: Iterable[str], values: Iterable[float]) -> None:
         """Takes the values at a step. Cost: 0.2 us a name."""
@@ -127,32 +93,23 @@ class Grid:
         column = array("f", [math.nan]) * len(rows)
         for place, value in zip(places, values):
             column[place] = value if value < math.inf else math.inf
-        self._columns.append((step, step, column))
-        if self._num_open:
-            self._columns[-2:] = [_worst(*self._columns[-2:])]
-        self._num_open = (self._num_open + 1) % self._width
-        if len(self._columns) > max(2, min(self._max_columns, _MAX_CELLS // (len(rows) or 1))):
-            self._num_open += self._width * (len(self._columns) % 2)
-            self._columns = _in_pairs(self._columns, _worst)
-            self._width *= 2
+        self.most = max(2, min(self._max_columns, _MAX_CELLS // (len(rows) or 1)))
+        self.push((step, step, column))
 
     @property
     def steps(self) -> list[tuple[int, int]]:
         """First and last step of each column."""
-        return [(first, last) for first, last, _ in self._columns]
+        return [(first, last) for first, last, _ in self.items]
 
     def values(self, name: str) -> list[float]:
         place = self.rows[name]
-        return [column[place] if place < len(column) else math.nan for _, _, column in self._columns]
+        return [column[place] if place < len(column) else math.nan for _, _, column in self.items]
 
     def column(self, index: int) -> dict[str, float]:
         """The values of one column that are not missing."""
-        values = self._columns[index][2]
+        values = self.items[index][2]
         found = ((name, values[place]) for name, place in self.rows.items() if place < len(values))
         return {name: value for name, value in found if not math.isnan(value)}
-
-    def __len__(self) -> int:
-        return len(self._columns)
 
 
 def _worst(a: tuple[int, int, array[float]], b: tuple[int, int, array[float]]) -> tuple[int, int, array[float]]:
@@ -187,11 +144,11 @@ def figure(title: str, y: str, *, log: bool = False, x: str = "step") -> Any:
 
 def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "solid") -> None:
     """A line. If a point is for more than one value: their middle, in a band from the smallest to the largest."""
-    points = curve.points
+    points = curve.items
     if not points:
         return
     x = [point.last_step for point in points]
-    if curve.is_merged:
+    if any(point.low != point.high for point in points):
         red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
         made.add_scatter(
             x=x + x[::-1],
@@ -215,7 +172,7 @@ def add_curve(made: Any, curve: Curve, name: str, colour: str, *, dash: str = "s
     )
 
 
-def add_rails(made: Any, rails: Sequence[tuple[str, str, list[Mark]]], x: str = "step") -> None:
+def add_rails(made: Any, rails: Sequence[tuple[str, str, list[Stretch]]], x: str = "step") -> None:
     """Marks along the top for steps without a value on the axis, or that were skipped. None is ever left out.
 
     `rails` has, for each, its name, a kind of `_MARKS`, and the marks, of steps or of what `x` says.
@@ -229,7 +186,7 @@ def add_rails(made: Any, rails: Sequence[tuple[str, str, list[Mark]]], x: str = 
     )
     for height, (name, kind, marks) in enumerate(rails):
         symbol, colour = _MARKS[kind]
-        labels = [f"{x} {a}" if a == b else f"{num} of the {x}s {a} to {b}" for a, b, num in marks]
+        labels = [f"{x} {a}" if a == b else f"{num} of the {x}s {a} to {b}" for a, b, num, *_ in marks]
         made.add_scatter(
             x=[mark.first_step for mark in marks],
             y=[height] * len(labels),
@@ -250,5 +207,5 @@ def add_line(made: Any, x: Sequence[float], y: Sequence[float], name: str, colou
 
 def span(curves: Sequence[Curve]) -> tuple[int, int]:
     """First and last step of all curves; (0, 0) without points."""
-    points = [point for curve in curves for point in (curve.points[:1] + curve.points[-1:])]
+    points = [point for curve in curves for point in curve.items]
     return min((p.first_step for p in points), default=0), max((p.last_step for p in points), default=0)

@@ -183,9 +183,9 @@ def test_refused_settings(settings, message):
 def test_refused_calls():
     finder, model = fastguard.LearningRateFinder(), nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(TypeError, match=r"must return a loss, a single number, got a tensor of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"`loss` must be a scalar, got a tensor of shape \(2,\)"):
         finder.range_test(lambda lr: torch.ones(2))
-    with pytest.raises(TypeError, match="single number, got NoneType"):
+    with pytest.raises(ValueError, match="must be a number or a tensor of one element, got a NoneType"):
         finder.range_test(lambda lr: None)
     with pytest.raises(ValueError, match="exactly one of `loss_fn` and `compute_loss`"):
         finder.find(model, optimizer, [])

@@ -196,12 +196,11 @@ def _is_skipped(model: CharTransformer, optimizer: torch.optim.Optimizer, step: 
     expected = [name for name, _ in model.named_parameters() if name.startswith(f"{where}.")][-1]
     named = next(iter(record.nonfinite), None)
     is_right = record.skipped and num_changed == 0 and named == expected
-    said = f"NOT AS IT SHOULD BE: skipped {record.skipped}; {num_changed} tensors changed; "
-    said += f"first bad tensor {named}, should be {expected}."
-    if is_right:
-        said = f"checked: all {len(before)} tensors of parameters and optimizer state are bit-identical to\n"
-        said += f"  before, and the first tensor with Inf is {named}, as reported."
-    print(f"{said}\n")
+    wrong = f"NOT AS IT SHOULD BE: skipped {record.skipped}; {num_changed} tensors changed; "
+    wrong += f"first bad tensor {named}, should be {expected}."
+    right = f"checked: all {len(before)} tensors of parameters and optimizer state are bit-identical to\n"
+    right += f"  before, and the first tensor with Inf is {named}, as reported."
+    print(f"{right if is_right else wrong}\n")
     return is_right
 
 

@@ -67,30 +67,6 @@ def weights_out_of_scale(evidence: Evidence, *, least_layers: int = 1) -> Seen |
 
 
 @check(
-    "identical-units",
-    cause="poor-initialisation",
-    depth=1,
-    severity="critical",
-    see="All units of {layers} begin with the same weights, so they learn the same.",
-    sure=0.95,
-    source="Goodfellow et al. 2016, section 8.4: initial parameters must break symmetry",
-    remedy="Initialise with random numbers; torch's own default is fine.",
-)
-def identical_units(evidence: Evidence) -> Seen | None:
-    """All units of a hidden layer begin with the same weights, and therefore stay the same.
-
-    Zeros in at most half of the hidden layers, and not in the first, are ends of residual branches.
-    """
-    weights = {name: evidence.parameters[name].detach() for name in _weights(evidence)[:-1]}
-    names = list(weights)
-    found = [name for name, p in weights.items() if len(p) >= 2 and bool((p == p[:1]).all())]
-    zero = [name for name in found if not bool(weights[name].any())]
-    if zero and 2 * len(zero) <= len(names) and names[0] not in zero:
-        found = [name for name in found if name not in zero]
-    return Seen(layers=found, num_layers=len(found)) if found else None
-
-
-@check(
     "dead-units-at-start",
     cause="dead-units",
     depth=2,
