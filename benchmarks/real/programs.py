@@ -9,7 +9,7 @@ from typing import Any
 
 import tomllib
 
-SETS = ("", "fresh", "third", "fourth", "fifth")
+SETS = ("", "fresh", "third", "fourth", "fifth", "sixth")
 
 
 @dataclass(frozen=True)
