@@ -42,10 +42,10 @@ def test_frames_are_those_of_this_package_alone():
 
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
-    "package": 35_991,
-    "core": 11_295,
-    "files": 206,
-    "tests": 32_340,
+    "package": 35_517,
+    "core": 11_157,
+    "files": 200,
+    "tests": 32_329,
     "benchmarks": 17_855,
     "README": 158,
     "rules": 62,
