@@ -177,7 +177,7 @@ class _ScriptRun:
         """Waits for optimizers. Called once torch has been imported."""
         try:
             from ..experiments.auto import AutoGuard
-            from ..step.ledger import when_terminated
+            from ..step.endings import when_terminated
 
             log = logging.getLogger("fastguard")  # whose messages are kept out of the script's own logs
             handler = logging.StreamHandler(sys.__stderr__)

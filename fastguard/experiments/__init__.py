@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import model_arms as _model_arms  # which enters its arms
 from .arms import ARMS as ARMS
 from .arms import Arm as Arm
 from .arms import Context as Context
@@ -10,3 +11,5 @@ from .beside import Experiments as Experiments
 from .paired import Comparison as Comparison
 from .paired import compare as compare
 from .paired import noise_between as noise_between
+
+del _model_arms

@@ -33,9 +33,10 @@ from ..records.codec import read_fields
 from ..records.events import describe_recovery
 from ..recovery import Rescue, check_state
 from ..report import Report, build_report
+from .endings import flush_at_end, forget
 from .hooks import Hooks
 from .judge import Judge, Observed
-from .ledger import Ledger, flush_at_end, forget
+from .ledger import Ledger
 from .run import Run
 from .settings import GuardSettings
 from .wrappers import inwards

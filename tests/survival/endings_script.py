@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import fastguard
-from fastguard.step.ledger import when_terminated
+from fastguard.step.endings import when_terminated
 
 HELD = []  # what a scenario keeps until Python ends
 

@@ -20,10 +20,10 @@ import fastguard
 from fastguard.records import history as core
 from fastguard.records import running
 from fastguard.sinks import jsonl, memory, sink
-from fastguard.step import ledger, ring
+from fastguard.step import endings, ledger, ring
 
 HISTORY = (core, running)
-FILES = {module.__file__ for module in (ledger, ring, *HISTORY, jsonl, memory, sink)}
+FILES = {module.__file__ for module in (endings, ledger, ring, *HISTORY, jsonl, memory, sink)}
 NUM_STEPS = 7
 BAD_STEP = 3
 
@@ -141,16 +141,16 @@ def test_sigterm_anywhere_finds_all_records_written(lines_only, share, tmp_path,
         raise DeadError
 
     count = _places(tmp_path, lines_only=lines_only)
-    monkeypatch.setattr(ledger.signal, "getsignal", lambda number: ledger._on_sigterm)
-    monkeypatch.setattr(ledger.signal, "signal", lambda number, handler: None)
-    monkeypatch.setattr(ledger.signal, "raise_signal", die)
-    monkeypatch.setattr(os, "kill", lambda process, number: ledger._on_sigterm(number, None))
+    monkeypatch.setattr(endings.signal, "getsignal", lambda number: endings._on_sigterm)
+    monkeypatch.setattr(endings.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(endings.signal, "raise_signal", die)
+    monkeypatch.setattr(os, "kill", lambda process, number: endings._on_sigterm(number, None))
     num_ended = 0
     for at in range(1 + count % share, count + 1, share):
-        monkeypatch.setattr(ledger, "_has_sigterm", False)
+        monkeypatch.setattr(endings, "_has_sigterm", False)
         run = Run(tmp_path, lines_only=lines_only)
         with contextlib.suppress(DeadError):
-            run.go(Interruption(at, lambda: ledger._on_sigterm(15, None)))
+            run.go(Interruption(at, lambda: endings._on_sigterm(15, None)))
             continue
         num_ended += 1
         run.check()
