@@ -172,7 +172,7 @@ class _Experimenter:
             reason = "no losses are observed"
         if reason is not None and settings.loss_fn is None:
             if reason != self._reason:
-                _log.warning("no experiment at step %d: %s", self._num_steps, reason)
+                _log.warning("no experiment at step %d: %s (see fastguard try)", self._num_steps, reason)
             self._reason = reason
             return
         began = time.perf_counter()

@@ -138,7 +138,7 @@ def test_experiments_on_copies_leave_model_and_generators_alone(monkeypatch):
 def test_without_a_way_to_experiment_it_says_why_once(monkeypatch, caplog):
     monkeypatch.setattr(forked, "why_not", lambda tensors: "it must not")
     trained(Experiments(first=5, num_steps=16))
-    assert [one.getMessage() for one in caplog.records] == ["no experiment at step 5: it must not"]
+    assert [one.getMessage() for one in caplog.records] == ["no experiment at step 5: it must not (see fastguard try)"]
 
 
 def test_arguments_are_checked():
