@@ -166,6 +166,7 @@ LIMITS = {
         (run(falling_losses(20)), None),
         (run(falling_losses(60), num_targets=200, num_target_classes=1, loss_ops=["MseLossBackward0", LINEAR]), None),
         (run(falling_losses(20), **CLASS, loss_ops=["NegBackward0", "SumBackward0", "LogSigmoidBackward0"]), None),
+        (run(falling_losses(20), **CLASS, loss_ops=["NllLossBackward0", "CatBackward0"]), None),  # InfoNCE
         (noted(COMES_LATER, batch(output_width=4), **CLASS), None),  # others follow
         (noted(falling_losses(100, pace=5.0, floor=1e-4, noise=0.0), batch(output_width=4), **CLASS), "warning"),
     ],
@@ -235,6 +236,7 @@ LIMITS = {
         (squared(target_std=10.1), "warning"),
         (squared(target_mean=-20.0, target_std=0.1), "warning"),
         (squared(flat_losses(30), target_std=10.1), "info"),
+        (squared(target_std=10.1, loss_ops_beside=["ExpBackward0", "MinimumBackward0"]), None),  # of a critic
         (squared(LEARNT, target_std=10.1), "info"),
         *((squared(LEARNT, target_std=std), said) for std, said in ((99.0, "info"), (101.0, "warning"))),
         (squared(LEARNT, target_mean=99.0, squared_losses=[7.0]), None),  # it never was a squared error
@@ -263,6 +265,7 @@ LIMITS = {
         (takes("MseLoss", "Addmm"), None),
         (run(flat_losses(20), loss_ops=["MseLossBackward0", "ExpandBackward0"], objective="reward"), "warning"),
         (run(flat_losses(20), loss_ops=["SumBackward1", "SmoothL1LossBackward0", "ExpandBackward0"]), None),
+        (run(falling_losses(20), loss_ops=["MeanBackward0", "SubBackward0"], is_paired=True), "warning"),
         (takes("MseLoss", "View", "Expand"), None),
         (takes("Add", "Expand"), None),
         (takes("MseLoss"), None),
@@ -299,6 +302,8 @@ LIMITS = {
         (takes("BinaryCrossEntropyWithLogits", "Addmm"), None),
         (takes("BinaryCrossEntropy", "Sigmoid", "Addmm"), None),
         (takes("BinaryCrossEntropy", "View", "Sigmoid", "Sigmoid"), "warning"),
+        (takes("Mean", "Div", "Where", "CtcLoss", "Permute", "LogSoftmax", "Addmm"), None),
+        (takes("Mean", "Div", "CtcLoss", "Permute", "Softmax", "Addmm"), "warning"),
         (takes("BinaryCrossEntropy", "Addmm"), "warning"),
         (takes("BinaryCrossEntropy"), None),
         (takes("NllLoss", "Addmm"), "warning"),

@@ -20,10 +20,8 @@ from made_runs import (
     ask,
     batch,
     batches_run,
-    bend,
     falling_losses,
     flipped,
-    lost_losses,
     machine,
     routed,
     run,
@@ -116,12 +114,6 @@ class TestLoneElement:
 def warned(history):
     """The rules that a user is told of."""
     return {name for name, finding in signs_in(history).items() if finding.severity != "info"}
-
-
-@pytest.mark.parametrize(("losses", "told"), [(falling_losses(300), "info"), (lost_losses(300, 200), "warning")])
-def test_spikes_are_a_remark_while_the_loss_falls_all_the_same(losses, told):
-    spiky = run(bend(losses, range(27, 300, 44), lambda value: value + 2.0))
-    assert signs_in(spiky)["periodic-loss-spikes"].severity == told
 
 
 class TestAsksItself:

@@ -26,6 +26,7 @@ _UNDEFINED = ("LogBackward", "Log1p", "Log2", "Log10", "Sqrt", "Rsqrt", "Pow", "
               "Lgamma")  # fmt: skip
 _MARGINS = ("Margin", "Hinge", "ClampMin", "ReluBackward")
 _LAYERS, _CHOSEN = ("Addmm", "Mm", "Linear", "Bmm", "Convolution"), ("Gather", "Select", "Index")
+_RATIOS = frozenset(("MinimumBackward0", "ExpBackward0"))
 _FEW = 3  # parameters, which a loss may have of its own
 _HALF = ("float16", "bfloat16", "float8")
 _MOVED = """
@@ -146,7 +147,8 @@ def weighted(history: TrainingHistory) -> bool:
 
 def may_rise(history: TrainingHistory) -> bool:
     """Whether the loss may rise while all is well: a term is to grow, or its targets follow the model."""
-    return rewarded(history) or of_chosen_outputs(history) or bootstraps_targets(history) or reinforces(history)
+    follows = of_chosen_outputs(history) or bootstraps_targets(history) or beside_an_actor(history)
+    return rewarded(history) or follows or reinforces(history)
 
 
 def reinforces(history: TrainingHistory, *, most: int = 8) -> bool:
@@ -166,7 +168,12 @@ def reinforces(history: TrainingHistory, *, most: int = 8) -> bool:
 
 def clips_ratios(history: TrainingHistory) -> bool:
     """Whether the loss takes the smaller one of two ratios of probabilities, as PPO does."""
-    return {"MinimumBackward0", "ExpBackward0"} <= {*policy_operations(history)}
+    return {*policy_operations(history)} >= _RATIOS
+
+
+def beside_an_actor(history: TrainingHistory) -> bool:
+    """Whether another guard's loss does, so that this one may be that of a critic, whose targets are returns."""
+    return {*history.model.loss_ops_beside} >= _RATIOS
 
 
 def policy_operations(history: TrainingHistory) -> list[str]:
@@ -191,6 +198,11 @@ def ranks_pairs(history: TrainingHistory) -> bool:
     """Whether the loss is minus the logarithm of a sigmoid, as of the difference of two scores: it has no targets."""
     ops = [op for op in computing(history.model.loss_ops) if not op.startswith(("Neg", "Mean", "Sum"))]
     return "".join(ops[:2]).startswith(("LogSigmoid", "LogBackward0Sigmoid"))
+
+
+def contrasts(history: TrainingHistory) -> bool:
+    """Whether what looks like classes are columns put together of similarities, as in InfoNCE: one is always right."""
+    return "CatBackward0" in policy_operations(history)
 
 
 def margin(history: TrainingHistory) -> bool:

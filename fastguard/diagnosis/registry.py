@@ -103,9 +103,10 @@ class Rule:
         """Whether the run has what it needs: a loss that is minimised, targets of data."""
         if self.needs_descent and needs.descent(history) is False:
             return False
-        return not (
-            self.needs_targets and (needs.game(history) or needs.takes_turns(history) or needs.reinforces(history))
-        )
+        if not self.needs_targets:
+            return True
+        plays = needs.game(history) or needs.takes_turns(history)
+        return not (plays or needs.reinforces(history) or needs.beside_an_actor(history))
 
     def _ask(self, history: TrainingHistory, thresholds: Mapping[str, float]) -> Finding | None:
         """As a call, for a rule that may speak and thresholds that it has."""

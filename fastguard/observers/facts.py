@@ -101,6 +101,9 @@ class ModelFacts:
                 **self._observers.facts(),
                 "resources": self._resources.facts(run.step) or None,
                 "objective": self._objective,
+                "loss_ops_beside": sorted(
+                    {op for one in _ALIVE if one is not self for op in one._ledger.history.model.loss_ops}
+                ),
                 "clip_limit": limit if isinstance(limit, (int, float)) else None,
                 "clip_policy": "" if run.policy is None else repr(run.policy)[:200],
                 "has_scaler": run.has_scaler if run.step else None,

@@ -29,6 +29,8 @@ _EACH = 4  # targets of a class, on average: with fewer, a sample says nothing a
 MAX_NODES = 4096
 NUM_OPS = 16
 _NEAR = 4  # nodes, in which the softmax of a loss is
+_MEETING = ("SubBackward0", "MulBackward0", "DivBackward0")
+_REDUCING = ("MeanBackward0", "SumBackward0", "NegBackward0", "PowBackward0", "AbsBackward0", "AddBackward0")
 # Operations whose derivative is finite wherever they are. So is a quotient's where the divisor has no graph (one of
 # zero would have made the loss infinite), and a power's from 1 on.
 _NAMES = """
@@ -208,7 +210,7 @@ class LossGradient:
                 continue
             if len(targets) == loss.num_rows:
                 found[i] = how_it_follows(x.values, targets)
-            elif loss.places:
+            elif loss.places and not i:  # a later input is a decoder's, which is given the targets
                 found[i] = equal_at(x.values, targets, loss.places, loss.num_rows)
         if not any(found):
             return
@@ -264,13 +266,29 @@ def facts_of_loss(loss: Any, parameters: Collection[int] | None) -> dict[str, An
     if parameters is None:
         return {"loss_ops": ops}
     nodes = _nodes(loss)
+    terms = [node.next_functions[0][0] for node in nodes if node.name().startswith("NllLoss")]
     return {
         "loss_ops": ops,
         "is_smooth": len(nodes) < MAX_NODES and all(map(_is_smooth, nodes)),
         "num_foreign_parameters": len(parameters_of_loss(loss).keys() - parameters),
-        "softmax_over_batch": any(map(_is_over_batch, chain[:_NEAR])),
+        "softmax_over_batch": any(map(_is_over_batch, [*chain[:_NEAR], *filter(None, terms)])),
         "has_loss_weights": any(map(_has_weights, chain[:_NEAR])),
+        "is_paired": _is_paired(chain),
     }
+
+
+def _is_paired(chain: Sequence[Any]) -> bool:
+    """Whether an output [N, 1] or [N] meets numbers of the other shape, and all N x N pairs are reduced at once."""
+    for node in chain:
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        if len(edges) == 1 and node.name() in _MEETING:
+            (made, *_), (other, place) = node._input_metadata, edges[0]
+            size = tuple(made.shape)
+            if len(size) == 2 and size[0] == size[1] > 1:
+                return math.prod(other._input_metadata[place].shape) == size[0]
+        if node.name() not in (*_MEETING, *_REDUCING):
+            break
+    return False
 
 
 def _has_weights(node: Any) -> bool:

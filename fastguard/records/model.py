@@ -118,6 +118,8 @@ class ModelNotes:
     is_smooth: bool | None = None  # whether every operation of that graph has a finite derivative everywhere
     softmax_over_batch: bool | None = None  # whether the softmax at the end is over the first of several dimensions
     has_loss_weights: bool | None = None  # whether the loss was given weights of classes or elements
+    is_paired: bool | None = None  # whether [N] against [N, 1] makes [N, N] on the way to the loss
+    loss_ops_beside: Names = ()  # operations of the losses of other guards in the process
     # Parameters in that graph that are neither the model's nor guarded, such as those of another network in a game
     num_foreign_parameters: Count | None = None
     num_untrained: Count | None = None  # parameters in that graph, not the model's, that no step has changed

@@ -6,7 +6,7 @@ import math
 
 from ...records import TrainingHistory
 from ..finding import Seen
-from ..needs import may_rise, ranks_pairs
+from ..needs import contrasts, may_rise, ranks_pairs
 from ..registry import rule
 from ..signals import has_had_time, is_stuck, median, signals_of, training_batches
 from .output import loss_and_activation
@@ -33,12 +33,13 @@ def _rises_above_its_first(history: TrainingHistory) -> bool:
 def one_target(history: TrainingHistory, *, num_targets: int = 32) -> Seen | None:
     """At least `num_targets` targets are all of one class, or those of a squared error are all one number.
 
-    Silent if other classes follow, so that the loss rises above its first, for numbers that are all zero, and where the
-    logarithm of a sigmoid is taken of no targets, as in rankings.
+    Silent if other classes follow, so that the loss rises above its first, for numbers that are all zero, where the
+    logarithm of a sigmoid is taken of no targets, as in rankings, and where the classes are similarities put together.
     """
     notes, num = history.model, history.model.num_targets or 0
     # What looks like a class may be a squared error far from its targets.
-    has_classes = loss_and_activation(notes.loss_ops)[0] != "squared error" and not ranks_pairs(history)
+    has_classes = loss_and_activation(notes.loss_ops)[0] != "squared error"
+    has_classes = has_classes and not ranks_pairs(history) and not contrasts(history)
     is_one_class = has_classes and notes.num_target_classes == 1 and num >= num_targets
     size = max((abs(x) for x in notes.target_range), default=0.0)
     is_one_number = loss_kind(history) == "squared error" and 1e-6 * size >= (notes.target_std or 0.0) and size > 0.0

@@ -34,6 +34,7 @@ _LOSSES = {
     **dict.fromkeys(("MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss"), "squared error"),
     "BinaryCrossEntropyWithLogits": WITH_LOGITS,
     "BinaryCrossEntropy": _OF_PROBABILITIES,
+    "CtcLoss": _LOG_LIKELIHOOD,
 }
 
 
@@ -44,7 +45,7 @@ def loss_and_activation(ops: tuple[str, ...]) -> tuple[str, str]:
     ('cross-entropy', 'softmax')
     """
     names = [op.partition("Backward")[0] for op in computing(ops)]
-    loss, *rest = [*dropwhile(lambda name: name in ("Mean", "Sum", "Div", "Mul", "Add"), names), ""]
+    loss, *rest = [*dropwhile(lambda name: name in ("Mean", "Sum", "Div", "Mul", "Add", "Where"), names), ""]
     if loss not in _LOSSES:
         return "", ""
     kind, given = _LOSSES[loss], [*dropwhile(lambda name: name in ("Mean", "Div"), rest[:-1])]

@@ -135,5 +135,5 @@ def broadcast_targets(history: TrainingHistory) -> Seen | None:
     first, *others = [*ops[len(reduced) :], ""]
     if first in _BY_HAND:
         first, *others = others
-    is_so = first in (*_ERRORS, "SubBackward0") and others[0] == "ExpandBackward0"
+    is_so = notes.is_paired or (first in (*_ERRORS, "SubBackward0") and others[0] == "ExpandBackward0")
     return Seen(operation=first) if is_so else None
