@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import json
 import logging
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -28,59 +25,22 @@ from ..observers.observer import Observer, while_alive
 from ..observers.owner import Observers
 from ..observers.weights import WeightWatch
 from ..ranks import Parity, Ranks, compares_ranks
-from ..records import StepStats, TrainingHistory, values
-from ..records.codec import read_fields
+from ..records import StepStats, TrainingHistory
 from ..records.events import describe_recovery
-from ..recovery import Rescue, check_state
+from ..recovery import Rescue
 from ..report import Report, build_report
 from .endings import flush_at_end, forget
 from .hooks import Hooks
-from .judge import Judge, Observed
+from .judge import Judge
 from .ledger import Ledger
+from .observed import Observed
+from .resuming import VERSION, StatefulGuard, checked
 from .run import Run
 from .settings import GuardSettings
 from .wrappers import inwards
 
 _log = logging.getLogger("fastguard")
-VERSION = 1
-_MAX_STEPS = 2**53  # the first integer whose successor is not a float
-_NEEDED = {"version", "step", "skipped_run", "skipped_tensors", "history", "clip"}
 GUARD = "_guard"  # the attribute of an optimizer; torch expects copies to have the public ones, too
-
-
-def _step(value: Any) -> int:
-    step = values.count(value)
-    if step >= _MAX_STEPS:
-        raise values.MisfitError(f"must be below 2**53, got {step}")
-    return step
-
-
-@dataclass(frozen=True)
-class ResumedState:
-    """What `Guard.state_dict` returned, checked; None for a part that it lacks."""
-
-    step: Annotated[int, _step]
-    skipped_run: list[int]
-    skipped_tensors: list[str]
-    history: Annotated[Any, values.mapping]
-    clip: Annotated[Any, values.mapping] | None
-    skipped_by_policy: list[int] = field(default_factory=list)
-    checkup: Annotated[Any, values.mapping] | None = None
-    recovery: Annotated[Any, check_state] | None = None
-    clip_loss: float | None = None
-
-
-class StatefulGuard:
-    """A guard whose state is one string; see `Guard.stateful`."""
-
-    def __init__(self, guard: Any) -> None:
-        self._guard = guard
-
-    def state_dict(self) -> dict[str, str]:
-        return {"state": json.dumps(self._guard.state_dict())}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._guard.load_state_dict(json.loads(values.entry(state, "state", values.text)))
 
 
 class Guard(GuardState):
@@ -397,25 +357,7 @@ class Guard(GuardState):
             ValueError: `state` has another version, or an entry is missing or wrong; names it.
         """
         history, clip = self.history, self._run.clip
-        missing = _NEEDED - values.mapping(state).keys()
-        if missing or state["version"] != VERSION or isinstance(state["version"], bool):
-            problem = f"one without {sorted(missing)}" if missing else f"one of version {state['version']!r}"
-            if "param_groups" in state:
-                problem = "that of an optimizer. Save guard.state_dict() beside optimizer.state_dict()."
-            raise ValueError(f"`state` must come from Guard.state_dict (version {VERSION}), got {problem}")
-        checkup = state.get("checkup")
-        if checkup is not None:
-            values.entry(state, "checkup", self._checkup.watch.check_state)
-        restored = values.entry(state, "history", history.restored)
-        given = ResumedState(**read_fields(ResumedState, state, history=restored, checkup=checkup))
-        if clip is not None and given.clip is not None:
-            before = copy.deepcopy(clip.state_dict())
-            try:
-                clip.load_state_dict(given.clip)
-            except Exception as error:  # a user's policy may raise anything
-                clip.load_state_dict(before)
-                problem = f"`state` does not suit the clip policy {clip!r}: {error} - at `state['clip']`"
-                raise ValueError(problem) from error
+        given = checked(state, history, self._checkup.watch, clip)
         self.flush()
         if isinstance(clip, CheckedPolicy):
             clip.loss = given.clip_loss

@@ -26,8 +26,9 @@ from ..kernels.cpu import HooksState, StepPostHook, StepPreHook
 from ..records import NUM_LONE
 from ..records.slot import HEADER_WORDS, NORM, OVERHEAD_S
 from ..recovery import Rescue, Slowed
-from .judge import Judge, Observed
+from .judge import Judge
 from .ledger import Ledger
+from .observed import Observed
 from .ring import FINGERPRINT, POSITIONS, WRITTEN
 from .run import Member, Run
 from .scalars import learning_rate

@@ -30,7 +30,7 @@ _DRAWN = ("numel", "finite_norm", "abs_max", "num_zeros", "num_nans", "num_infs"
 
 
 class DrawnRun(TrainingHistory):
-    """A history that also keeps the series that figures show: curves by step, rails of marked steps, and grids."""
+    """A history that also keeps the series that figures show: curves by step, of marked steps, too, and grids."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -81,9 +81,9 @@ def lines_of(num, oddity, seed):
 def test_steps_read_at_once_are_to_the_bit_what_they_are_one_by_one(tmp_path, monkeypatch, num, oddity, seed):
     def read():
         run = from_log(path, "run")
-        curves = {key: curve.points for key, curve in run.curves.items()}
+        curves = {key: curve.items for key, curve in run.curves.items()}
         state = json.dumps(TrainingHistory.from_jsonl(path).state_dict())
-        return repr((state, json.dumps(run.state_dict()), curves, run.rails, run.last))
+        return repr((state, json.dumps(run.state_dict()), curves, run.last))
 
     def extend_one_by_one(self, entries, records=()):
         sizes.append(len(entries))

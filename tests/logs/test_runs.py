@@ -240,7 +240,7 @@ class TestSeveralRunsInALog:
         assert history.num_steps == len(log) == num_steps and history.model.run_id == log.run_id
         assert TrainingHistory.from_log(log).state_dict() == history.state_dict()
         (drawn,) = runs_of(path)
-        assert len(drawn.curves["clipped"].points) == num_steps
+        assert len(drawn.curves["clipped"].items) == num_steps
         assert followed.log.num_runs == 3
 
     def test_old_logs(self, path):
