@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 import weakref
+from array import array
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from ..kernels.cpu import extension
 from .observer import Observer
+from .tensors import can_be_read
 
 _NUM_GRADIENTS, _PER_GRADIENT = 4, 1024
 _NUM_CHECKED = 64  # the largest gradients, among which those that are compared are looked for
@@ -49,7 +51,27 @@ def guarded_parameters(but: Collection[torch.optim.Optimizer] = ()) -> set[int]:
 
 def sample(tensors: Sequence[torch.Tensor], number: int) -> bytearray | None:
     """Up to `number` elements of each tensor, evenly spaced, as float64; None if one is not plain. Cost: 2 ns each."""
-    return None if extension is None else extension.sketch(tensors, number)
+    found: bytearray | None = None if extension is None else extension.sketch(tensors, number)
+    if found is not None or not all(map(_is_plain, tensors)):
+        return found
+    numbers = array("d")
+    for x in tensors:
+        count = min(number, x.numel())
+        numbers.extend(torch.as_strided(x.detach(), (count,), (x.numel() // count,)).double().tolist())
+    return bytearray(numbers)
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Whether `x` is a dense real tensor in CPU memory that torch computes with (not float8), without gaps."""
+    if not (x.is_cpu and x.is_floating_point() and x.itemsize > 1 and can_be_read(x) and x.numel()):
+        return False
+    return x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _dot(a: bytearray, b: bytearray) -> float:
+    if extension is not None:
+        return float(extension.dot(a, b))
+    return float(torch.dot(torch.frombuffer(a, dtype=torch.float64), torch.frombuffer(b, dtype=torch.float64)))
 
 
 class Snapshot:
@@ -160,8 +182,8 @@ class Sketches(Observer):
         before, self._gradients = self._gradients, None if now is None else (step, now)
         if now is None or before is None or before[0] != step - 1 or len(before[1]) != len(now):
             return None
-        norms = math.sqrt(extension.dot(now, now)) * math.sqrt(extension.dot(before[1], before[1]))
-        cosine = extension.dot(now, before[1]) / norms if norms > 0.0 else math.nan
+        norms = math.sqrt(_dot(now, now)) * math.sqrt(_dot(before[1], before[1]))
+        cosine = _dot(now, before[1]) / norms if norms > 0.0 else math.nan
         return max(-1.0, min(1.0, cosine)) if math.isfinite(cosine) else None
 
     def _sample_chosen(self) -> bytearray | None:
