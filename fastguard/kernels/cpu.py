@@ -82,7 +82,7 @@ if extension is not None:
 
 
 def observing(function: _Function) -> _Function:
-    """The method `Guard.observe`, which C++ stands in for where the loss is a plain one of the newest step."""
+    """Returns `function` as the method `Guard.observe`. C++ replaces it for plain losses of the newest step."""
     return function if extension is None else extension.observe_method(function)
 
 

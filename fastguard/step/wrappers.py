@@ -203,8 +203,8 @@ class ScalerContract:
         self.holds = False
 
     def receive(self, optimizer: Optimizer, kwargs: dict[str, object]) -> Handed | None:
-        """What the scaler handed over for the step that is about to be taken; None if that is itself, and nobody but
-        the optimizer knows how its gradients are scaled. Does not synchronise."""
+        """What the scaler handed over for the coming step. None if it handed over itself: then only the optimizer knows
+        how its gradients are scaled. Does not synchronise."""
         self.holds = self.is_skipped = False  # a step that raised left it set
         given = optimizer.__dict__
         grad_scale, found_inf = given.get("grad_scale"), given.get("found_inf")

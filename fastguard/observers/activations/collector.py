@@ -207,7 +207,7 @@ class Hook(Transient):
             started = time.perf_counter()
             try:
                 collector.see(self.target, *find())
-            except Exception as error:
+            except Exception as error:  # an output may be anything; the report names it, training goes on
                 what = f"{describe(error)}, at {self.target.name}"
                 collector.failures.note("activation sampler", what, "This output was left out.")
             finally:
