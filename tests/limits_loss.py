@@ -150,6 +150,10 @@ LIMITS = {
         (run(falling_losses(60), change=lambda step: {"clip_coef": 0.1}, backward_per_step=2), None),
         (updates(0.04, backward_per_step=8), "warning"),
         (updates(0.03, backward_per_step=8), None),
+        (run(falling_losses(10), num_summed=8, optimizer_settings=settings("SGD")), "warning"),
+        (run(falling_losses(9), num_summed=8, optimizer_settings=settings("SGD")), None),
+        (run(falling_losses(10), num_summed=7, optimizer_settings=settings("SGD")), None),
+        (run(falling_losses(60), num_summed=8, optimizer_settings=settings("Adam")), None),  # whose steps are as large
     ],
     "falls-in-a-line": [
         (ended(run(line(5e-4, 300))), "warning"),
@@ -353,6 +357,8 @@ LIMITS = {
         (sized(lr=0.1, std=1.0, losses=held(2.3, 1.6, 210)), "info"),
         *((sized(lr=0.25, losses=falling_losses(80, pace=20.0), objective=o), "warning") for o in ("reward", "game")),
         (sized(lr=0.15, losses=falling_losses(80, pace=20.0)), "info"),
+        (sized(lr=0.25, std=1.0, losses=[*falling_losses(80, pace=20.0), *[2.0] * 40]), "warning"),  # and is lost again
+        (sized(lr=0.15, std=1.0, losses=[*falling_losses(80, pace=20.0), *[2.0] * 40]), "info"),
         (sized(lr=0.15, num_steps=100, objective="reward"), "info"),
         (sized(lr=0.25, losses=FALLING, initialization={}), "info"),  # weights that are not known
         (sized(lr=0.25, losses=held(2.3, 1.6, 210), initialization={}), "warning"),
@@ -372,6 +378,7 @@ LIMITS = {
         (run(flat_losses(200), lrs=[5e-4 * (1 + math.cos(math.pi * s / 200)) for s in range(200)]), None),  # a cosine
         (run([2.3] * 50 + [1.25] * 100, lrs=[1e-3] * 50 + [1e-6] * 100), "warning"),
         (run([2.3] * 50 + [0.2] * 100, lrs=[1e-3] * 50 + [1e-6] * 100), "warning"),  # whatever was learnt before
+        (run(flat_losses(150), lrs=[1e-3] * 50 + [1e-6] * 100, objective="game"), "warning"),
     ],
     "learning-rate-still-rising": [
         (rising(200), "warning"),

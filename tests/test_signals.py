@@ -103,12 +103,22 @@ def episodes():
     return run(falling_losses(9), change=lengths, loss_ops=ops)
 
 
+def density(losses=(3.0, 1.0, -1.0), **notes):
+    """A loss that falls below zero, alone in its process."""
+    return run(list(losses), **{"num_foreign_parameters": 0, "loss_ops": ["MeanBackward0", "PowBackward0"], **notes})
+
+
 @pytest.mark.parametrize(
     ("need", "history", "answer"),
     [
         (needs.descent, run(falling_losses(20)), None),
         (needs.descent, run([1.0, -0.1, 0.5]), False),
         (needs.descent, run([1.0, -0.1, 0.5], objective="minimise"), True),
+        (needs.descent, density(), None),
+        (needs.descent, density(num_foreign_parameters=6), False),
+        (needs.descent, density(loss_ops_beside=["MeanBackward0"]), False),  # an actor's, beside a critic
+        (needs.descent, density(loss_ops=["SubBackward0", "MeanBackward0"]), False),  # a term of it is to grow
+        (needs.descent, density([-1.0, -2.0, -3.0]), False),  # it began below zero
         (needs.descent, run(falling_losses(20), objective="game"), False),
         (needs.descent, run(falling_losses(20), objective="reward"), False),
         (needs.reinforces, chosen("Mul", "Neg", "Log", "Select"), True),
@@ -125,6 +135,8 @@ def episodes():
         (needs.reinforces, chosen("Sum", "Mul", "Neg", "Sum", "Mul", "Log", num_samples=32), False),
         (needs.reinforces, run(falling_losses(9), loss_ops=["NegBackward0", "MinimumBackward0", "ExpBackward0"]), True),
         (needs.descent, chosen("Mul", "Neg", "Gather"), False),
+        (needs.descent, chosen("Mean", "Gather", loss_kind="squared error"), False),
+        (needs.descent, chosen("Mean", "Gather", "LogSoftmax", loss_kind="squared error"), None),
     ],
 )
 def test_needs(need, history, answer):

@@ -98,7 +98,11 @@ def is_lbfgs(history: TrainingHistory) -> bool:
 
 
 def descent(history: TrainingHistory) -> bool | None:
-    """The loss is to come down towards zero: told so, or neither told otherwise nor ever below zero."""
+    """The loss is to come down: told so, or neither told otherwise nor ever below zero.
+
+    Below zero it may be that of an actor or a critic, but not where it began above, its graph has no other network's
+    parameters, and the process has no other guard: then it is a density's.
+    """
     if history.model.objective in ("game", "reward"):
         return False
     if history.model.objective == "minimise":
@@ -107,7 +111,9 @@ def descent(history: TrainingHistory) -> bool | None:
         return False
     if takes_turns(history) or of_chosen_outputs(history) or reinforces(history):
         return False
-    return None if not history.losses.count or history.losses.min >= 0.0 else False
+    is_alone = history.model.num_foreign_parameters == 0 and not history.model.loss_ops_beside
+    is_density = is_alone and history.loss_trend.first > 0.0 and not may_rise(history)
+    return None if not history.losses.count or history.losses.min >= 0.0 or is_density else False
 
 
 def game(history: TrainingHistory) -> bool | None:
@@ -183,7 +189,8 @@ def policy_operations(history: TrainingHistory) -> list[str]:
 
 def of_chosen_outputs(history: TrainingHistory) -> bool:
     """Whether the loss, of no told objective, is an error of one chosen output a row, as of values of actions."""
-    is_chosen = "GatherBackward0" in policy_operations(history)
+    ops = policy_operations(history)
+    is_chosen = "GatherBackward0" in ops and "LogSoftmaxBackward0" not in ops  # which is a likelihood
     return is_chosen and is_of_numbers(history) and not history.model.objective
 
 

@@ -202,12 +202,15 @@ class ScriptLosses:
         ratio = 1.0 if known is None else known[1]
         if count > 1 and (divisor == count or abs(ratio * count - 1.0) <= _TOLERANCE):
             self._num_accumulated = divisor = count
+        is_sum = count > 1 and divisor is None and known is not None and abs(ratio - 1.0) <= _TOLERANCE
         factor = self._num_accumulated if divisor == self._num_accumulated else 1
         loss = self._total * factor if count == 1 else self._total * factor / count
         self._count, self._divisor = 0, None
         for guard in stepped:
             self._seen[id(guard)] = guard._run.step
             guard._run.has_scaler = guard._run.has_scaler or self.scaler is not None
+            if is_sum and count != guard._ledger.history.model.num_summed:
+                guard._ledger.history.note_model(num_summed=count)
             if self._is_told(guard):
                 guard.observe(loss=loss)
 

@@ -86,6 +86,7 @@ class ModelNotes:
     # The largest share so far by which weight decay shrinks a parameter in one step, learning rate included
     decay_per_step: float | None = None
     backward_per_step: Count | None = None  # most backward passes before one step; None if not known
+    num_summed: Count | None = None  # losses whose gradients are summed for a step, none of them divided; if known
     has_scheduler: bool | None = None  # whether the optimizer has a learning rate scheduler; None if not known
     initial_lr: float | None = None  # the learning rate that the scheduler started from, if there is one
     steps_per_epoch: Length | None = None  # steps in one pass over the data, if known

@@ -139,9 +139,14 @@ def growing_norm(history: TrainingHistory, *, ratio: float = 10.0, ratio_alone: 
 )
 def unscaled_accumulation(history: TrainingHistory, *, share: float = 2.0, steps: int = 20) -> Seen | None:
     """Several backward passes a step, and over the newest `steps` clean steps a median clip coefficient below `share`
-    divided by their number. If nothing is clipped: updates above a share 0.033 of the weights.
+    divided by their number. If nothing is clipped: updates above a share 0.033 of the weights; or, with SGD, eight
+    losses or more that were not divided, after ten steps.
     """
     passes, peak, newest = history.model.backward_per_step, history.updates.peak, signals_of(history).clean[-steps:]
+    num_summed = history.model.num_summed or 0
+    if steps_of_the_gradients_size(history) and num_summed >= 8 and len(newest) >= 10:
+        see = "The gradients of {backward_per_step} losses are added up for each step of SGD, and none was divided."
+        return Seen(at=newest, sure=0.7, see=see, backward_per_step=num_summed)
     if passes is None or passes < 3 or len(newest) < steps:
         return None
     coef = median([e.clip_coef for e in newest])

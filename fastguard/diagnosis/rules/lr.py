@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from ...records import TrainingHistory
 from ..finding import Seen
+from ..harm import is_harmed
 from ..needs import descent, is_of_numbers, may_rise
 from ..registry import rule
 from ..signals import has_had_time, jumps, median, noise, signals_of
@@ -223,8 +224,8 @@ def learning_rate_unusual(history: TrainingHistory, *, low: float = 0.0, high: f
     the losses gained less than a share 0.1 of the first, or if half of the loss is left after 200 while it falls
     steadily at a low rate, while a high rate changes the median weight by a third a step, or, where that is not known,
     while the rate is 4 times the largest usual one. Whatever the loss does, a warning for a rate 4 times the largest
-    usual one, and larger than the targets, that changes the median weight by a third a step; and for a high rate in a
-    run that was NaN before 80 steps. Mixed and unknown optimizers have no usual range.
+    usual one, and larger than the targets, that changes the median weight by a third a step; for one 4 times the largest
+    usual in a run that has come to harm; and for a high rate in a run that was NaN before 80 steps. Mixed and unknown optimizers have no usual range.
     """
     kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
     kind = kinds.pop() if len(kinds) == 1 else ""
@@ -239,11 +240,12 @@ def learning_rate_unusual(history: TrainingHistory, *, low: float = 0.0, high: f
     is_late = history.losses.count >= 200 and s.progress < 0.5
     is_long = largest < low and is_late and s.falls_steadily
     is_slow = is_slow or is_long or (is_late and (is_large or (size is None and largest > 4.0 * high)))
+    is_harmful = largest > 4.0 * high and is_harmed(history) is True
     # Targets that are numbers say how far the weights have to go.
     targets = history.model.target_mean or 0.0, history.model.target_std or 0.0
     is_far = is_large and largest > 4.0 * high * max(1.0, math.hypot(*targets) if is_of_numbers(history) else 0.0)
     return Seen(
-        warn=(is_slow and descent(history) is not False) or is_far or is_over,
+        warn=(is_slow and descent(history) is not False) or is_far or is_over or is_harmful,
         lr=largest,
         is_high=largest > high,
         _low=low,
