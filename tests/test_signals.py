@@ -103,9 +103,10 @@ def episodes():
     return run(falling_losses(9), change=lengths, loss_ops=ops)
 
 
-def density(losses=(3.0, 1.0, -1.0), **notes):
+def density(losses=(3.0, 1.0, -1.0), num_samples=32, **notes):
     """A loss that falls below zero, alone in its process."""
-    return run(list(losses), **{"num_foreign_parameters": 0, "loss_ops": ["MeanBackward0", "PowBackward0"], **notes})
+    notes = {"num_foreign_parameters": 0, "loss_ops": ["MeanBackward0", "PowBackward0"], **notes}
+    return batches_run(list(losses), make_batch(num_samples=num_samples), **notes)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,7 @@ def density(losses=(3.0, 1.0, -1.0), **notes):
         (needs.descent, density(num_foreign_parameters=6), False),
         (needs.descent, density(loss_ops_beside=["MeanBackward0"]), False),  # an actor's, beside a critic
         (needs.descent, density(loss_ops=["SubBackward0", "MeanBackward0"]), False),  # a term of it is to grow
+        (needs.descent, density(num_samples=1), False),
         (needs.descent, density([-1.0, -2.0, -3.0]), False),  # it began below zero
         (needs.descent, run(falling_losses(20), objective="game"), False),
         (needs.descent, run(falling_losses(20), objective="reward"), False),

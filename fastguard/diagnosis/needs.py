@@ -27,6 +27,7 @@ _UNDEFINED = ("LogBackward", "Log1p", "Log2", "Log10", "Sqrt", "Rsqrt", "Pow", "
 _MARGINS = ("Margin", "Hinge", "ClampMin", "ReluBackward")
 _LAYERS, _CHOSEN = ("Addmm", "Mm", "Linear", "Bmm", "Convolution"), ("Gather", "Select", "Index")
 _RATIOS = frozenset(("MinimumBackward0", "ExpBackward0"))
+_OF_A_STATE = 8  # samples at most in a batch of states
 _FEW = 3  # parameters, which a loss may have of its own
 _HALF = ("float16", "bfloat16", "float8")
 _MOVED = """
@@ -100,8 +101,8 @@ def is_lbfgs(history: TrainingHistory) -> bool:
 def descent(history: TrainingHistory) -> bool | None:
     """The loss is to come down: told so, or neither told otherwise nor ever below zero.
 
-    Below zero it may be that of an actor or a critic, but not where it began above, its graph has no other network's
-    parameters, and the process has no other guard: then it is a density's.
+    Below zero it may be that of an actor or a critic, but not where it began above, its batches are not of a few
+    states, its graph has no other network's parameters, and the process has no other guard: then it is a density's.
     """
     if history.model.objective in ("game", "reward"):
         return False
@@ -112,7 +113,8 @@ def descent(history: TrainingHistory) -> bool | None:
     if takes_turns(history) or of_chosen_outputs(history) or reinforces(history):
         return False
     is_alone = history.model.num_foreign_parameters == 0 and not history.model.loss_ops_beside
-    is_density = is_alone and history.loss_trend.first > 0.0 and not may_rise(history)
+    has_batches = any(x.num_samples > _OF_A_STATE for _, x in history.batches if x.training and x.with_grad)
+    is_density = is_alone and has_batches and history.loss_trend.first > 0.0 and not may_rise(history)
     return None if not history.losses.count or history.losses.min >= 0.0 or is_density else False
 
 
@@ -157,7 +159,7 @@ def may_rise(history: TrainingHistory) -> bool:
     return rewarded(history) or follows or reinforces(history)
 
 
-def reinforces(history: TrainingHistory, *, most: int = 8) -> bool:
+def reinforces(history: TrainingHistory, *, most: int = _OF_A_STATE) -> bool:
     """Whether the loss is a chosen probability times a return, state by state, as a policy gradient has it.
 
     A mask times a cross-entropy looks the same, but for its batches: at most `most` samples, or another number each

@@ -224,8 +224,9 @@ def learning_rate_unusual(history: TrainingHistory, *, low: float = 0.0, high: f
     the losses gained less than a share 0.1 of the first, or if half of the loss is left after 200 while it falls
     steadily at a low rate, while a high rate changes the median weight by a third a step, or, where that is not known,
     while the rate is 4 times the largest usual one. Whatever the loss does, a warning for a rate 4 times the largest
-    usual one, and larger than the targets, that changes the median weight by a third a step; for one 4 times the largest
-    usual in a run that has come to harm; and for a high rate in a run that was NaN before 80 steps. Mixed and unknown optimizers have no usual range.
+    usual one, and larger than the targets, that changes the median weight by a third a step; for one 4 times the
+    largest usual in a run that has come to harm; and for a high rate in a run that was NaN before 80 steps. Mixed and
+    unknown optimizers have no usual range.
     """
     kinds = {str(settings.get("kind", "")) for settings in history.model.optimizer_settings}
     kind = kinds.pop() if len(kinds) == 1 else ""
