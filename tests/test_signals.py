@@ -106,7 +106,7 @@ def episodes():
 def density(losses=(3.0, 1.0, -1.0), num_samples=32, **notes):
     """A loss that falls below zero, alone in its process."""
     notes = {"num_foreign_parameters": 0, "loss_ops": ["MeanBackward0", "PowBackward0"], **notes}
-    return batches_run(list(losses), make_batch(num_samples=num_samples), **notes)
+    return batches_run(list(losses), batch(num_samples=num_samples), **notes)
 
 
 @pytest.mark.parametrize(
