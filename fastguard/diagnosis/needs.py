@@ -270,6 +270,14 @@ def is_squared_error(history: TrainingHistory) -> bool:
     return may_be and any(abs(loss - then) <= rounding * abs(then) for then, loss in pairs)
 
 
+def is_binary(history: TrainingHistory) -> bool:
+    """Whether the loss is a binary cross-entropy, torch's or one by hand: the logarithm of a sigmoid, or a softplus."""
+    names = [op.partition("Backward")[0] for op in computing(history.model.loss_ops)]
+    terms = [*itertools.dropwhile(lambda name: name.startswith((*_SUMS, "Mean", "Sum")), names)]
+    is_by_hand = "".join(terms[:1]) in ("Softplus", "LogSigmoid") or {"Log", "Sigmoid"} <= {*names}
+    return is_by_hand or any(name.startswith("BinaryCrossEntropy") for name in names)
+
+
 def is_of_numbers(history: TrainingHistory) -> bool:
     """Whether the loss is an error between numbers, squared or not: its least value is the noise of the targets."""
     kind, ops = history.model.loss_kind, history.model.loss_ops[:3]

@@ -138,11 +138,16 @@ class Signals:
 
     @cached_property
     def chance(self) -> float:
-        """The loss without knowledge of the inputs, ln C of classes or the targets' variance; 0.0 if not known."""
+        """The loss without knowledge of the inputs, ln C of classes or the targets' variance; 0.0 if not known.
+
+        Of a yes or no, ln 2 if it came down to that.
+        """
         history = self.history
         kinds = ("cross-entropy", "cross-entropy with smoothed labels", "negative log-likelihood", "log of the output")
         if needs.is_squared_error(history):
             return (history.model.target_std or 0.0) ** 2
+        if needs.is_binary(history) and abs(history.loss_trend.best - math.log(2.0)) < 0.15 * math.log(2.0):
+            return math.log(2.0)
         widths = [batch.output_width for _, batch in history.batches if batch.training]
         ops = needs.computing(history.model.loss_ops)
         is_of_classes = history.model.loss_kind in kinds or ops[:2] == ["NllLossBackward0", "LogSoftmaxBackward0"]

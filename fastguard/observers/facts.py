@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 from .. import _env, kernels
 from ..names import Namer, strip_wrappers
 from ..records import values
+from ..records.running import quantiles
 from .loss_gradient import facts_of_loss, parameters_of_loss
 from .resources import ResourceUse
 from .sketches import guarded_parameters
@@ -26,6 +27,7 @@ _SWITCHES = ("nesterov", "amsgrad", "maximize")
 _LOOKED_UP = (torch.nn.Embedding, torch.nn.EmbeddingBag)  # whose rows are not summed: no fan-in
 # Where else a weight has three dimensions, the first is as a rule the number of matrices, as of experts.
 _CONVOLVING = (torch.nn.modules.conv._ConvNd, torch.nn.utils.parametrize.ParametrizationList)
+_FIRST_NORMS = 100  # step at which the weights are read again
 _LATE = 20  # steps after which every optimizer has stepped
 _ALIVE: weakref.WeakSet[ModelFacts] = weakref.WeakSet()
 
@@ -50,8 +52,11 @@ class ModelFacts:
         self._settings: list[dict[str, Any]] = []
         self._foreign: dict[int, tuple[weakref.ref[Any], int]] = {}  # parameters of the loss that are not the model's
         self._loss: int | None = None  # the number of the loss's operation
+        self._first_norms: dict[str, float] = {}
+        self._next_norms = _FIRST_NORMS
         with run.failures.kept("model facts", "The rules know nothing about the model."):
             ledger.history.note_model(**self.at_first(model))
+            self._first_norms = {} if model is None else self._norms()
         self.record()
         _ALIVE.add(self)
 
@@ -87,10 +92,23 @@ class ModelFacts:
             "dtypes": _dtypes(p for p, _ in self._namer.known()) or dtypes,
         }
 
-    def record(self) -> None:
-        """Records the facts as they are now."""
+    def _norms(self) -> dict[str, float]:
+        """The norms of the weight matrices, embeddings among them. Cost: one read of them; on a GPU one sync."""
+        devices = {p.device for p in self._run.params()}  # others may be out of the backend's reach
+        named = [(name, p.detach()) for p, name in self._namer.known() if p.device in devices and _is_matrix(name, p)]
+        rows = kernels.tensor_stats([p for _, p in named], backend=self._run.backend)
+        return {name: row.norm for (name, _), row in zip(named, rows, strict=True)}
+
+    def record(self, *, is_over: bool = False) -> None:
+        """Records the facts as they are now. Reads the weights at steps that double, and when the run `is_over`."""
         run, ledger = self._run, self._ledger
         optimizers = run.living_optimizers()
+        if self._first_norms and run.step and (is_over or run.step >= self._next_norms):
+            self._next_norms = 2 * run.step
+            with run.failures.kept("model facts", "How the weights have grown is not known."):
+                first = self._first_norms
+                grown = [norm / first[name] for name, norm in self._norms().items() if first.get(name)]
+                ledger.history.note_model(weight_growth=quantiles(filter(math.isfinite, grown), (0.5,))[0])
         with run.failures.kept("model facts", "The rules may not know the settings of optimizer and model."):
             facts = self.now(optimizers) if optimizers else {}
             limit = None if run.clip is None else run.clip.limit

@@ -68,6 +68,7 @@ class ModelNotes:
     zero_lr: Names = ()  # parameters in a group whose learning rate is 0
     # Of weight matrices and kernels: the standard deviation before the first step, and that expected from their fan-in
     initialization: Annotated[dict[str, tuple[float, float]], _usable_pairs] = field(default_factory=dict)
+    weight_growth: float | None = None  # the median weight matrix's norm, divided by that before the first step
     dropout: dict[str, float] = field(default_factory=dict)  # the dropout probability of each dropout module, by name
     module_kinds: dict[str, Count] = field(default_factory=dict)  # number of modules without children, by class name
     # Class names of the last three modules without children that the first forward pass called, the last one first;

@@ -322,7 +322,7 @@ class Guard(GuardState):
         an exception or SIGTERM. `wrap` installs a SIGTERM handler if there are sinks and no other handler.
         """
         self._settle()
-        self._facts.record()
+        self._facts.record(is_over=True)
         self.flush()
         self.history.has_ended = True
         self._observers.close()

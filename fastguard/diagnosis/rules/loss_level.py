@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from ...records import TrainingHistory
 from ..finding import Seen
-from ..needs import computing, floor_at_zero, game, is_squared_error
+from ..needs import floor_at_zero, game, is_binary, is_squared_error
 from ..registry import rule
 from ..signals import has_had_time, median, signals_of, training_batches
 from .output import last_layer
@@ -65,9 +64,9 @@ def loss_at_chance(history: TrainingHistory, *, tolerance: float = 0.03, frequen
     targets' variance or above.
     """
     notes, s, samples = history.model, signals_of(history), training_batches(history)
-    is_squared, is_binary = is_squared_error(history), _is_binary(notes.loss_ops)
+    is_squared, is_of_two = is_squared_error(history), is_binary(history)
     is_early = len(s.losses) < 100 or not has_had_time(history, 100)
-    if not (samples or is_binary) or is_early or (s.still_falls and not is_squared):
+    if not (samples or is_of_two) or is_early or (s.still_falls and not is_squared):
         return None
     level, width = median(s.losses[-64:]), samples[-1].output_width if samples else 0
     levels: list[tuple[float, float, float, str]] = []  # a level, how far the loss may be below and above it
@@ -79,7 +78,7 @@ def loss_at_chance(history: TrainingHistory, *, tolerance: float = 0.03, frequen
         if notes.target_entropy is not None and (notes.num_targets or 0) >= 512 and is_settled:
             what = "knowing how frequent each class is gives about"
             levels.append((notes.target_entropy, frequent, frequent, what))
-    if s.is_flat and has_had_time(history, 200) and is_binary:
+    if s.is_flat and has_had_time(history, 200) and is_of_two:
         levels.append((math.log(2.0), tolerance, tolerance, "guessing yes or no gives"))
     for chance, below, above, what in levels:
         is_near = (1.0 - below) * chance <= level <= (1.0 + above) * chance
@@ -87,12 +86,6 @@ def loss_at_chance(history: TrainingHistory, *, tolerance: float = 0.03, frequen
             sure, num_classes = (0.75, None) if is_squared else (0.85, width)
             return Seen(sure=sure, level=level, chance=chance, num_classes=num_classes, _what=what)
     return None
-
-
-def _is_binary(ops: Sequence[str]) -> bool:
-    """Whether a loss is a binary cross-entropy, torch's or one by hand: the logarithm of a sigmoid."""
-    names = [op.partition("Backward")[0] for op in computing(ops)]
-    return any(name.startswith("BinaryCrossEntropy") for name in names) or {"Log", "Sigmoid"} <= {*names}
 
 
 @rule(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 from ...records import TrainingHistory
-from ...records.sampled import is_bias
 from ..finding import Seen
 from ..needs import penalty
 from ..registry import rule
-from ..signals import as_in_gpt2, has_had_time, is_stuck, median, signals_of, training_batches
+from ..signals import as_in_gpt2, has_had_time, is_stuck, signals_of, training_batches
 from .output import last_layer
 
 TITLE = "Weights and updates"
@@ -122,10 +121,7 @@ def shrinking_weights(history: TrainingHistory, *, decay: float = 0.01, shrunk: 
     The latter counts while the loss has not come down by a share 0.5.
     """
     taken, learns = history.model.decay_per_step or 0.0, signals_of(history).progress >= 0.5
-    left = 1.0
-    if taken > decay or not learns:
-        windows = [w for n, w in history.weights.current() if w.first.value.norm and not is_bias(n)]
-        left = median([w.last.value.norm / w.first.value.norm for w in windows]) if windows else 1.0
+    left = history.model.weight_growth if history.model.weight_growth is not None else 1.0
     said = [f"weight decay takes {taken:.1%} of the weights at each step"] if taken > decay else []
     said += [f"the median weight has shrunk to {left:.2g} of its first norm"] if left < shrunk and not learns else []
     text = " and ".join(said)
