@@ -175,9 +175,7 @@ BAD = {
     ),
     "missing-gradients": run(falling_losses(50), names=["v.weight", "w"], learning_modules=["v"]),
     "poor-initialisation": run(falling_losses(50), initialization={"a": (1.0, 0.1), "b": (0.1, 0.1)}),
-    "shrinking-weights": weights_run(
-        lambda step, name: 0.05, flat_losses(140), norm=lambda step: 10.0 * 0.97**step, decay_per_step=0.03
-    ),
+    "shrinking-weights": run(flat_losses(140), weight_growth=0.01, decay_per_step=0.03),
     "loss-explosion": run(bend(falling_losses(100), range(50, 60), lambda v: 50.0)),
     "loss-divergence": run([*falling_losses(150), *flat_losses(50)]),
     "loss-spike": run(bend(falling_losses(200), [150], lambda v: 20.0)),

@@ -100,6 +100,7 @@ def follows(val_loss):
 
 
 COMES_LATER = [max(0.4, 1.0 - 0.1 * step) for step in range(20)] + [3.0, 2.0, *flat_losses(80, level=1.2)]
+RANKING = ("AddBackward0", "MeanBackward0", "SoftplusBackward0", "SubBackward0")
 ABSOLUTE = ("MeanBackward0", "DivBackward0", "AbsBackward0", "SubBackward0")
 
 LIMITS = {
@@ -351,6 +352,9 @@ LIMITS = {
         (sees(falling_losses(220), output_spread=0.0), "info"),  # the loss is of another output
     ],
     "loss-at-chance": [
+        (run([2.0, 1.0, *[math.log(2.0)] * 220], loss_ops=RANKING), "warning"),
+        (run([2.0, 1.0, *[0.4] * 220], loss_ops=RANKING), None),
+        (run([2.0, 1.0, *[math.log(2.0)] * 220], loss_ops=["MeanBackward0", "ReluBackward0"]), None),
         (noted(chance_losses(100)), "warning"),
         (noted(chance_losses(99)), None),
         (noted(chance_losses(199), batch(num_samples=8)), None),  # few samples

@@ -370,6 +370,13 @@ LIMITS = {
         ),
         (run(flat_losses(100), lrs=[1e-9 * (s + 1) for s in range(100)], optimizer_settings=settings()), None),
     ],
+    "shrinking-weights": [
+        (run(flat_losses(40), weight_growth=0.29), "warning"),
+        (run(flat_losses(40), weight_growth=0.31), None),
+        (run(falling_losses(200, pace=20.0), weight_growth=0.29), None),  # and much is learnt
+        (run(falling_losses(200, pace=20.0), weight_growth=0.29, decay_per_step=0.011), "warning"),
+        (run([4.0] * 10 + [math.log(2.0)] * 90, weight_growth=0.29, loss_ops=["SoftplusBackward0"]), "warning"),
+    ],
     "learning-rate-gone": [
         *((run(flat_losses(150), lrs=[1e-3] * 50 + [lr] * 100), said) for lr, said in ((9e-6, True), (1.1e-5, None))),
         (run(flat_losses(89), lrs=[1e-3] * 50 + [1e-6] * 39), None),

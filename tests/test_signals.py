@@ -65,6 +65,8 @@ class TestOutput:
             (("NllLossBackward0", "SoftmaxBackward0"), ("negative log-likelihood", "softmax")),
             (("NllLossBackward0", "LogBackward0", "SoftmaxBackward0"), ("negative log-likelihood", "log")),
             (("BinaryCrossEntropyBackward0", "SigmoidBackward0", LINEAR), ("binary cross-entropy", "sigmoid")),
+            (("BinaryCrossEntropyBackward0", "ClampBackward1", "SigmoidBackward0"), ("binary cross-entropy", "clamp")),
+            (("BinaryCrossEntropyBackward0", "ClampBackward1", LINEAR), ("binary cross-entropy", "none")),
             (("MseLossBackward0", "TanhBackward0", LINEAR), ("squared error", "tanh")),
             (("NegBackward0", "MeanBackward0", LINEAR), ("", "")),
             (("AddBackward0", *CROSS_ENTROPY, LINEAR), ("cross-entropy", "none")),  # and a penalty, say

@@ -95,7 +95,7 @@ class ModelFacts:
     def _norms(self) -> dict[str, float]:
         """The norms of the weight matrices, embeddings among them. Cost: one read of them; on a GPU one sync."""
         devices = {p.device for p in self._run.params()}  # others may be out of the backend's reach
-        named = [(name, p.detach()) for p, name in self._namer.known() if p.device in devices and _is_matrix(name, p)]
+        named = [(name, p.detach()) for p, name in self._namer.known() if p.device in devices and _is_plain_matrix(p)]
         rows = kernels.tensor_stats([p for _, p in named], backend=self._run.backend)
         return {name: row.norm for (name, _), row in zip(named, rows, strict=True)}
 
@@ -108,7 +108,8 @@ class ModelFacts:
             with run.failures.kept("model facts", "How the weights have grown is not known."):
                 first = self._first_norms
                 grown = [norm / first[name] for name, norm in self._norms().items() if first.get(name)]
-                ledger.history.note_model(weight_growth=quantiles(filter(math.isfinite, grown), (0.5,))[0])
+                grown = [ratio for ratio in grown if math.isfinite(ratio)]
+                ledger.history.note_model(weight_growth=quantiles(grown, (0.5,))[0] if grown else None)
         with run.failures.kept("model facts", "The rules may not know the settings of optimizer and model."):
             facts = self.now(optimizers) if optimizers else {}
             limit = None if run.clip is None else run.clip.limit
@@ -222,8 +223,10 @@ def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[s
 
 
 def _is_matrix(name: str, p: torch.Tensor) -> bool:
-    if "weight" not in name.rpartition(".")[2]:  # positions, tokens and other tables have no fan-in
-        return False
+    return "weight" in name.rpartition(".")[2] and _is_plain_matrix(p)  # positions, tokens, other tables: no fan-in
+
+
+def _is_plain_matrix(p: torch.Tensor) -> bool:
     is_readable = not p.is_meta and not _is_lazy(p)
     return is_readable and p.dim() >= 2 and p.is_floating_point() and p.numel() >= 16 and p.layout is torch.strided
 

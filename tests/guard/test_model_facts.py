@@ -28,6 +28,23 @@ def test_how_the_weights_began():
     assert expected == math.sqrt(2 / 8)
 
 
+def test_how_the_weights_have_grown():
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 1))
+    model.register_parameter("table", nn.Parameter(torch.ones(4, 4)))
+    optimizer = fastguard.wrap(torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1.0), model, check_every=10)
+    begin = {name: float(p.detach().norm()) for name, p in model.named_parameters()}
+    for step in range(150):
+        optimizer.zero_grad()
+        (model(torch.arange(9)).sum() * 0.0 + model.table.sum() * 0.0).backward()
+        optimizer.step()
+        if step == 98:
+            assert notes_of(optimizer).weight_growth is None  # it is first read at step 100
+    assert 0.9**110 < notes_of(optimizer).weight_growth <= 0.9**99
+    optimizer.guard.close()
+    ends = [float(p.detach().norm()) / begin[name] for name, p in model.named_parameters() if p.dim() > 1]
+    assert notes_of(optimizer).weight_growth == pytest.approx(sorted(ends)[1], rel=1e-4)
+
+
 def test_frozen_missing_and_standing_still():
     model = make_model()
     names = [name for name, _ in model.named_parameters()]

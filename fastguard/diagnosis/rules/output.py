@@ -57,11 +57,7 @@ def loss_and_activation(ops: tuple[str, ...]) -> tuple[str, str]:
         return kind, "log"
     if kind == _OF_PROBABILITIES and given[:2] == ["Sigmoid", "Sigmoid"]:
         return kind, _TWICE
-    if (
-        kind == _OF_PROBABILITIES
-        and given[:1] == ["Clamp"]
-        and (given[1:2] == ["Addmm"] or given[1:3] == ["Add", "Mm"])
-    ):
+    if kind == _OF_PROBABILITIES and given[:2] in (["Clamp", "Addmm"], ["Clamp", "Mm"], ["Clamp", "Add"]):
         return kind, "none"  # numbers that were only cut off at 0 and 1
     return kind, _ACTIVATIONS.get(given[0], "none") if given else ""
 
