@@ -18,6 +18,7 @@ from ..records.failures import Failures
 from .batch_sample import data_of, sample_of
 from .facts import kind_of, leaves_of
 from .loss_gradient import LossGradient, chain_of
+from .modes import ModeWatch
 from .observer import ModuleHook, Observer, Transient, leave_to_python, unwrapped
 from .tensors import can_be_read, leaves, thinned
 
@@ -79,7 +80,7 @@ class BatchWatch(Transient, Observer):
         self.output_width = 0  # the last dimension of the newest output in training; 0 if it has none
         self.first = FirstPass(model, device, failures)
         self.loss = LossGradient(failures)
-        self.norms = NormStatistics(model, failures)
+        self.norms, self.modes = NormStatistics(model, failures), ModeWatch()
         hooks: Any = None
         if clock is not None and can_be_quiet(model):
             hooks = model.__dict__["_forward_hooks"] = extension.QuietHooks()
@@ -135,30 +136,42 @@ class BatchWatch(Transient, Observer):
         return model is not None and self._is_due(model.training and torch.is_grad_enabled())
 
     def _is_due(self, is_training: bool) -> bool:
-        """Whether to sample such a pass now. Asking changes nothing."""
+        """Whether to look at such a pass now. Asking changes nothing, but that a series ends with its step."""
         run, schedule = self._run(), self._schedule
         if run is None or not run.may_wait:
             return False
         if is_training:
             schedule.is_evaluation_due = True
             return bool(run.step >= schedule.training_from)
+        modes, model = self.modes, self._inner()
+        if modes.step == run.step:
+            return model is not None and modes.awaits(model.training)
+        if modes.step >= 0:
+            schedule.evaluation_from = modes.next_from
+            modes.end()
         return bool(schedule.is_evaluation_due and run.step >= schedule.evaluation_from)
 
     def _look(
         self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any, is_training: bool, with_grad: bool
     ) -> None:
-        run, schedule = self._run(), self._schedule
+        run, schedule, modes = self._run(), self._schedule, self.modes
+        inner = self._inner() or module
+        if run is not None and modes.step == run.step and not is_training:
+            modes.meet(inner, data_of(args, kwargs), with_grad, run.step, 0)
+            return
         if run is None or len(run.ring.batches_at(run.step)) >= _MAX_WAITING:
             return
         self._num_taken += is_training
         following = run.step + (_EARLY if self._num_taken < _NUM_EARLY else _LATE)
         if is_training:
             schedule.training_from = 0 if self._num_taken < _NUM_FIRST else following
-        else:
-            schedule.is_evaluation_due, schedule.evaluation_from = False, following
         self.first.end(output)
-        inner, data = self._inner(), data_of(args, kwargs)
-        sample = sample_of(data, output, bool((inner or module).training), with_grad)
+        data = data_of(args, kwargs)
+        if not is_training:
+            is_open = modes.meet(inner, data, with_grad, run.step, run.step - schedule.evaluation_from)
+            schedule.is_evaluation_due, modes.next_from = is_open, following
+            schedule.evaluation_from = run.step if is_open else following
+        sample = sample_of(data, output, bool(inner.training), with_grad)
         if is_training:
             self.loss.watch(output, [x.tensor for x in data[:4]])
             if self._num_taken in _COMPARED:
@@ -171,7 +184,7 @@ class BatchWatch(Transient, Observer):
 
     def facts(self) -> dict[str, Any]:
         norms = {"norm_statistics": dict(self.norms.found)} if self.norms.found else {}
-        return {**self.first.found, **self.loss.facts, **norms}
+        return {**self.first.found, **self.loss.facts, **norms, **self.modes.facts()}
 
     def resume(self, step: int) -> None:
         """The first passes were looked at before the run was resumed at `step`."""

@@ -82,6 +82,11 @@ class ModelNotes:
     # both Inf if the running ones are not finite
     norm_statistics: Annotated[dict[str, tuple[float, float]], _usable_pairs] = field(default_factory=dict)
 
+    # Series of passes without autograd, in training mode, between two steps, of a model with dropout or BatchNorm that
+    # was not seen in eval mode: of up to eight, the step, the number of different inputs among the first eight passes,
+    # how many of these were in an earlier series, too, and the steps from when such passes were waited for
+    passes_in_training_mode: tuple[tuple[Count, Count, Count, Count], ...] = ()
+
     # The optimizer and the training loop.
     # The largest share so far by which weight decay shrinks a parameter in one step, learning rate included
     decay_per_step: float | None = None
