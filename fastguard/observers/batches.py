@@ -18,7 +18,7 @@ from ..records.failures import Failures
 from .batch_sample import data_of, sample_of
 from .facts import kind_of, leaves_of
 from .loss_gradient import LossGradient, chain_of
-from .modes import ModeWatch
+from .modes import EvaluationWatch
 from .observer import ModuleHook, Observer, Transient, leave_to_python, unwrapped
 from .tensors import can_be_read, leaves, thinned
 
@@ -80,7 +80,7 @@ class BatchWatch(Transient, Observer):
         self.output_width = 0  # the last dimension of the newest output in training; 0 if it has none
         self.first = FirstPass(model, device, failures)
         self.loss = LossGradient(failures)
-        self.norms, self.modes = NormStatistics(model, failures), ModeWatch()
+        self.norms, self.series = NormStatistics(model, failures), EvaluationWatch()
         hooks: Any = None
         if clock is not None and can_be_quiet(model):
             hooks = model.__dict__["_forward_hooks"] = extension.QuietHooks()
@@ -143,21 +143,21 @@ class BatchWatch(Transient, Observer):
         if is_training:
             schedule.is_evaluation_due = True
             return bool(run.step >= schedule.training_from)
-        modes, model = self.modes, self._inner()
-        if modes.step == run.step:
-            return model is not None and modes.awaits(model.training)
-        if modes.step >= 0:
-            schedule.evaluation_from = modes.next_from
-            modes.end()
+        series, model = self.series, self._inner()
+        if series.step == run.step:
+            return model is not None and series.awaits(model.training)
+        if series.step >= 0:
+            schedule.evaluation_from = series.next_from
+            series.end(run.step)
         return bool(schedule.is_evaluation_due and run.step >= schedule.evaluation_from)
 
     def _look(
         self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any, is_training: bool, with_grad: bool
     ) -> None:
-        run, schedule, modes = self._run(), self._schedule, self.modes
+        run, schedule, series = self._run(), self._schedule, self.series
         inner = self._inner() or module
-        if run is not None and modes.step == run.step and not is_training:
-            modes.meet(inner, data_of(args, kwargs), with_grad, run.step, 0)
+        if run is not None and series.step == run.step and not is_training:
+            series.meet(inner, args, kwargs, with_grad, run.step)
             return
         if run is None or len(run.ring.batches_at(run.step)) >= _MAX_WAITING:
             return
@@ -168,12 +168,13 @@ class BatchWatch(Transient, Observer):
         self.first.end(output)
         data = data_of(args, kwargs)
         if not is_training:
-            is_open = modes.meet(inner, data, with_grad, run.step, run.step - schedule.evaluation_from)
-            schedule.is_evaluation_due, modes.next_from = is_open, following
+            is_open = series.meet(inner, args, kwargs, with_grad, run.step)
+            schedule.is_evaluation_due, series.next_from = is_open, following
             schedule.evaluation_from = run.step if is_open else following
         sample = sample_of(data, output, bool(inner.training), with_grad)
         if is_training:
             self.loss.watch(output, [x.tensor for x in data[:4]])
+            series.likeness.add(data, is_training=True)
             if self._num_taken in _COMPARED:
                 self.norms.arm()
             self.output_width = 0
@@ -184,7 +185,7 @@ class BatchWatch(Transient, Observer):
 
     def facts(self) -> dict[str, Any]:
         norms = {"norm_statistics": dict(self.norms.found)} if self.norms.found else {}
-        return {**self.first.found, **self.loss.facts, **norms, **self.modes.facts()}
+        return {**self.first.found, **self.loss.facts, **norms, **self.series.facts()}
 
     def resume(self, step: int) -> None:
         """The first passes were looked at before the run was resumed at `step`."""

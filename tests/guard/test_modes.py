@@ -7,7 +7,7 @@ from torch import nn
 
 import fastguard
 from fastguard.diagnosis import by_sign
-from fastguard.observers import batches
+from fastguard.observers import modes
 
 pytestmark = needs_extension
 SIGN = "validation-in-training-mode"
@@ -58,7 +58,7 @@ def test_the_same_batches_in_training_mode_are_a_test_without_eval(tmp_path):
     )
     optimizer.guard.close()
     read = fastguard.TrainingHistory.from_jsonl(tmp_path / "run.jsonl")
-    assert read.model.passes_in_training_mode == ((31, 5, 0, 31), (62, 5, 5, 11), (93, 5, 5, 11), (124, 5, 5, 11))
+    assert read.model.passes_in_training_mode == ((31, 5, 0, 31), (62, 5, 5, 31), (93, 5, 5, 31), (124, 5, 5, 0))
 
 
 @pytest.mark.parametrize("middle", [nn.BatchNorm1d(16), nn.Sequential(nn.Dropout(0.1))])
@@ -72,6 +72,7 @@ def test_other_batches_each_time_are_less_sure():
             model(batch)
 
     assert found(trained(shuffled)).confidence == 0.6
+    assert found(trained(shuffled, each=21)).confidence == 0.6  # each is the first pass that is waited for
     assert found(trained(shuffled, num_steps=80)) is None  # at two places
 
 
@@ -110,6 +111,11 @@ def with_teacher(model, number, x):
     model(x + 0.01)
 
 
+def with_codes(model, number, x):
+    for part in (x + torch.randn(5, 1, 1)).unbind():
+        model(part)
+
+
 def acting(model, number, x):
     for row in TEST[0]:
         model(row[None])
@@ -125,6 +131,7 @@ def acting(model, number, x):
         (with_one_input, make_model(), 31),  # Monte Carlo dropout
         (with_one_pass, make_model(), 31),
         (with_teacher, make_model(), 1),
+        (with_codes, make_model(), 1),
         (acting, make_model(), 4),
         (called, make_model(nn.Dropout(0.0)), 31),
         (called, make_model(nn.LayerNorm(16)), 31),
@@ -145,18 +152,17 @@ def test_random_numbers_of_a_generator():
 
 
 def test_eight_passes_at_eight_places_are_looked_at(monkeypatch):
-    looks, data_of = [], batches.data_of
-    monkeypatch.setattr(batches, "data_of", lambda *given: looks.append(1) or data_of(*given))
+    looks, data_of = [], modes.data_of
+    monkeypatch.setattr(modes, "data_of", lambda *given: looks.append(1) or data_of(*given))
 
     def long(model, number, x):
         for _ in range(20):
             model(x)
 
     trained(long, num_steps=100, each=40)
-    with_series = len(looks)
+    assert len(looks) == 2 * 8
     trained(long, make_model(nn.Dropout(0.0)), num_steps=100, each=40)
-    assert with_series - (len(looks) - with_series) == 2 * 7  # the first pass of each place is sampled anyway
-    looks.clear()
+    assert len(looks) == 2 * 8
     optimizer = trained(long, num_steps=400, each=25)
     steps = [step for step, *_ in optimizer.guard.report() and optimizer.guard.history.model.passes_in_training_mode]
     assert steps == [25 * number for number in range(1, 9)]

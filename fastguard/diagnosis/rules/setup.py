@@ -15,7 +15,7 @@ from ..registry import rule
 from ..signals import has_had_time, has_run_away, is_stuck, signals_of
 
 TITLE = "Set-up"
-_SOON = 2  # steps, within which a pass comes that is made at each step
+_SOON = 2  # steps to the next pass of a model that is asked at each step
 
 
 @rule(
@@ -165,11 +165,12 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2, p
     if min(len(passes), len(history.validations)) >= samples:
         return Seen(num_passes=len(passes)) if dropout(history) or batch_statistics(history) else None
     series = [x for x in history.model.passes_in_training_mode if x[1] > 1]
-    is_repeated = any(again > 1 and (num > 2 or waited > _SOON) for _, num, again, waited in series)
-    rare = [x for x in series if x[1] > 2 and x[3] > _SOON]
+    is_rare = min((x[3] for x in series if x[3]), default=0) > _SOON
+    is_repeated = any(again > 1 and (num > 2 or is_rare) for _, num, again, _ in series)
+    num_long = sum(x[1] > 2 for x in series) if is_rare else 0
     if game(history) or of_chosen_outputs(history) or reinforces(history) or not history.num_clean:
         return None
-    if not is_repeated and (len(rare) < places or rewarded(history) or descent(history) is False):
+    if not is_repeated and (num_long < places or rewarded(history) or descent(history) is False):
         return None
     return Seen(
         at=[x[0] for x in series],
