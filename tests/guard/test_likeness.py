@@ -7,6 +7,7 @@ from torch import nn
 
 import fastguard
 from fastguard.diagnosis import by_sign
+from fastguard.observers import likeness
 
 pytestmark = needs_extension
 datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn: pip install -e '.[dev]'")
@@ -166,3 +167,12 @@ def test_inputs_of_several_shapes_are_not_compared():
         if step == 90:
             assert found(optimizer).severity == "warning"
     assert found(optimizer) is None
+
+
+def test_large_and_strided_inputs_are_read_at_the_same_places():
+    x = torch.randn(70, 3, 32, 30)
+    few, as_few = (
+        likeness._spread(x.to(memory_format=way), 2880) for way in (torch.channels_last, torch.contiguous_format)
+    )
+    assert few.shape == (14, 222) and torch.equal(few, as_few)
+    assert likeness._spread(x[:5, 0, 0], 30).shape == (5, 30)
