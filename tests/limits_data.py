@@ -156,7 +156,21 @@ LIMITS = {
                 ({"input_mean": 5.0, "input_is_integer": True}, 9.0, None),
                 ({"input_std": 0.0}, 9.0, None),
             )
-        )
+        ),
+        *(
+            (batches_run(falling_losses(100), batch(), passed(**then), input_likeness=likeness, **notes), said)
+            for likeness, then, notes, said in (
+                ((0.7, -0.6, 0.5, 1.0, 100), {}, {}, "warning"),
+                ((0.7, 0.1, 0.5, 0.89, 100), {}, {}, None),
+                ((0.7, 0.2, 0.5, 1.0, 100), {}, {}, None),  # of other classes
+                ((0.5, -0.6, -0.1, 1.0, 100), {}, {}, None),  # training inputs differ as much
+                ((0.7, -0.6, 0.5, 1.0, 100), {}, {"objective": "game"}, None),
+                ((0.7, 0.65, 0.5, 0.1, 100), {"input_mean": 1.1}, {}, "warning"),  # the same pictures on another scale
+                ((0.7, 0.55, 0.5, 0.1, 100), {"input_mean": 1.1}, {}, "info"),
+                ((0.7, 0.65, -0.1, 0.1, 100), {"input_mean": 1.1}, {}, "info"),
+                ((0.7, 0.65, 0.5, 0.1, 100), {"input_mean": 0.9}, {}, None),
+            )
+        ),
     ],
     "one-target": [
         (run(falling_losses(20), num_targets=32, num_target_classes=1), "warning"),

@@ -18,6 +18,7 @@ from ..records.failures import Failures
 from .batch_sample import data_of, sample_of
 from .facts import kind_of, leaves_of
 from .loss_gradient import LossGradient, chain_of
+from .modes import EvaluationWatch
 from .observer import ModuleHook, Observer, Transient, leave_to_python, unwrapped
 from .tensors import can_be_read, leaves, thinned
 
@@ -60,9 +61,10 @@ class BatchWatch(Transient, Observer):
     """A forward hook on the whole model that samples passes.
 
     It samples the first three training passes, then the first one in twenty steps, and after fifty samples the first
-    one in a hundred; as often, the first pass in eval mode or without autograd that follows training. It reads tensors
-    on the CPU only: for others the host would have to wait. It leaves out passes that are traced, compiled whole,
-    recomputed for the backward pass or inside a transform of torch.func.
+    one in a hundred; as often, the first pass in eval mode or without autograd that follows training, whose like up to
+    the next step `EvaluationWatch` may follow. It reads tensors on the CPU only: for others the host would have to
+    wait. It leaves out passes that are traced, compiled whole, recomputed for the backward pass or inside a transform
+    of torch.func.
 
     Cost: 2 us a pass, 6 if the model has other hooks; 0.1 ms for a sample, of some 4096 elements of input and output.
     """
@@ -79,7 +81,7 @@ class BatchWatch(Transient, Observer):
         self.output_width = 0  # the last dimension of the newest output in training; 0 if it has none
         self.first = FirstPass(model, device, failures)
         self.loss = LossGradient(failures)
-        self.norms = NormStatistics(model, failures)
+        self.norms, self.series = NormStatistics(model, failures), EvaluationWatch()
         hooks: Any = None
         if clock is not None and can_be_quiet(model):
             hooks = model.__dict__["_forward_hooks"] = extension.QuietHooks()
@@ -135,32 +137,46 @@ class BatchWatch(Transient, Observer):
         return model is not None and self._is_due(model.training and torch.is_grad_enabled())
 
     def _is_due(self, is_training: bool) -> bool:
-        """Whether to sample such a pass now. Asking changes nothing."""
+        """Whether to look at such a pass now. Asking changes nothing, but that a series ends with its step."""
         run, schedule = self._run(), self._schedule
         if run is None or not run.may_wait:
             return False
         if is_training:
             schedule.is_evaluation_due = True
             return bool(run.step >= schedule.training_from)
+        series, model = self.series, self._inner()
+        if series.step == run.step:
+            return model is not None and series.awaits(model.training)
+        if series.step >= 0:
+            schedule.evaluation_from = series.next_from
+            series.end(run.step)
         return bool(schedule.is_evaluation_due and run.step >= schedule.evaluation_from)
 
     def _look(
         self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any, is_training: bool, with_grad: bool
     ) -> None:
-        run, schedule = self._run(), self._schedule
+        run, schedule, series = self._run(), self._schedule, self.series
+        inner = self._inner() or module
+        if run is not None and series.step == run.step and not is_training:
+            series.meet(inner, args, kwargs, with_grad, run.step)
+            return
         if run is None or len(run.ring.batches_at(run.step)) >= _MAX_WAITING:
             return
         self._num_taken += is_training
         following = run.step + (_EARLY if self._num_taken < _NUM_EARLY else _LATE)
         if is_training:
             schedule.training_from = 0 if self._num_taken < _NUM_FIRST else following
-        else:
-            schedule.is_evaluation_due, schedule.evaluation_from = False, following
         self.first.end(output)
-        inner, data = self._inner(), data_of(args, kwargs)
-        sample = sample_of(data, output, bool((inner or module).training), with_grad)
+        data = data_of(args, kwargs)
+        if not is_training:
+            is_open = series.meet(inner, args, kwargs, with_grad, run.step)
+            schedule.is_evaluation_due, series.next_from = is_open, following
+            schedule.evaluation_from = run.step if is_open else following
+        sample = sample_of(data, output, bool(inner.training), with_grad)
         if is_training:
             self.loss.watch(output, [x.tensor for x in data[:4]])
+            if not self._is_met:  # then these are inputs of a part of the model
+                series.likeness.add(data, is_training=True)
             if self._num_taken in _COMPARED:
                 self.norms.arm()
             self.output_width = 0
@@ -171,7 +187,7 @@ class BatchWatch(Transient, Observer):
 
     def facts(self) -> dict[str, Any]:
         norms = {"norm_statistics": dict(self.norms.found)} if self.norms.found else {}
-        return {**self.first.found, **self.loss.facts, **norms}
+        return {**self.first.found, **self.loss.facts, **norms, **self.series.facts()}
 
     def resume(self, step: int) -> None:
         """The first passes were looked at before the run was resumed at `step`."""

@@ -186,12 +186,28 @@ def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: in
     weight=0.93,
     explains="overfitting label-noise",
 )
-def validation_inputs_differ(history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5) -> Seen | None:
+def validation_inputs_differ(
+    history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5, below: float = 0.9
+) -> Seen | None:
     """Means differ by `shift` standard deviations, or spreads by a factor `ratio`.
 
     Fires from 2 passes of each kind on. A warning if the newest validation loss is 1.5 times the training loss of that
-    time; else info.
+    time, or if single inputs are as like the mean training input as in training; else info.
+
+    Or a share `below` of the validation inputs is less like the mean training input than 95 % of those of training,
+    and most not at all, as pictures that are inverted, turned or permuted. Not where the loss is that of a game or of
+    actions.
     """
+    likeness = history.model.input_likeness if descent(history) is not False else ()
+    trained, validated, low, share, num = likeness if len(likeness) == 5 else [math.nan] * 5
+    if share >= below and low > 0.0 and validated < 0.3 * low:
+        return Seen(
+            see="{_share:.0%} of {num_inputs} validation inputs are less like the mean training input than 95 % of "
+            "those of training are: they correlate by {_median[1]:.2f} with it, not by {_median[0]:.2f}.",
+            num_inputs=int(num),
+            _share=share,
+            _median=(trained, validated),
+        )
     sides = [[x for _, x in _batches(history, training=is_training)] for is_training in (True, False)]
     sides = [[x for x in side if not x.input_is_integer] for side in sides]
     mean, std = ([median([getattr(x, name) for x in side]) for side in sides] for name in ("input_mean", "input_std"))
@@ -200,8 +216,9 @@ def validation_inputs_differ(history: TrainingHistory, *, shift: float = 1.0, ra
     moved, times = abs(mean[1] - mean[0]) / std[0], max(std) / min(std)
     if moved <= shift and times <= ratio:
         return None
+    is_alike = low > 0.0 and abs(validated - trained) < 0.1
     return Seen(
-        warn=any(v.val_loss > 1.5 * v.train_loss for v in list(history.validations)[-1:]),
+        warn=is_alike or any(v.val_loss > 1.5 * v.train_loss for v in list(history.validations)[-1:]),
         shift=moved,
         ratio=times,
         _mean=mean,

@@ -10,11 +10,12 @@ from ...records import TrainingHistory
 from ...records.sampled import is_bias
 from ..finding import Seen
 from ..harm import is_harmed
-from ..needs import batch_statistics, computing, dropout
+from ..needs import batch_statistics, computing, descent, dropout, game, of_chosen_outputs, reinforces, rewarded
 from ..registry import rule
 from ..signals import has_had_time, has_run_away, is_stuck, signals_of
 
 TITLE = "Set-up"
+_SOON = 2  # steps to the next pass of a model that is asked at each step
 
 
 @rule(
@@ -149,14 +150,35 @@ def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_
     weight=0.95,
     explains="overfitting label-noise",
 )
-def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -> Seen | None:
+def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2, places: int = 3) -> Seen | None:
     """At least `samples` passes without gradients ran in training mode, none in eval mode, and there are validation
     losses.
+
+    Or such passes of different batches follow each other between two steps, and the same batches again many steps
+    later; or, with a lower confidence, other batches at `places` places of the run. Not where the loss is that of a
+    game or of actions.
     """
     passes = [sample for _, sample in history.batches if not sample.with_grad]
-    if min(len(passes), len(history.validations)) < samples or not all(sample.training for sample in passes):
+    if not all(sample.training for sample in passes):
         return None
-    return Seen(num_passes=len(passes)) if dropout(history) or batch_statistics(history) else None
+    if min(len(passes), len(history.validations)) >= samples:
+        return Seen(num_passes=len(passes)) if dropout(history) or batch_statistics(history) else None
+    series = [x for x in history.model.passes_in_training_mode if x[1] > 1]
+    is_rare = min((x[3] for x in series if x[3]), default=0) > _SOON
+    is_repeated = any(again > 1 and (num > 2 or is_rare) for _, num, again, _ in series)
+    num_long = sum(x[1] > 2 for x in series) if is_rare else 0
+    if game(history) or of_chosen_outputs(history) or reinforces(history) or not history.num_clean:
+        return None
+    if not is_repeated and (num_long < places or rewarded(history) or descent(history) is False):
+        return None
+    return Seen(
+        at=[x[0] for x in series],
+        sure=0.9 if is_repeated else 0.6,
+        see="The model was called without autograd in training mode, with dropout or batch statistics active, "
+        "{num_passes} times in a row or more after steps {_steps}; it was never seen in eval mode.",
+        num_passes=min(x[1] for x in series),
+        _steps=[x[0] for x in series],
+    )
 
 
 @rule(
