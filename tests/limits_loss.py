@@ -385,7 +385,6 @@ LIMITS = {
         (run(flat_losses(200), lrs=[5e-4 * (1 + math.cos(math.pi * s / 200)) for s in range(200)]), None),  # a cosine
         (run([2.3] * 50 + [1.25] * 100, lrs=[1e-3] * 50 + [1e-6] * 100), "warning"),
         (run([2.3] * 50 + [0.2] * 100, lrs=[1e-3] * 50 + [1e-6] * 100), "warning"),  # whatever was learnt before
-        (run(flat_losses(150), lrs=[1e-3] * 50 + [1e-6] * 100, objective="game"), "warning"),
     ],
     "learning-rate-still-rising": [
         (rising(200), "warning"),

@@ -96,6 +96,7 @@ def odd_optimizer_settings(history: TrainingHistory, *, eps: float = 1e-3, momen
     see="Since step {_since} the learning rate is below {_ratio:.0%} of its peak, {peak:.3g}; it is {lr:.3g} "
     "now, and the loss has {_come_down}.",
     remedy="Look at the schedule's length and at where scheduler.step() is called: each batch, or each epoch?",
+    needs_descent=True,
 )
 def learning_rate_gone(history: TrainingHistory, *, ratio: float = 0.01, share: float = 0.4) -> Seen | None:
     """For the newest share `share` of all clean steps, and 40 at least, the learning rate was below `ratio` of the
