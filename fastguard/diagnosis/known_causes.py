@@ -309,7 +309,7 @@ cause(
 cause(
     "trivial-targets",
     "There is nothing to learn: the targets are constant, or can be read off the inputs.",
-    "Look at single samples with their targets; remove leaked features.",
+    "Look at single samples with their targets; remove leaked features; hide later positions of sequences.",
     {"one-target": 0.96, "answer-in-inputs": 0.95, "answer-seen": 0.98},
     "vanishing-gradients loss-not-decreasing zero-gradients",
     unless="same-inputs",

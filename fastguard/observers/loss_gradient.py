@@ -165,6 +165,7 @@ class LossGradient:
         self._num_held = 0
         self._dependence = Dependence()
         self._sequences = Sequences()
+        self._has_embeddings = True  # as far as is known
 
     def watch(self, returned: Any, given: Sequence[torch.Tensor] = ()) -> None:
         """Sets a hook on the first tensor with dimensions in `returned`, to compare targets with the inputs `given`."""
@@ -177,8 +178,10 @@ class LossGradient:
         sample = OutputSample(output.detach())
         inputs = sample_inputs(given, max(LEAST_BYTES // 4, LEAST_BYTES - sample.num_bytes))
         embedded = None
-        with self._failures.kept("loss gradient", "Shifts of targets in sequences are not seen."):
-            embedded = embeddings_of(output, given)
+        if self._has_embeddings:
+            with self._failures.kept("loss gradient", "Shifts of targets in sequences are not seen."):
+                embedded = embeddings_of(output, given, [y for _, y in leaves(returned)])
+            self._has_embeddings = embedded is not None
         held, ref = [(sample, inputs, embedded)], weakref.ref(self)
 
         def look(gradient: torch.Tensor) -> None:  # drops the samples; goes with the output where it is not called

@@ -36,6 +36,7 @@ class Embedded(NamedTuple):
     are_first: Sequence[bool]  # whether their tokens are the first input of the model
     top: int  # the number of the node that made the output; its hooks may not hold it
     place: int  # of the output among those that it made
+    others: Sequence[Sequence[int]]  # the shapes of other tensors with a gradient that the model returned
 
 
 class Sequences:
@@ -104,20 +105,22 @@ class Sequences:
         return 0, []
 
 
-def embeddings_of(output: torch.Tensor, given: Sequence[torch.Tensor]) -> Embedded | None:
-    """The embeddings of sequences in the graph of an output; None if it has none, or `given` has no integers.
+def embeddings_of(
+    output: torch.Tensor, given: Sequence[torch.Tensor], returned: Sequence[torch.Tensor] = ()
+) -> Embedded | None:
+    """The embeddings of sequences in the graph of an output; None if it has none.
 
-    `given` are the inputs of the model.
+    `given` are the inputs of the model, `returned` its outputs.
     """
-    if all(x.is_floating_point() or not x.dim() for x in given):
-        return None
     top: Any = output.grad_fn
     nodes = [node for node in nodes_of(output) if node.name() == "EmbeddingBackward0" and node is not top]
     nodes = [node for node in nodes if _SHORTEST <= math.prod(_shape_of(node)) <= _MAX_TOKENS]
     nodes = sorted(nodes, key=lambda node: node._sequence_nr())[:_MAX_EMBEDDINGS]
     tokens = map(_tokens_of, nodes)
-    are_first = [x is not None and x.shape == given[0].shape and bool((x == given[0]).all()) for x in tokens]
-    return Embedded(nodes, are_first, top._sequence_nr(), output.output_nr) if nodes else None
+    firsts = given[:1]
+    are_first = [x is not None and any(x.shape == y.shape and bool((x == y).all()) for y in firsts) for x in tokens]
+    others = [y.shape for y in returned if y.requires_grad and y is not output]
+    return Embedded(nodes, are_first, top._sequence_nr(), output.output_nr, others) if nodes else None
 
 
 def _shape_of(node: Any) -> tuple[int, int]:
@@ -177,7 +180,8 @@ def _last_seen(
 ) -> tuple[int, int] | None:
     """The middle place of the rows that have targets, and the last place that outputs there see, -1 for none.
 
-    None if it is not known. Rows without a target, as of a prefix that is no secret, have no gradient.
+    None if it is not known, or the model also returns [samples, width], as the code of an autoencoder, through which
+    outputs may see all tokens. Rows without a target, as of a prefix that is no secret, have no gradient.
     """
     top, node = torch._C._current_autograd_node(), embedded.nodes[layout.number]
     shape = _shape_of(node)
@@ -189,7 +193,8 @@ def _last_seen(
     dims = [
         d for d in range(gradient.dim()) if gradient.movedim(d, -1).shape[:-1] in sizes and gradient.shape[d] == width
     ]
-    if top is None or top._sequence_nr() != embedded.top or len(dims) != 1:
+    has_code = any(len(other) == 2 and other[0] == num_samples for other in embedded.others)
+    if top is None or top._sequence_nr() != embedded.top or len(dims) != 1 or has_code:
         return None
     _, at = _place_of(layout, shape, torch.arange(num_rows), num_rows)
     is_elsewhere = (at != place).view(gradient.movedim(dims[0], -1).shape[:-1]).unsqueeze(dims[0])

@@ -82,17 +82,19 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
     "answer-seen",
     of="answer-in-inputs",
     source="back-propagation shows what an output depends on (Karpathy 2019, A recipe for training neural networks)",
-    see="The targets are the {_which} inputs, and outputs depend on later ones: position {position} sees {sees}.",
+    see="The targets are the {_which} inputs, and outputs depend on later positions: position {position} sees position "
+    "{sees}.",
     sure=0.98,
     remedy="Give attention a causal mask, a convolution padding on the left, a recurrent layer one direction.",
     needs_targets=True,
 )
-def answer_seen(history: TrainingHistory) -> Seen | None:
+def answer_seen(history: TrainingHistory, *, progress: float = 0.9) -> Seen | None:
     """The targets of all sampled batches are tokens of a sequence, and the outputs have a derivative by those tokens.
 
-    The tokens are the next ones, those after the next, or a decoder's own ones. The derivative is exactly zero where an
-    output does not depend on a token, so there is no threshold. Unknown if the graph has gradient checkpoints, compiled
-    parts or other functions of Python's, BatchNorm, GroupNorm or Fourier transforms.
+    The tokens are the next ones, those after the next, or a decoder's own ones. These are info unless a share
+    `progress` of the first loss was gained, as they may be what an autoencoder gives back. The derivative is exactly
+    zero where an output does not depend on a token, so there is no threshold. Unknown if the graph has gradient
+    checkpoints, compiled parts or other functions of Python's, BatchNorm, GroupNorm or Fourier transforms.
     """
     shift, place, sees = (*history.model.target_shift, 0, -2, -2)[:3]
     if place < 0 or shift < 0 or sees < place + shift:
@@ -101,7 +103,8 @@ def answer_seen(history: TrainingHistory) -> Seen | None:
     if shift:
         return Seen(_which="next" if shift == 1 else "second next", **known)
     see = "The targets are what the decoder is given at the same position, and outputs depend on it."
-    return Seen(see=see, do="Shift what the decoder is given by one position: a start token first.", **known)
+    do = "Shift what the decoder is given by one position: a start token first."
+    return Seen(see=see, do=do, warn=signals_of(history).progress >= progress, **known)
 
 
 @rule(
