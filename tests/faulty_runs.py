@@ -253,6 +253,8 @@ BAD = {
     "answer-in-inputs": run(
         falling_losses(60), loss_kind="binary cross-entropy with logits", target_in_inputs=1.0
     ),
+    "answer-seen": run(falling_losses(60), loss_kind="cross-entropy", target_shift=[1, 6, 15]),
+    "shifted-targets": run(falling_losses(60), loss_kind="cross-entropy", target_shift=[2, 6, 6]),
     "unrelated-targets": run(falling_losses(120), loss_kind="cross-entropy", target_dependence=0.3),
     "inputs-without-effect": run([*[2.9] * 20, *flat_losses(180)], experiments=[{
         "step": 120, "arm": "inputs permuted", "causes": ["wrong-targets"], "verdict": "no difference",

@@ -237,6 +237,7 @@ cause(
     {
         "label-noise": lambda finding, history, found: 0.9 if finding.confidence > 0.8 else 0.6,
         "unrelated-targets": 0.9,
+        "shifted-targets": 0.98,
         "loss-at-chance": 0.6,
         "inputs-without-effect": reasons.unless_held_back,
     },
@@ -308,8 +309,8 @@ cause(
 cause(
     "trivial-targets",
     "There is nothing to learn: the targets are constant, or can be read off the inputs.",
-    "Look at single samples with their targets; remove leaked features.",
-    {"one-target": 0.96, "answer-in-inputs": 0.95},
+    "Look at single samples with their targets; remove leaked features; hide later positions of sequences.",
+    {"one-target": 0.96, "answer-in-inputs": 0.95, "answer-seen": 0.98},
     "vanishing-gradients loss-not-decreasing zero-gradients",
     unless="same-inputs",
 )

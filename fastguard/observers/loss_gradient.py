@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +14,8 @@ import torch
 from ..kernels.cpu import extension
 from ..records.failures import Failures
 from .batch_sample import Dependence, InputSample, equal_at, how_it_follows, sample_inputs
+from .graph import MAX_NODES, nodes_of
+from .sequences import Embedded, Sequences, embeddings_of
 from .tensors import can_be_read, leaves
 
 CLASSIFYING = (
@@ -26,7 +28,6 @@ _MAX_READ = 1 << 22  # elements of the gradient, for targets of rows that are no
 LEAST_BYTES, _SHARE = 1 << 20, 100
 NUM_LOOKED_AT = 8
 _EACH = 4  # targets of a class, on average: with fewer, a sample says nothing about the frequency of classes
-MAX_NODES = 4096
 NUM_OPS = 16
 _NEAR = 4  # nodes, in which the softmax of a loss is
 _MEETING = ("SubBackward0", "MulBackward0", "DivBackward0")
@@ -163,6 +164,8 @@ class LossGradient:
         self._follows: list[array[float]] | None = None
         self._num_held = 0
         self._dependence = Dependence()
+        self._sequences = Sequences()
+        self._has_embeddings = True  # as far as is known
 
     def watch(self, returned: Any, given: Sequence[torch.Tensor] = ()) -> None:
         """Sets a hook on the first tensor with dimensions in `returned`, to compare targets with the inputs `given`."""
@@ -174,19 +177,33 @@ class LossGradient:
         self._left -= 1
         sample = OutputSample(output.detach())
         inputs = sample_inputs(given, max(LEAST_BYTES // 4, LEAST_BYTES - sample.num_bytes))
-        held, ref = [(sample, inputs)], weakref.ref(self)
+        embedded = None
+        if self._has_embeddings:
+            with self._failures.kept("loss gradient", "Shifts of targets in sequences are not seen."):
+                embedded = embeddings_of(output, given, [y for _, y in leaves(returned)])
+            self._has_embeddings = embedded is not None
+        held, ref = [(sample, inputs, embedded)], weakref.ref(self)
 
         def look(gradient: torch.Tensor) -> None:  # drops the samples; goes with the output where it is not called
             owner = ref()
             while held:
-                sample, inputs = held.pop()
+                sample, inputs, embedded = held.pop()
                 if owner is not None:
-                    owner.look(sample, gradient, inputs)
+                    owner.look(sample, gradient, inputs, embedded)
 
         output.register_hook(look)
 
-    def look(self, sample: OutputSample, gradient: torch.Tensor, given: Sequence[InputSample] = ()) -> None:
-        """Reads the gradient of the loss with respect to an output, given samples of the output and of the inputs."""
+    def look(
+        self,
+        sample: OutputSample,
+        gradient: torch.Tensor,
+        given: Sequence[InputSample] = (),
+        embedded: Embedded | None = None,
+    ) -> None:
+        """Reads the gradient of the loss with respect to an output, given samples of the output and of the inputs.
+
+        `embedded` are the embeddings in the graph of the output, which still has what it saved.
+        """
         with self._failures.kept("loss gradient", "The rules do not know what loss it is."), torch.no_grad():
             if gradient.shape != sample.shape or not can_be_read(gradient):
                 return
@@ -198,6 +215,9 @@ class LossGradient:
             has_classes = loss.kind in CLASSIFYING
             self.facts.update(self._of_classes(loss.targets, loss) if has_classes else self._of_numbers(loss))
             self._hold_against(given, loss.targets, loss)
+            if embedded is not None and loss.places:
+                self._sequences.add(embedded, gradient, loss.targets, loss.places, loss.num_rows)
+                self.facts["target_shift"] = self._sequences.found
             dependence = self._dependence.add(given, loss.targets, sample.shape, not has_classes)
             if dependence is not None:
                 self.facts["target_dependence"] = dependence
@@ -208,9 +228,12 @@ class LossGradient:
         for i, x in enumerate(given):
             if x.values is None or not x.is_whole:
                 continue
+            # Later sequences are a decoder's, or the targets of a loss within the model; `Sequences` knows which.
+            if i and not x.values.is_floating_point() and loss.num_rows > len(x.values):
+                continue
             if len(targets) == loss.num_rows:
                 found[i] = how_it_follows(x.values, targets)
-            elif loss.places and not i:  # a later input is a decoder's, which is given the targets
+            elif loss.places and not i:
                 found[i] = equal_at(x.values, targets, loss.places, loss.num_rows)
         if not any(found):
             return
@@ -265,7 +288,7 @@ def facts_of_loss(loss: Any, parameters: Collection[int] | None) -> dict[str, An
     ops = tuple(node.name().rpartition("::")[2] for node in chain)
     if parameters is None:
         return {"loss_ops": ops}
-    nodes = _nodes(loss)
+    nodes = nodes_of(loss)
     terms = [node.next_functions[0][0] for node in nodes if node.name().startswith("NllLoss")]
     return {
         "loss_ops": ops,
@@ -309,7 +332,7 @@ def _is_over_batch(node: Any) -> bool:
 
 def parameters_of_loss(loss: Any) -> dict[int, tuple[weakref.ref[torch.Tensor], int]]:
     """The parameters in the graph of a loss and their versions, by their ids. Cost: as of `facts_of_loss`."""
-    leaves = (getattr(node, "variable", None) for node in _nodes(loss))
+    leaves = (getattr(node, "variable", None) for node in nodes_of(loss))
     return {id(p): (weakref.ref(p), p._version) for p in leaves if isinstance(p, torch.nn.Parameter)}
 
 
@@ -321,19 +344,6 @@ def _is_smooth(node: Any) -> bool:
         exponent = getattr(node, "_saved_exponent", None)
         return isinstance(exponent, (int, float)) and exponent >= 1
     return name in _SMOOTH
-
-
-def _nodes(loss: Any) -> Collection[Any]:
-    """The graph of a loss, as far as `MAX_NODES` nodes."""
-    if not isinstance(loss, torch.Tensor) or loss.grad_fn is None:
-        return ()
-    seen = {loss.grad_fn: None}
-    waiting = deque[Any]([loss.grad_fn])
-    while waiting and len(seen) < MAX_NODES:
-        new = [node for node, _ in waiting.popleft().next_functions if node is not None and node not in seen]
-        seen.update(dict.fromkeys(new))
-        waiting += dict.fromkeys(new)
-    return seen
 
 
 def chain_of(node: Any) -> list[Any]:

@@ -154,6 +154,9 @@ class ModelNotes:
     # How closely one place of the inputs follows the targets in all sampled passes, at least three: a correlation, or
     # for sequences of classes the share of equal ones
     target_in_inputs: float | None = None
+    # How many places further on in a sequence that the model embeds the targets are. Then, if it is known, a place, and
+    # the last place that outputs there depend on, -1 for none. Empty if no such sequence fits
+    target_shift: tuple[int, ...] = ()
     # How much more similar the targets of similar inputs are than by chance, in standard deviations
     target_dependence: float | None = None
 
