@@ -194,6 +194,15 @@ LIMITS = {
         (run(FALLING, passes_in_training_mode=[(30, 3, 0, 30), (60, 3, 0, 30), (90, 3, 0, 0)]), "warning"),
         (run(FALLING, passes_in_training_mode=[(30, 8, 0, 30), (60, 8, 0, 2), (90, 8, 0, 0)]), None),
         (run(FALLING, passes_in_training_mode=[(30, 4, 0, 30), (60, 4, 4, 30)], objective="game"), None),
+        *(
+            (run(FALLING, passes_in_training_mode=[(30, 1, 0, gap), *[(60, 1, 1, gap)] * num], loss_kind=kind), said)
+            for kind, gap, num, said in (
+                ("cross-entropy", 30, 2, "warning"),
+                ("cross-entropy", 30, 1, None),
+                ("cross-entropy", 1, 2, None),  # asked at every step
+                ("squared error", 30, 2, None),  # pictures from noise, perhaps
+            )
+        ),
     ],
     "training-in-eval-mode": [
         (evaluated(40, with_grad=True), "warning"),

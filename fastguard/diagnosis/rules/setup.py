@@ -156,8 +156,8 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2, p
     losses.
 
     Or such passes of different batches follow each other between two steps, and the same batches again many steps
-    later; or, with a lower confidence, other batches at `places` places of the run. Not where the loss is that of a
-    game or of actions.
+    later (of a classifier a single batch is enough); or, with a lower confidence, other batches at `places` places of
+    the run. Not where the loss is that of a game or of actions.
     """
     passes = [sample for _, sample in history.batches if not sample.with_grad]
     if not all(sample.training for sample in passes):
@@ -167,6 +167,9 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2, p
     series = [x for x in history.model.passes_in_training_mode if x[1] > 1]
     is_rare = min((x[3] for x in series if x[3]), default=0) > _SOON
     is_repeated = any(again > 1 and (num > 2 or is_rare) for _, num, again, _ in series)
+    if history.model.loss_kind in ("cross-entropy", "negative log-likelihood") and not series:
+        series = history.model.passes_in_training_mode
+        is_repeated = sum(again > 0 and (not gap or gap > _SOON) for _, _, again, gap in series) >= samples
     num_long = sum(x[1] > 2 for x in series) if is_rare else 0
     if game(history) or of_chosen_outputs(history) or reinforces(history) or not history.num_clean:
         return None
@@ -176,7 +179,7 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2, p
         at=[x[0] for x in series],
         sure=0.9 if is_repeated else 0.6,
         see="The model was called without autograd in training mode, with dropout or batch statistics active, "
-        "{num_passes} times in a row or more after steps {_steps}; it was never seen in eval mode.",
+        "{num_passes:time} or more after steps {_steps}; it was never seen in eval mode.",
         num_passes=min(x[1] for x in series),
         _steps=[x[0] for x in series],
     )
