@@ -69,6 +69,8 @@ class EvaluationWatch:
         is_new = bool(inputs) and is_batch and inputs not in self._met
         self._found[-1][1] += is_new
         self._found[-1][2] += is_new and inputs in self._before
+        if inputs in self._met:  # drawn again and again, as for Monte Carlo dropout
+            self._found[-1][2] = 0
         self._met.append(inputs)
 
     def end(self, step: int) -> None:
