@@ -9,8 +9,6 @@ needs no other rank: finding the parts and reading them. "bare" is the gather al
 Under DistributedDataParallel every rank has whole gradients, and the guard asks nobody: "replicas" is what guarding
 adds to a step there, over what `clip_grad_norm_` adds, on two ranks and on one.
 
-What checksums add to the kernels' pass is measured on one process, in passes over gradients that are not in cache.
-
 The constants of docs/scale.md come from a gather of a header and from tables of 100 and of 3000 tensors, on 2, 4 and 8
 ranks: what each would take without a tensor, and what a tensor adds. A table of 1000 tensors, which nothing was fitted
 to, says how good that is. On more ranks than cores, latencies are those of taking turns.
@@ -38,7 +36,6 @@ CASES = {
 }
 WORLDS, SIZES, UNSEEN = (2, 4, 8), (100, 3000), 1000  # ranks; tensors of a table, fitted and predicted
 LIMITS = dict(zip(CASES, (0.25, 0.10, 0.40, 0.40)))
-COLUMN_CASES, COLUMN_LIMIT = ("gpt2-float32", "gpt2-bfloat16", "300x1000"), 1.05
 
 
 def timed(call: Any) -> float:
@@ -228,35 +225,6 @@ def measure(case: str, rounds: int) -> dict[str, Any]:
     return {**spread, **found, "at_most": LIMITS[case]}
 
 
-def column(name: str, rounds: int) -> dict[str, Any]:
-    """One pass with checksums beside one without, in turn: milliseconds, and ratios of neighbours."""
-    import torch
-
-    from benchmarks.speed.cases import CASES as SPEED_CASES
-    from fastguard.kernels import plain_stats, stats_and_checksums
-    from fastguard.ranks.parity import checksum
-
-    case = SPEED_CASES[name]
-    torch.manual_seed(0)
-    tensors = [torch.randn(shape).to(case.dtype) for shape in case.shapes]
-    away = torch.ones(32_000_000)  # what is read in between, so that nothing of the tensors is in cache
-    calls: dict[str, Any] = {"without": lambda tensors: plain_stats(tensors, "cpu"), "with": stats_and_checksums}
-    sums = torch.frombuffer(stats_and_checksums(tensors)[2], dtype=torch.int64)  # type: ignore[index]
-    if sums.tolist() != [int(checksum(tensor)) for tensor in tensors]:
-        raise RuntimeError(f"{name}: the checksums are wrong")
-    found: dict[str, list[float]] = {"without": [], "with": []}
-    for turn in range(rounds + 3):
-        for kind in list(calls) if turn % 2 else list(calls)[::-1]:
-            away.sum()
-            started = time.perf_counter()
-            calls[kind](tensors)
-            if turn >= 3:
-                found[kind].append(1e3 * (time.perf_counter() - started))
-    ratios = [a / b for a, b in zip(found["with"], found["without"])]
-    three = {**{f"{kind}_ms": values for kind, values in found.items()}, "ratio": ratios}
-    return {key: [statistics.median(one), min(one), max(one)] for key, one in three.items()}
-
-
 def main() -> int:
     """Measures all cases, prints them, and saves them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -305,21 +273,10 @@ def main() -> int:
             f"predicted {one[f'predicted_{UNSEEN}_us']:.0f} us",
             flush=True,
         )
-    columns = {name: column(name, arguments.rounds) for name in COLUMN_CASES}
-    for name, one in columns.items():
-        ratio = one["ratio"]
-        print(
-            f"{name}: a pass with checksums / without {ratio[0]:.3f} ({ratio[1]:.3f} - {ratio[2]:.3f}), "
-            f"at most {COLUMN_LIMIT}",
-            flush=True,
-        )
     if not arguments.dry:
         about = {"torch": torch.__version__, "cores": os.cpu_count(), "rounds": arguments.rounds}
         RESULTS.write_text(
-            json.dumps(
-                {**about, "cases": results, "constants": fitted, "checksums": columns, "replicas": replicated}, indent=1
-            )
-            + "\n",
+            json.dumps({**about, "cases": results, "constants": fitted, "replicas": replicated}, indent=1) + "\n",
             encoding="utf-8",
         )
         print(f"wrote {RESULTS}")

@@ -74,16 +74,6 @@ py::object py_tensor_stats(const py::Held& held, int num_threads, double unscale
   return py::make_tuple(table.keep(held.size()), as_tuple(total), dtypes);
 }
 
-// The same with each tensor's sum of bits as int64 bytes, and no set of DTypes; None if some tensor would need preparing.
-py::object py_stats_and_checksums(const py::Held& held, int num_threads) {
-  unsigned dtypes = 0;
-  RowBytes table(held.size());
-  std::vector<uint64_t> bits(held.size());
-  Row total;
-  if (!measure_plain(held.items(), held.size(), num_threads, 1.0, table.rows(), dtypes, total, bits.data())) return py::none();
-  return py::make_tuple(table.keep(held.size()), as_tuple(total), py::bytearray(bits.data(), 8 * bits.size()));
-}
-
 // (addresses, sizes) as int64 bytes; None if a tensor needs preparing or they are on several devices.
 py::object py_locate_tensors(const py::Held& tensors) {
   std::vector<int64_t> addresses, sizes;
@@ -335,7 +325,6 @@ PYBIND11_MODULE(_C, m) {
   add_raw(m.ptr());
   m.def("set_tensor_access", &py_set_tensor_access);
   m.def("tensor_stats", &py_tensor_stats);
-  m.def("stats_and_checksums", &py_stats_and_checksums);
   m.def("activation_stats", &py_activation_stats);
   m.def("channel_stats", &py_channel_stats);
   m.def("can_read", &py_can_read);

@@ -34,11 +34,10 @@ constexpr size_t kKeptViews = 4096;
 class Walk {
  public:
   // `views` takes the views, where they are to be kept and are not too many; `values` what was made of sparse tensors, and
-  // null refuses them. `bits` as for `tensor_rows`.
-  Walk(size_t count, double unscale, Row* rows, std::vector<View>* views, Row& total, std::vector<py::object>* values,
-       uint64_t* bits = nullptr)
+  // null refuses them.
+  Walk(size_t count, double unscale, Row* rows, std::vector<View>* views, Row& total, std::vector<py::object>* values)
       : room_(count), unscale_(unscale), rows_(rows), views_(count <= kKeptViews ? views : nullptr), total_(total),
-        values_(values), bits_(bits) {
+        values_(values) {
     if (views_) views_->reserve(count);
   }
 
@@ -68,7 +67,7 @@ class Walk {
         continue;
       }
       near_ += numel;
-      rows_[t] = row_of(kernels_, batch[i], stats_of(kernels_, batch[i], 0, numel, bits_ ? bits_ + t : nullptr));
+      rows_[t] = row_of(kernels_, batch[i], stats_of(kernels_, batch[i], 0, numel));
       if (aside_.empty()) fold(t);
     }
     count_ += count;
@@ -83,12 +82,10 @@ class Walk {
     for (const View& view : aside_views_) elements += view.numel;
     if (num_threads == 0) num_threads = elements >= kParallelMin ? torch_num_threads() : 1;
     std::vector<Row> rows(aside_.size());
-    std::vector<uint64_t> bits(bits_ ? aside_.size() : 0);
-    without_lock(elements, [&] { tensor_rows(aside_views_, num_threads, rows.data(), bits_ ? bits.data() : nullptr); });
+    without_lock(elements, [&] { tensor_rows(aside_views_, num_threads, rows.data()); });
     for (size_t i = 0; i < aside_.size(); ++i) {
       if (views_) (*views_)[aside_[i]] = std::move(aside_views_[i]);
       rows_[aside_[i]] = rows[i];
-      if (bits_) bits_[aside_[i]] = bits[i];
     }
     for (size_t t = aside_.front(); t < count_; ++t) fold(t);
   }
@@ -117,7 +114,6 @@ class Walk {
   std::vector<View>* const views_;
   Row& total_;
   std::vector<py::object>* const values_;
-  uint64_t* const bits_;
   std::vector<size_t> aside_;
   std::vector<View> aside_views_;
   size_t count_ = 0;
@@ -198,8 +194,8 @@ bool Gradients::read_views() {
 }
 
 bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, double unscale, Row* rows, unsigned& dtypes,
-                   Row& total, uint64_t* bits) {
-  Walk walk(count, unscale, rows, nullptr, total, nullptr, bits);
+                   Row& total) {
+  Walk walk(count, unscale, rows, nullptr, total, nullptr);
   for (size_t i = 0; i < count; i += kBatch) {
     for (size_t next = i + 2 * kBatch; next < std::min(count, i + 3 * kBatch); ++next) tensor_path().want_object(tensors[next]);
     for (size_t next = i + kBatch; next < std::min(count, i + 2 * kBatch); ++next)

@@ -43,9 +43,9 @@ class ShardPlan;
 bool measure_gradients(const Groups& groups, int num_threads, double unscale, Row* rows, Gradients& found,
                        ShardPlan* plan = nullptr);
 
-// The same for tensors themselves, with the sums of their bits if wanted (see passes.h). False as above, and for sparse ones.
+// The same for tensors themselves. False as above, and for sparse ones.
 bool measure_plain(PyObject* const* tensors, size_t count, int num_threads, double unscale, Row* rows, unsigned& dtypes,
-                   Row& total, uint64_t* bits = nullptr);
+                   Row& total);
 
 unsigned dtypes_of(const std::vector<View>& views);
 

@@ -13,8 +13,6 @@ using ActivationKernel = Activation (*)(const void* data, int64_t n, const Limit
 struct Kernels {
   const char* name;
   Accumulation (*stats[4])(const void* data, int64_t n);  // indexed by DType
-  // The sum of the elements' bits, as signed numbers of their width, modulo 2^64.
-  uint64_t (*bits[4])(const void* data, int64_t n);
   void (*scale[4])(void* data, int64_t n, double factor);
   uint64_t (*read[2])(const void* data, int64_t num_bytes);  // without and with prefetching
   // Without and with the sum of magnitudes, which the exact loop gives in any case.

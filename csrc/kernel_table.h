@@ -2,7 +2,6 @@
 static const Kernels kKernels = {
     FG_ISA_NAME,
     {stats<F32>, stats_f64, stats<F16>, stats<BF16>},
-    {bits_of<int32_t>, bits_of<int64_t>, bits_of<int16_t>, bits_of<int16_t>},
     {scale_f32, scale_f64, scale_f16, scale_bf16},
     {read_words<false>, read_words<true>},
     {{activation<Value32, false>, activation<Value64, false>, activation<Value16, false>, activation<ValueB16, false>},

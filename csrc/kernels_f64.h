@@ -84,12 +84,3 @@ static Accumulation stats_f64(const void* data, int64_t n) {
   for (int64_t j = 0; j < n; j += kBlock) total.merge(stats_f64_block(p + j, n - j < kBlock ? n - j : kBlock));
   return total;
 }
-
-// Sums of the elements' bits, as signed numbers of their width, modulo 2^64, for at most a block.
-template <class T>
-static uint64_t bits_of(const void* data, int64_t n) {
-  const T* p = static_cast<const T*>(data);
-  uint64_t sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += uint64_t(int64_t(p[i]));
-  return sum;
-}

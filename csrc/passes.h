@@ -12,12 +12,12 @@ namespace fastguard {
 // 65536 elements of a large one.
 Row tensor_stats(const std::vector<View>& views, int num_threads, double unscale, Row* rows);
 
-// The rows alone, as the elements are. To each of `bits`, if given, is added the sum of a tensor's bits (see isa.h).
-void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows, uint64_t* bits = nullptr);
+// The rows alone, as the elements are.
+void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows);
 
 // What a pass accumulates over elements [begin, end) of one view, at most a chunk.
 struct Kernels;
-Accumulation stats_of(const Kernels& kernels, const View& view, int64_t begin, int64_t end, uint64_t* bits = nullptr);
+Accumulation stats_of(const Kernels& kernels, const View& view, int64_t begin, int64_t end);
 
 // The row of a view of which all was accumulated. Reads it once more where squares of float64 leave its range.
 Row row_of(const Kernels& kernels, const View& view, const Accumulation& a);

@@ -8,30 +8,21 @@
 
 namespace fastguard {
 
-// A dense piece goes to the kernel as it lies, unless its bits are wanted as well, while a block is still in cache; the runs of
-// a strided one are gathered block by block.
-Accumulation stats_of(const Kernels& kernels, const View& view, int64_t begin, int64_t end, uint64_t* bits) {
+// A dense piece goes to the kernel as it lies; the runs of a strided one are gathered block by block.
+Accumulation stats_of(const Kernels& kernels, const View& view, int64_t begin, int64_t end) {
   const auto kernel = kernels.stats[int(view.dtype)];
-  const auto add_bits = [&](const char* data, int64_t n) { *bits += kernels.bits[int(view.dtype)](data, n); };
   const int size = int(itemsize(view.dtype));
-  if (!view.layout && !bits) return kernel(view.data + begin * size, end - begin);
+  if (!view.layout) return kernel(view.data + begin * size, end - begin);
 
   Accumulation total;
   alignas(64) char buffer[kBlock * sizeof(double)];
   for (int64_t block = begin; block < end; block += kBlock) {
     int64_t filled = 0, stop = block + kBlock < end ? block + kBlock : end;
-    if (!view.layout) {
-      const char* data = view.data + block * size;
-      total.merge(kernel(data, stop - block));
-      add_bits(data, stop - block);
-      continue;
-    }
     for_each_run(view, block, stop, [&](const char* run, int64_t stride, int64_t count) {
       gather(buffer + filled * size, run, stride, count, size);
       filled += count;
     });
     total.merge(kernel(buffer, filled));
-    if (bits) add_bits(buffer, filled);
   }
   return total;
 }
@@ -58,16 +49,14 @@ Row row_of(const Kernels& kernels, const View& view, const Accumulation& a) {
   return Row(a, a.abs_max == 0 ? 0.0 : rescaled_norm(kernels, view, a.abs_max));
 }
 
-void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows, uint64_t* bits) {
+void tensor_rows(const std::vector<View>& views, int num_threads, Row* rows) {
   IEEEArithmetic ieee;  // for the merging; the workers have their own
   const Kernels& selected = kernels();
   Plan plan = make_plan(views);
   std::vector<Accumulation> partials(size_t(plan.num_partials));
   for_each_piece(plan, views, num_threads, false, [&](const Plan::Entry& entry, const Piece& piece) {
     const View& view = views[piece.tensor];
-    uint64_t own_bits = 0;
-    Accumulation a = stats_of(selected, view, piece.begin, piece.end, bits ? &own_bits : nullptr);
-    if (bits) __atomic_fetch_add(&bits[piece.tensor], own_bits, __ATOMIC_RELAXED);
+    Accumulation a = stats_of(selected, view, piece.begin, piece.end);
     if (entry.num_chunks > 1)
       partials[entry.first_partial + piece.chunk] = a;
     else

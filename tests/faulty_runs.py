@@ -212,12 +212,6 @@ BAD = {
     "bounded-output": batches_run(
         flat_losses(100), batch(output_abs_max=0.0, output_min=0.0, output_max=0.0), last_modules=["ReLU", "Linear"]
     ),
-    "replicas-differ": run(
-        falling_losses(50),
-        replica_differences=[
-            {"step": 20, "what": "weights", "name": "a", "num_tensors": 2, "num_ranks": 4, "ranks": [3]}
-        ],
-    ),
     "same-output-for-all": batches_run(
         flat_losses(220), lambda s: batch(output_spread=0.5 if s < 30 else 0.0)(s)
     ),

@@ -102,15 +102,6 @@ def plain_stats(
     return None if found is None else (found[0], found[1], cpu.dtypes(found[2]))
 
 
-def stats_and_checksums(tensors: Sequence[Any]) -> tuple[bytearray, tuple[float, ...], bytearray] | None:
-    """Rows, their fold, and of each tensor the sum of its bits as int64; None where the CPU kernels do not serve every
-    tensor as it is. Bits are taken as whole numbers of their elements' width, and added modulo 2^64: of any order the
-    same. Complex tensors count as real and imaginary parts."""
-    if not tensors or not _may_be_plain(tensors[0], "cpu"):
-        return None
-    return cpu.extension.stats_and_checksums(tensors, torch.get_num_threads())
-
-
 def clip_gradients(
     parameters: list[torch.Tensor], max_norm: float, backend: str, *, finite_only: bool = False
 ) -> tuple[float, frozenset[torch.dtype]] | None:

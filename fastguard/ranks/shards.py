@@ -187,15 +187,6 @@ def has_other_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def compares_ranks(argument: str, every: bool | int | None) -> bool:
-    """Whether `argument` of `wrap` asks for a comparison between ranks, and there are several."""
-    if every is None or every is False:
-        return False
-    if every is not True and (not isinstance(every, int) or every < 1):
-        raise ValueError(f"`{argument}` must be True, False or an integer >= 1, got {every!r}")
-    return has_other_ranks()
-
-
 def copies_of(
     params: Sequence[torch.Tensor], model: nn.Module | None, group: dist.ProcessGroup | None
 ) -> list[int] | None:

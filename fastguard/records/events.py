@@ -105,18 +105,6 @@ class BadRank(TypedDict):
     name: str
 
 
-class ReplicaDifference(TypedDict):
-    """Gradients or weights (`what`) that differed between replicas. `name` is the first of `num_tensors` tensors.
-    `ranks` are the minority; empty if there is none."""
-
-    step: Count
-    num_tensors: Count
-    num_ranks: Count
-    what: str
-    name: str
-    ranks: list[Count]
-
-
 class Experiment(TypedDict):
     """What an experiment at `step` said of `causes`: `ratio` multiplies their odds, `text` is a sentence for a report.
     `arm` is what was changed, `verdict` whether that "helps", "harms", made "no difference" or is "not known"."""

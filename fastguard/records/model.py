@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from . import codec, values
 from .codec import Count, Length
-from .events import BadRank, Experiment, RecoveryEvent, ReplicaDifference
+from .events import BadRank, Experiment, RecoveryEvent
 
 OBJECTIVES = ("minimise", "game", "reward")
 _number_pair = codec.reader_of(tuple[float, float])
@@ -160,12 +160,11 @@ class ModelNotes:
     # How much more similar the targets of similar inputs are than by chance, in standard deviations
     target_dependence: float | None = None
 
-    # Ranks and replicas.
+    # Ranks.
     num_ranks: Length | None = None  # that share the gradients or stages of the model; None for one
     bad_ranks: tuple[BadRank, ...] = ()  # the first 16 ranks whose part of the gradients was not finite
     num_restarts: Length | None = None  # restarts by torchrun before the newest steps; None for never
     resources: dict[str, float] = field(default_factory=dict)  # use of the machine per step (`observers.resources`)
-    replica_differences: tuple[ReplicaDifference, ...] = ()  # differences between replicas
 
     @property
     def judged_weights(self) -> set[str] | None:

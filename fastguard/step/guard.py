@@ -24,7 +24,7 @@ from ..observers.facts import ModelFacts
 from ..observers.observer import Observer, while_alive
 from ..observers.owner import Observers
 from ..observers.weights import WeightWatch
-from ..ranks import Parity, Ranks, compares_ranks
+from ..ranks import Ranks
 from ..records import StepStats, TrainingHistory
 from ..records.events import describe_recovery
 from ..recovery import Rescue
@@ -85,10 +85,7 @@ class Guard(GuardState):
         self._judge = Judge(self._run, self._ledger, settings.clip_through)
         self._is_loss_new = True
         weights = None if settings.weights is None else WeightWatch(self._run, self._judge, settings.weights)
-        parity, every = None, settings.parity
-        if every is not None and compares_ranks("parity", every):
-            parity = Parity(self._run, model, every)
-        others: list[Observer] = [one for one in (parity, weights) if one is not None]
+        others: list[Observer] = [] if weights is None else [weights]
         self._monitor = monitor_for(settings.activations.value, model)
         self._activations: ActivationWatch | None = None
         if self._monitor is not None:

@@ -23,7 +23,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "on_guarded": ("reuse", "raise", "replace"),
     "ranks": ("first", "all"),
 }
-_OF_ALL_RANKS = ("skip_nonfinite", "max_consecutive_skips", "backend", "recovery", "parity")
+_OF_ALL_RANKS = ("skip_nonfinite", "max_consecutive_skips", "backend", "recovery")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -88,7 +88,6 @@ class GuardSettings:
     names: Any = None
     ranks: str = "first"
     process_group: Any = None
-    parity: bool | int | None = None
     hooks: bool | None = None
     experiments: Any = None
     on_guarded: str = field(default="reuse", compare=False)

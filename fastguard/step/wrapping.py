@@ -110,7 +110,6 @@ def wrap(
     clip_through: str = "scale",
     ranks: str = "first",
     process_group: dist.ProcessGroup | None = None,
-    parity: bool | int | None = None,
     experiments: Any = None,
 ) -> AnyOptimizer:
     """Guards `optimizer` in place and returns the same object, with its `Guard` as `optimizer.guard`.
@@ -160,8 +159,6 @@ def wrap(
         process_group: a `torch.distributed` group whose ranks hold other tensors of the same model, such as pipeline
             stages or experts; the norm includes them. Not needed for DTensors. Gradients that
             DistributedDataParallel averages over ranks of the group count once.
-        parity: compare replicas bit for bit: True for gradients every 20 steps and weights every 100, or one number of
-            steps for both. Differences are the finding `replicas-differ`.
         experiments: try causes that are neither sure nor unlikely: True, or `fastguard.experiments.Experiments`. Forked
             copies of the process take the same steps with one thing changed (docs/guide/try.md).
 
@@ -215,7 +212,7 @@ def wrap(
         guard._made = made.pop_all()
     params, run = [p for group in groups for p in group], guard._run
     with run.failures.kept("comparison of the ranks' settings", "They are not compared."):
-        has_collectives = settings.recovery is not None or bool(parity)
+        has_collectives = settings.recovery is not None
         run.alike = alike_settings(settings.of_all_ranks(), model, params, over, has_collectives)
         run.is_alike = run.alike is None
     show(guard, proxies)

@@ -25,7 +25,6 @@ from fastguard.observers.weights import WeightWatch
 
 SCHEDULED = (LeftGradients, Sketches, CoverageWatch, WeightWatch, ActivationWatch)
 HELD = {"FirstPass", "NormStatistics", "Buffers"}  # by another part of the guard, which calls them
-OF_RANKS = {"Parity"}  # in tests/ranks
 WHOLE = {"activations": {"every": 3, "overhead_budget": None}, "weights": 4}
 
 
@@ -74,7 +73,7 @@ def test_every_observer_is_known_here() -> None:
     fastguard.wrap(optimizer, model, **WHOLE)
     own = {type(one).__name__ for one in observers_of(optimizer)}
     assert own == {kind.__name__ for kind in (*SCHEDULED, BatchWatch)}
-    assert kinds().keys() == own | HELD | OF_RANKS
+    assert kinds().keys() == own | HELD
 
 
 @pytest.mark.parametrize("name", sorted(kinds()))

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fastguard
-from fastguard.ranks import parity
+from fastguard.ranks import alike
 
 
 def train(make, *, is_guarded=True, later=None, **settings):
@@ -19,7 +19,7 @@ def train(make, *, is_guarded=True, later=None, **settings):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     if is_guarded:
         fastguard.wrap(optimizer, model, **settings)
-    for step in range(parity._NUM_LOOKS + 3):
+    for step in range(alike._NUM_LOOKS + 3):
         if step == 2 and later is not None:
             later(fastguard.Guard.of(optimizer))
         model(torch.ones(4, 6)).square().mean().backward()
@@ -73,7 +73,6 @@ def main():
         "fsdp, clips assigned": train(fsdp, later=clips(1.0 + RANK)),
         "fsdp, clip on one": train(fsdp, later=clips(1.0 if first else None)),
         "fsdp, skip on one": train(fsdp, later=stops_skipping if first else None),
-        "ddp, parity": train(ddp, parity=True if first else None),
         "ddp, one guard": train(ddp, is_guarded=first),
         "unguarded": unguarded(),
     }

@@ -21,7 +21,6 @@ def found(tmp_path_factory):
         ("fsdp, max_norm", "`clip (max_norm)`: GlobalNorm(0.01) on ranks [0], GlobalNorm(1e+09) on ranks [1]."),
         ("fsdp, skip", "`skip_nonfinite`: True on ranks [0], False on ranks [1]."),
         ("fsdp, recovery", "`recovery`: Recovery(every=50, "),
-        ("ddp, parity", "`parity`: True on ranks [0], None on ranks [1]."),
     ],
 )
 def test_different_settings_are_an_error_on_all_ranks_at_the_first_step(found, case, difference):

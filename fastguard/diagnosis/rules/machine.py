@@ -1,4 +1,4 @@
-"""Rules on what the machine costs the run, on what ranks should have alike, and on what recovery did."""
+"""Rules on what the machine costs the run, and on what recovery did."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ...records.events import describe_recovery
 from ..finding import Seen
 from ..registry import rule
 
-TITLE = "Machine, ranks and recovery"
+TITLE = "Machine and recovery"
 
 
 @rule(
@@ -56,38 +56,6 @@ def starved_of_cores(history: TrainingHistory, *, share: float = 0.2) -> Seen | 
     """The training thread waits for a core for `share` of the time or more."""
     waited = history.model.resources.get("core_wait_share", 0.0)
     return Seen(core_wait_share=waited) if waited >= share else None
-
-
-@rule(
-    "replicas-differ",
-    of="ranks-differ",
-    leads=True,
-    severity="critical",
-    see="Replicas differ: at step {_step} the {_what} of {num_tensors:tensor}, first {layers}, were not the same on "
-    "all of {_num_ranks} ranks{_which}{_more}.",
-    sure=1.0,
-    remedy="Where gradients differ: call the model through DistributedDataParallel itself, give every parameter the "
-    "same part in the loss on each rank, and change no gradient on one rank alone. Where only weights differ: "
-    "broadcast them from one rank, load the same state on all, and clip and step alike. Where the same rank differs "
-    "again and again: test its memory and its network.",
-)
-def replicas_differ(history: TrainingHistory) -> Seen | None:
-    """Replicas of a tensor were not bit for bit the same."""
-    found = history.model.replica_differences
-    if not found:
-        return None
-    first, last = found[0], found[-1]
-    odd = ", ".join(map(str, first["ranks"]))
-    return Seen(
-        at=(first["step"], last["step"]),
-        layers=[first["name"]],
-        num_tensors=float(first["num_tensors"]),
-        _step=first["step"],
-        _what=first["what"],
-        _num_ranks=first["num_ranks"],
-        _which=f": {'ranks' if len(first['ranks']) > 1 else 'rank'} {odd} differs from the others" if odd else "",
-        _more=f"; {len(found)} times in all, last at step {last['step']}" if len(found) > 1 else "",
-    )
 
 
 _MOST_TOLD = 3

@@ -1,4 +1,4 @@
-"""Compares ranks: their settings at the first step, and the bits of replicas."""
+"""Compares the settings of ranks at the first step."""
 
 from __future__ import annotations
 
@@ -13,104 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import kernels
-from ..observers.observer import Observer
-from . import shards
-from .exchange import device_of
 from .shards import has_other_ranks, is_under_fully_shard, ranks_of
 
-GRADIENTS_EVERY, WEIGHTS_EVERY = 20, 100  # steps
-_MISSING = -1
-_MAX_EVENTS = 16
 _NUM_LOOKS, _SOON = 10, datetime.timedelta(seconds=60)
 _log = logging.getLogger("fastguard")
 _num_guards: Counter[int] = Counter()  # that this process has made, by ranks and shapes
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor's elements, with their bits read as integers, modulo 2^64: 0-dim int64 on its device."""
-    values = shards.local_of(tensor.detach())
-    values = values.coalesce().values() if values.layout is torch.sparse_coo else values
-    values = (values.resolve_conj() if values.is_complex() else values).resolve_neg()
-    values = torch.view_as_real(values) if values.is_complex() else values
-    return values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64)
-
-
-def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """`checksum` of each: int64, [T], on the CPU. Cost: one read, elsewhere than on the CPU by torch operations."""
-    local = shards.locals_of(tensors)
-    found = kernels.stats_and_checksums(local)
-    if found is not None:
-        return torch.frombuffer(found[2], dtype=torch.int64)
-    return torch.stack([checksum(tensor).cpu() for tensor in local])
-
-
-class Parity(Observer):
-    """Compares reduced gradients and weights of replicas: of DDP's ranks, and of DTensors that are replicated.
-
-    Cost of a comparison: one read of the tensors, and one reduction of 16 bytes a tensor and group; one more gather if
-    something differs. On a GPU it syncs.
-    """
-
-    what = "comparison of replicas"
-
-    def __init__(self, run: Any, model: torch.nn.Module | None, every: bool | int) -> None:
-        self._run, self._every = run, (GRADIENTS_EVERY, WEIGHTS_EVERY) if every is True else (every, every)
-        is_ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-        self._group: Any = model.process_group if is_ddp else dist.group.WORLD  # type: ignore[union-attr]
-        # the first 16 differences, as `fastguard.records.events.ReplicaDifference`
-        self.events: list[dict[str, Any]] = []
-
-    def next_after(self, step: int) -> float:
-        return min((step // every + 1) * every for every in self._every)
-
-    def before(self, step: int) -> None:
-        params, names = self._run.params(), self._run.known_names or self._run.names_now()
-        for what, every in zip(("gradients", "weights"), self._every):
-            if step % every == 0:
-                tensors = [p if what == "weights" else p.grad for p in params]
-                for group, places in self._replicated(params).items():
-                    self._compare(step, what, group, [tensors[i] for i in places], [names[i] for i in places])
-
-    def facts(self) -> dict[str, Any]:
-        return {"replica_differences": list(self.events)} if self.events else {}
-
-    def _replicated(self, params: Sequence[torch.Tensor]) -> dict[dist.ProcessGroup, list[int]]:
-        """Places of the parameters by the groups over which they are copies of each other."""
-        found: dict[dist.ProcessGroup, list[int]] = {}
-        for place, p in enumerate(params):
-            groups, mesh = [self._group], getattr(p, "device_mesh", None)
-            if mesh is not None:
-                groups = [mesh.get_group(i) for i, how in enumerate(p.placements) if how.is_replicate()]  # type: ignore[attr-defined]
-            for group in groups:
-                if dist.get_world_size(group) > 1:
-                    found.setdefault(group, []).append(place)
-        return found
-
-    def _compare(self, step: int, what: str, group: Any, tensors: Sequence[Any], names: Sequence[str]) -> None:
-        sums = torch.full((len(tensors),), _MISSING, dtype=torch.int64, device="cpu")
-        there = [i for i, tensor in enumerate(tensors) if tensor is not None]
-        if there:
-            sums[there] = checksums([tensor for tensor in tensors if tensor is not None])
-        sums = sums.to(device_of(group))
-        both = torch.cat([sums, ~sums])  # the maximum of the complements is the complement of the minimum
-        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
-        highest, lowest = both.view(2, -1)
-        places = (highest != ~lowest).nonzero()[:, 0].tolist()
-        if not places:
-            return
-        sums_by_rank: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(sums_by_rank, sums[places].tolist(), group=group)
-        members = dist.get_process_group_ranks(group)
-        first = [rank_sums[0] for rank_sums in sums_by_rank]
-        usual, count = Counter(first).most_common(1)[0]
-        odd = [rank for rank, value in zip(members, first) if value != usual]
-        event = {"step": step, "what": what, "name": names[places[0]], "num_tensors": len(places)}
-        has_majority = count > len(members) - count  # of two, either may be the odd one
-        event |= {"num_ranks": len(members), "ranks": odd if has_majority else []}
-        if len(self.events) < _MAX_EVENTS:
-            self.events.append(event)
 
 
 def alike_settings(
