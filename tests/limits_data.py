@@ -5,7 +5,6 @@ import math
 from made_runs import (
     batch,
     batches_run,
-    bend,
     chance_losses,
     ended,
     falling_losses,
@@ -137,15 +136,6 @@ LIMITS = {
         (sees(input_constant_share=1.0), "warning"),
         (sees(input_constant_share=0.9), None),  # as the border of most pictures
         (sees(input_constant_share=1.0, num_samples=1), None),
-    ],
-    "input-outliers": [
-        (once(input_abs_max=74.0, input_std=3.0), None),
-        (once(input_abs_max=76.0, input_std=3.0), "info"),
-        (sees(input_abs_max=40.0, input_std=1.0), "info"),
-        (sees(input_abs_max=29.0, input_std=1.0), None),
-        (once(bend(falling_losses(100), (40,), lambda v: 20.0), input_abs_max=9999.0), "warning"),
-        (once(bend(falling_losses(100), (40,), lambda v: math.nan), input_abs_max=9999.0), "warning"),
-        (sees(input_abs_max=9999.0, input_is_integer=True), None),  # tokens
     ],
     "validation-inputs-differ": [
         *(

@@ -199,7 +199,7 @@ cause(
     "non-finite-activations non-finite-weights saturated-units dead-units zero-gradients vanishing-gradients "
     "unsteady nonfinite standstill",
     needs=[needs.full_precision],
-    unless="batch-not-finite input-outliers",
+    unless="batch-not-finite",
 )
 cause(
     "parameters-missing-from-optimizer",
@@ -313,13 +313,6 @@ cause(
     {"one-target": 0.96, "answer-in-inputs": 0.95, "answer-seen": 0.98},
     "vanishing-gradients loss-not-decreasing zero-gradients",
     unless="same-inputs",
-)
-cause(
-    "outliers",
-    "Single inputs are far larger than all others.",
-    "Look at these samples: missing values coded as numbers, other units. Clip or repair them.",
-    {"input-outliers": 0.8},
-    "norm-spike loss-spike loss-divergence non-finite-gradients non-finite-loss clip-rate-high",
 )
 cause(
     "collapsed-representation",

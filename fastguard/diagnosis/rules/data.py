@@ -153,31 +153,6 @@ def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float =
 
 
 @rule(
-    "input-outliers",
-    of="input-scale",
-    see="An input of {largest:.4g} in the batch of step {_step}: {_times:.3g} times the largest of the usual batch, or "
-    "the spread of the inputs.",
-    remedy="Look at the sample with this value: a missing value coded as a number, another unit. Clip or repair it.",
-)
-def input_outliers(history: TrainingHistory, *, ratio: float = 30.0, samples: int = 4) -> Seen | None:
-    """A batch's largest input is `ratio` times that of the median batch, or `ratio` standard deviations of its own.
-
-    Fires from `samples` batches of non-integers on. Info, unless the loss had spikes, NaN or Inf.
-    """
-    known = [(s, x) for s, x in _batches(history, training=True) if not x.input_is_integer and x.input_std > 0.0]
-    if len(known) < samples:
-        return None
-    usual = median([x.input_abs_max for _, x in known])
-    step, worst = max(known, key=lambda pair: pair[1].input_abs_max)
-    own = median([(x.input_abs_max - abs(x.input_mean)) / x.input_std for _, x in known])
-    largest, times = worst.input_abs_max, max(worst.input_abs_max / max(usual, 1e-300), own)
-    if times <= ratio:
-        return None
-    is_felt = bool(history.loss_trend.spikes) or history.first_bad_loss_step >= 0
-    return Seen(at=(step, step), warn=is_felt, largest=largest, _step=step, _times=times)
-
-
-@rule(
     "validation-inputs-differ",
     see="Inputs have mean {_mean[0]:.3g} and standard deviation {_std[0]:.3g} in training, {_mean[1]:.3g} and "
     "{_std[1]:.3g} in validation.",
