@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .batch_sample import Given
+from .tensors import some_of
 
 _MAX_ROWS, _MAX_PLACES, _LEAST_PLACES = 64, 256, 16
 _SMALL, _FEW_ROWS = 1 << 17, 16  # elements of an input; of larger ones, which may be in no cache, so many samples
@@ -79,11 +80,4 @@ def _spread(x: torch.Tensor, num_features: int) -> torch.Tensor:
     each, step = -(-len(x) // (_MAX_ROWS if x.numel() <= _SMALL else _FEW_ROWS)), -(-num_features // _MAX_PLACES)
     while step > 1 and math.gcd(step, x.shape[-1]) > 1:
         step += 1
-    if x.is_contiguous():
-        return x.view(len(x), -1)[::each, ::step].float()
-    places = torch.arange(0, num_features, step, device=x.device)
-    index: list[Any] = [slice(None, None, each)]
-    for size in reversed(x.shape[1:]):  # `unravel_index` imports much when it is first called
-        index.insert(1, places % size)
-        places = places // size
-    return x[tuple(index)].float()
+    return some_of(x, each, step).float()

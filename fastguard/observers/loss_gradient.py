@@ -16,7 +16,7 @@ from ..records.failures import Failures
 from .batch_sample import Dependence, InputSample, equal_at, how_it_follows, sample_inputs
 from .graph import MAX_NODES, nodes_of
 from .sequences import Sequences
-from .tensors import can_be_read, leaves
+from .tensors import can_be_read, index_of, leaves
 
 CLASSIFYING = (
     *("cross-entropy", "cross-entropy with smoothed labels", "negative log-likelihood", "log of the output"),
@@ -72,7 +72,7 @@ class Rows(NamedTuple):
         if table.is_contiguous():
             return table.view(-1, width)[self.start : end : self.step].clone()
         places = torch.arange(self.start, end, self.step, device=x.device)
-        return table[torch.unravel_index(places, table.shape[:-1])]
+        return table[index_of(places, table.shape[:-1])]
 
 
 class Loss(NamedTuple):
