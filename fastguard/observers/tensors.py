@@ -128,7 +128,7 @@ def some_of(x: torch.Tensor, each: int, step: int) -> torch.Tensor:
         return x.view(len(x), -1)[::each, ::step]
     rows = x[::each].unsqueeze(-1)
     places = torch.arange(0, x.numel() // len(x), step, device=x.device)
-    return rows[(slice(None), *index_of(places, rows.shape[1:]))]
+    return rows.movedim(0, -1)[index_of(places, rows.shape[1:])].T
 
 
 def strided(x: torch.Tensor, most: int) -> torch.Tensor:

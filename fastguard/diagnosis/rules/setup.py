@@ -168,7 +168,7 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2, p
     is_rare = min((x[3] for x in series if x[3]), default=0) > _SOON
     is_repeated = any(again > 1 and (num > 2 or is_rare) for _, num, again, _ in series)
     if history.model.loss_kind in ("cross-entropy", "negative log-likelihood") and not series:
-        series = history.model.passes_in_training_mode
+        series = [*history.model.passes_in_training_mode]
         is_repeated = sum(again > 0 and (not gap or gap > _SOON) for _, _, again, gap in series) >= samples
     num_long = sum(x[1] > 2 for x in series) if is_rare else 0
     if game(history) or of_chosen_outputs(history) or reinforces(history) or not history.num_clean:
