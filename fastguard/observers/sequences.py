@@ -12,7 +12,7 @@ from .graph import gradient_at, nodes_of
 from .tensors import can_be_read
 
 SHIFTS = (1, 2, 0, -1)  # places by which targets may be ahead of tokens; the first that fits counts
-_SHARE, _LEAST_PLACES, _LEAST_BATCHES = 0.95, 16, 3  # of equal ones, and places compared, in each of so many batches
+_SHARE, _LEAST_PLACES, _LEAST_BATCHES = 0.95, 8, 3  # of equal ones, and places compared, in each of so many batches
 _MAX_TOKENS, _MAX_EMBEDDINGS = 65536, 8
 _MAX_OUTPUT = 1 << 22  # elements
 _NOTHING = 1e-12  # of the largest gradient: what a mask of large numbers leaves, where one of Inf leaves zero
