@@ -11,7 +11,7 @@ import torch
 
 from ..kernels.cpu import extension
 from ..records.samples import BatchSample
-from .tensors import can_be_read, inputs_of, leaves, strided
+from .tensors import can_be_read, inputs_of, leaves, some_of, strided
 
 _MAX_ELEMENTS = 4096
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4}  # of the sum of a row
@@ -125,12 +125,9 @@ def _sample_of(x: torch.Tensor, most_bytes: int) -> InputSample:
         return InputSample(None, count, False)
     if x.numel() <= _MAX_WHOLE and x.nbytes <= most_bytes:
         return InputSample(x.clone(memory_format=torch.contiguous_format).view(count, -1), count, True)
-    rows, num_features = x[:_MAX_SAMPLES].unsqueeze(-1), x.numel() // count
-    step = -(-num_features // _MAX_FEATURES)
-    if rows.is_contiguous():
-        return InputSample(rows.view(len(rows), -1)[:, ::step].clone(), count, False)
-    places = torch.unravel_index(torch.arange(0, num_features, step, device=x.device), rows.shape[1:])
-    return InputSample(rows.movedim(0, -1)[places].T.contiguous(), count, False)
+    step = -(-(x.numel() // count) // _MAX_FEATURES)
+    rows = some_of(x[:_MAX_SAMPLES], 1, step)
+    return InputSample(rows.clone(memory_format=torch.contiguous_format), count, False)
 
 
 class Dependence:

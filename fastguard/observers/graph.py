@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -14,15 +14,10 @@ MAX_NODES = 4096
 _INEXACT = re.compile("Fft|BatchNorm|GroupNorm|::")  # "::" is in names of CopySlices and of extensions
 
 
-def nodes_of(output: Any) -> Collection[Any]:
-    """The graph of a tensor, as far as `MAX_NODES` nodes."""
-    return nodes_below(output.grad_fn) if isinstance(output, torch.Tensor) and output.grad_fn is not None else ()
-
-
-def nodes_below(top: Any) -> Collection[Any]:
-    """A node and those below it, as far as `MAX_NODES` nodes. Cost: 1 us a node."""
-    seen = {top: None}
-    waiting = deque[Any]([top])
+def nodes_of(top: Any) -> Collection[Any]:
+    """A node, which may be None, and those below it, as far as `MAX_NODES` nodes. Cost: 1 us a node."""
+    seen: dict[Any, None] = {} if top is None else {top: None}
+    waiting = deque(seen)
     while waiting and len(seen) < MAX_NODES:
         new = [node for node, _ in waiting.popleft().next_functions if node is not None and node not in seen]
         seen.update(dict.fromkeys(new))
@@ -41,27 +36,19 @@ def gradient_at(top: Any, gradients: Mapping[int, torch.Tensor], wanted: Any) ->
 
     Cost: 3 us a node, and a backward pass through those on the way.
     """
-    nodes = nodes_below(top)
-    if len(nodes) >= MAX_NODES:
-        return None
-    num_above = Counter(child for node in nodes for child, _ in node.next_functions)
-    order, ready = [], [top]
-    while ready:  # from the top down, each node after all those that it gets a gradient from
-        order.append(node := ready.pop())
-        for child, _ in node.next_functions:
-            num_above[child] -= 1
-            if child is not None and not num_above[child]:
-                ready.append(child)
-    leading = {wanted}
-    leading.update(node for node in reversed(order) if any(child in leading for child, _ in node.next_functions))
-    between = [node for node in order if node in leading and node is not wanted]
-    if not all(map(_can_be_called, between)):
+    nodes = nodes_of(top)
+    leading, between = {wanted}, list[Any]()
+    for node in sorted(nodes, key=lambda node: node._sequence_nr()):  # in the order of the forward pass
+        if any(child in leading for child, _ in node.next_functions):
+            leading.add(node)
+            between.append(node)
+    if len(nodes) >= MAX_NODES or not all(map(_can_be_called, between)):
         return None
     arrived: dict[Any, dict[int, torch.Tensor]] = defaultdict(dict, {top: dict(gradients)})
-    for node in between:
-        given = arrived.pop(node, None)
-        if given is None:
+    for node in reversed(between):
+        if node not in arrived:
             continue
+        given = arrived.pop(node)
         made = node(*map(given.get, range(len(node._input_metadata))))
         for (child, place), part in zip(node.next_functions, made if isinstance(made, tuple) else (made,)):
             if part is not None and child in leading:

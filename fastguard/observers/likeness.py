@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from array import array
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .batch_sample import Given
+from .tensors import some_of
 
 _MAX_ROWS, _MAX_PLACES, _LEAST_PLACES = 64, 256, 16
 _SMALL, _FEW_ROWS = 1 << 17, 16  # elements of an input; of larger ones, which may be in no cache, so many samples
@@ -24,36 +25,25 @@ class InputLikeness:
     mean, of whatever class they are and however they are shifted or flipped, and so are those of validation. Both are
     compared with one mean, which therefore may be rough.
 
-    Cost: 0.1 ms for each batch that adds samples, up to 512 of each side; 5 KB.
+    Cost: 0.1 ms for each batch; it keeps the newest 512 correlations of each side.
     """
 
     def __init__(self) -> None:
+        self.awaits_validation = False  # batches of it could be compared, and more would say more
         self._shape: Sequence[int] | None = None  # of a sample; empty if it varied
         self._mean: Any = 0.0
         self._num_in_mean = self._num_batches = 0
-        self._training, self._validation = array("f"), array("f")
-        self._seen: set[int] = set()  # digests of the batches of validation
-
-    @property
-    def awaits_validation(self) -> bool:
-        """Whether batches of validation could be compared, and more would say more."""
-        return bool(self._shape) and self._num_in_mean >= _OF_MEAN and len(self._validation) < _MOST
+        self._training, self._validation = deque[float](maxlen=_MOST), deque[float](maxlen=_MOST)
 
     def add(self, data: Sequence[Given], is_training: bool) -> None:
-        """Takes the inputs of a pass."""
-        known = self._training if is_training else self._validation
+        """Takes the inputs of a pass: of validation only those that are awaited, each once."""
         x, figures = next((x for x in data if x.figures and x.tensor.dim() > 1), (None, None))
-        is_due = is_training or self._num_in_mean >= _OF_MEAN
-        if x is None or figures is None or self._shape == () or len(known) >= _MOST or not is_due:
+        if x is None or figures is None or figures.num_nonfinite:
             return
-        self._shape = x.shape[1:] if self._shape is None else self._shape if self._shape == x.shape[1:] else ()
+        self._shape = x.shape[1:] if self._shape in (None, x.shape[1:]) else ()
         num_features = math.prod(self._shape)
-        if num_features < _LEAST_PLACES or figures.num_nonfinite:
+        if num_features < _LEAST_PLACES:
             return
-        if not is_training:
-            if figures.digest in self._seen:
-                return
-            self._seen.add(figures.digest)
         rows = _spread(x.detach().as_subclass(torch.Tensor), num_features)
         rows = rows - rows.mean(1, keepdim=True)
         if self._num_in_mean < _OF_MEAN:
@@ -62,7 +52,9 @@ class InputLikeness:
             return
         self._num_batches += is_training
         found = (rows * self._mean).sum(1) / (rows.norm(dim=1) * self._mean.norm())  # no matmul, which autocast rounds
+        known = self._training if is_training else self._validation
         known.extend(value for value in found.tolist() if math.isfinite(value))
+        self.awaits_validation = len(self._validation) < _MOST
 
     def facts(self) -> dict[str, Any]:
         if min(len(self._training), len(self._validation)) < _LEAST or self._num_batches < _LEAST_BATCHES:
@@ -79,11 +71,4 @@ def _spread(x: torch.Tensor, num_features: int) -> torch.Tensor:
     each, step = -(-len(x) // (_MAX_ROWS if x.numel() <= _SMALL else _FEW_ROWS)), -(-num_features // _MAX_PLACES)
     while step > 1 and math.gcd(step, x.shape[-1]) > 1:
         step += 1
-    if x.is_contiguous():
-        return x.view(len(x), -1)[::each, ::step].float()
-    places = torch.arange(0, num_features, step, device=x.device)
-    index: list[Any] = [slice(None, None, each)]
-    for size in reversed(x.shape[1:]):  # `unravel_index` imports much when it is first called
-        index.insert(1, places % size)
-        places = places // size
-    return x[tuple(index)].float()
+    return some_of(x, each, step).float()

@@ -15,8 +15,8 @@ from ..kernels.cpu import extension
 from ..records.failures import Failures
 from .batch_sample import Dependence, InputSample, equal_at, how_it_follows, sample_inputs
 from .graph import MAX_NODES, nodes_of
-from .sequences import Embedded, Sequences, embeddings_of
-from .tensors import can_be_read, leaves
+from .sequences import Sequences
+from .tensors import can_be_read, index_of, leaves
 
 CLASSIFYING = (
     *("cross-entropy", "cross-entropy with smoothed labels", "negative log-likelihood", "log of the output"),
@@ -72,7 +72,7 @@ class Rows(NamedTuple):
         if table.is_contiguous():
             return table.view(-1, width)[self.start : end : self.step].clone()
         places = torch.arange(self.start, end, self.step, device=x.device)
-        return table[torch.unravel_index(places, table.shape[:-1])]
+        return table[index_of(places, table.shape[:-1])]
 
 
 class Loss(NamedTuple):
@@ -165,45 +165,32 @@ class LossGradient:
         self._num_held = 0
         self._dependence = Dependence()
         self._sequences = Sequences()
-        self._has_embeddings = True  # as far as is known
 
     def watch(self, returned: Any, given: Sequence[torch.Tensor] = ()) -> None:
         """Sets a hook on the first tensor with dimensions in `returned`, to compare targets with the inputs `given`."""
         if not self._left or extension is None:
             return
-        output = next((y for _, y in leaves(returned) if y.is_floating_point() and y.requires_grad and y.dim()), None)
+        made = [y for _, y in leaves(returned) if y.is_floating_point() and y.requires_grad and y.dim()]
+        output = made[0] if made else None
         if output is None or type(output) is not torch.Tensor or not can_be_read(output) or not output.numel():
             return
         self._left -= 1
         sample = OutputSample(output.detach())
         inputs = sample_inputs(given, max(LEAST_BYTES // 4, LEAST_BYTES - sample.num_bytes))
-        embedded = None
-        if self._has_embeddings:
-            with self._failures.kept("loss gradient", "Shifts of targets in sequences are not seen."):
-                embedded = embeddings_of(output, given, [y for _, y in leaves(returned)])
-            self._has_embeddings = embedded is not None
-        held, ref = [(sample, inputs, embedded)], weakref.ref(self)
+        self._sequences.has_code |= any(y.dim() == 2 for y in made[1:])
+        held, ref = [(sample, inputs)], weakref.ref(self)
 
         def look(gradient: torch.Tensor) -> None:  # drops the samples; goes with the output where it is not called
             owner = ref()
             while held:
-                sample, inputs, embedded = held.pop()
+                sample, inputs = held.pop()
                 if owner is not None:
-                    owner.look(sample, gradient, inputs, embedded)
+                    owner.look(sample, gradient, inputs)
 
         output.register_hook(look)
 
-    def look(
-        self,
-        sample: OutputSample,
-        gradient: torch.Tensor,
-        given: Sequence[InputSample] = (),
-        embedded: Embedded | None = None,
-    ) -> None:
-        """Reads the gradient of the loss with respect to an output, given samples of the output and of the inputs.
-
-        `embedded` are the embeddings in the graph of the output, which still has what it saved.
-        """
+    def look(self, sample: OutputSample, gradient: torch.Tensor, given: Sequence[InputSample] = ()) -> None:
+        """Reads the gradient of the loss with respect to an output, given samples of the output and of the inputs."""
         with self._failures.kept("loss gradient", "The rules do not know what loss it is."), torch.no_grad():
             if gradient.shape != sample.shape or not can_be_read(gradient):
                 return
@@ -215,12 +202,13 @@ class LossGradient:
             has_classes = loss.kind in CLASSIFYING
             self.facts.update(self._of_classes(loss.targets, loss) if has_classes else self._of_numbers(loss))
             self._hold_against(given, loss.targets, loss)
-            if embedded is not None and loss.places:
-                self._sequences.add(embedded, gradient, loss.targets, loss.places, loss.num_rows)
-                self.facts["target_shift"] = self._sequences.found
             dependence = self._dependence.add(given, loss.targets, sample.shape, not has_classes)
             if dependence is not None:
                 self.facts["target_dependence"] = dependence
+            if loss.places:
+                first = given[0].values if given else None
+                self._sequences.add(gradient, loss.targets, loss.places, loss.num_rows, first)
+                self.facts["target_shift"] = self._sequences.found
 
     def _hold_against(self, given: Sequence[InputSample], targets: array[float], loss: Loss) -> None:
         """Notes how closely one place of the inputs follows the targets in all passes."""
@@ -288,7 +276,7 @@ def facts_of_loss(loss: Any, parameters: Collection[int] | None) -> dict[str, An
     ops = tuple(node.name().rpartition("::")[2] for node in chain)
     if parameters is None:
         return {"loss_ops": ops}
-    nodes = nodes_of(loss)
+    nodes = nodes_of(loss.grad_fn)
     terms = [node.next_functions[0][0] for node in nodes if node.name().startswith("NllLoss")]
     return {
         "loss_ops": ops,
@@ -332,7 +320,7 @@ def _is_over_batch(node: Any) -> bool:
 
 def parameters_of_loss(loss: Any) -> dict[int, tuple[weakref.ref[torch.Tensor], int]]:
     """The parameters in the graph of a loss and their versions, by their ids. Cost: as of `facts_of_loss`."""
-    leaves = (getattr(node, "variable", None) for node in nodes_of(loss))
+    leaves = (getattr(node, "variable", None) for node in nodes_of(getattr(loss, "grad_fn", None)))
     return {id(p): (weakref.ref(p), p._version) for p in leaves if isinstance(p, torch.nn.Parameter)}
 
 

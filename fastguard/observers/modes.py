@@ -12,7 +12,7 @@ from .batch_sample import data_of, figures_of
 from .likeness import InputLikeness
 
 _MAX_SERIES, _MAX_COMPARED, _MAX_PASSES = 8, 8, 64  # of a run; of each, passes that are compared, and all
-_MAX_INPUTS = 2  # of a pass that are compared
+_DROPPING = _DropoutNd, nn.MultiheadAttention, nn.RNNBase
 
 
 class EvaluationWatch:
@@ -31,53 +31,44 @@ class EvaluationWatch:
         self.step = self.next_from = -1  # of the open series; the step from which on the next one may begin
         self._num_series = self._num = 0  # passes of the open series
         self._found: list[list[int]] = []
-        self._met: list[Any] = []  # the inputs of the open series
-        self._before: set[Any] = set()  # and those of earlier ones
+        self._last: dict[Any, int] = {}  # the newest series in which inputs were met, by their digests
         self._is_compared = self._was_in_eval = False
 
     def awaits(self, is_training_mode: bool) -> bool:
         """Whether to look at a further pass of the open series."""
-        if not is_training_mode and not self._was_in_eval:
-            return True
-        is_compared = self._is_compared and self._num < _MAX_COMPARED
-        return is_compared or (self.likeness.awaits_validation and self._num < _MAX_PASSES)
+        return self._num < _MAX_PASSES or not (is_training_mode or self._was_in_eval)
 
     def meet(self, model: nn.Module, args: Any, kwargs: dict[str, Any], with_grad: bool, step: int) -> bool:
         """Takes a pass of step `step`. Returns whether it is one of an open series."""
         self._was_in_eval |= not model.training
         if self.step != step:
-            self._num, self._met = 0, []
-            is_open = self._num_series < _MAX_SERIES
-            self._is_compared = is_open and not with_grad and not self._was_in_eval and _is_random(model)
-            if self._is_compared:
-                self._found.append([step, 0, 0, 0])
-            if not is_open or not (self._is_compared or self.likeness.awaits_validation):
+            self._is_compared = not with_grad and not self._was_in_eval and _is_random(model)
+            is_awaited = self._is_compared or self.likeness.awaits_validation
+            if self._num_series == _MAX_SERIES or not is_awaited:
                 return False
-            self._num_series, self.step = self._num_series + 1, step
+            self._num_series, self.step, self._num = self._num_series + 1, step, 0
+            self._found += [[step, 0, 0, 0]] if self._is_compared else []
         self._num += 1
-        if self.likeness.awaits_validation and self._num & (self._num - 1) == 0:
-            self.likeness.add(data_of(args, kwargs), is_training=False)
-        if self._is_compared and self._num <= _MAX_COMPARED:
-            self._compare(args, kwargs)
+        is_compared = self._is_compared and self._num <= _MAX_COMPARED
+        is_added = self.likeness.awaits_validation and self._num & (self._num - 1) == 0
+        if is_compared or is_added:
+            data = data_of(args, kwargs)
+            digests = tuple(x.digest for one in data if (x := one.figures or figures_of(one.tensor)) is not None)
+            last = self._last.get(digests, 0)
+            self._last[digests] = self._num_series
+            if is_added and not last:
+                self.likeness.add(data, is_training=False)
+            if is_compared and last == self._num_series:  # drawn again and again, as for Monte Carlo dropout
+                self._found[-1][2] = 0
+            elif is_compared and any(x.tensor.dim() and x.tensor.shape[0] > 1 for x in data):
+                self._found[-1][1] += 1
+                self._found[-1][2] += last > 0
         return True
-
-    def _compare(self, args: Any, kwargs: dict[str, Any]) -> None:
-        data = data_of(args, kwargs)
-        figures = [x.figures or figures_of(x.tensor) for x in data[:_MAX_INPUTS]]
-        inputs = tuple(x.digest for x in figures if x is not None)
-        is_batch = any(x.tensor.dim() and x.tensor.shape[0] > 1 for x in data)
-        is_new = bool(inputs) and is_batch and inputs not in self._met
-        self._found[-1][1] += is_new
-        self._found[-1][2] += is_new and inputs in self._before
-        if inputs in self._met:  # drawn again and again, as for Monte Carlo dropout
-            self._found[-1][2] = 0
-        self._met.append(inputs)
 
     def end(self, step: int) -> None:
         """The open series is over: the next pass that does not train is one of step `step`."""
         if self._is_compared:
             self._found[-1][3] = step - self.step
-        self._before.update(self._met)
         self.step = -1
 
     def facts(self) -> dict[str, Any]:
@@ -88,9 +79,7 @@ class EvaluationWatch:
 
 def _is_random(model: nn.Module) -> bool:
     """Whether a part of the model acts otherwise in eval mode, and is not. `update_bn` sets the momentum to None."""
-    norms = [m for m in model.modules() if m.training and isinstance(m, _BatchNorm) and m.track_running_stats]
-    if any(m.momentum is None for m in norms):
-        return False
-    kinds = _DropoutNd, nn.MultiheadAttention, nn.RNNBase
-    dropping = (m for m in model.modules() if m.training and isinstance(m, kinds))
-    return bool(norms) or any(float(getattr(m, "p", getattr(m, "dropout", 0.0))) > 0.0 for m in dropping)
+    parts = [m for m in model.modules() if m.training]
+    norms = [m for m in parts if isinstance(m, _BatchNorm) and m.track_running_stats]
+    shares = [getattr(m, "p", getattr(m, "dropout", 0.0)) for m in parts if isinstance(m, _DROPPING)]
+    return all(m.momentum is not None for m in norms) and (bool(norms) or any(shares))

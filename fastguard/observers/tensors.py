@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -111,6 +111,24 @@ def thinned(x: torch.Tensor, most: int, dims: Iterable[int] | None = None) -> to
         if step > 1:
             x = x[(slice(None),) * dim + (slice(None, None, step),)]
     return x
+
+
+def index_of(places: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """As `torch.unravel_index`, whose first call imports 500 modules: 0.5 s."""
+    found: list[torch.Tensor] = []
+    for size in reversed(shape):
+        found.insert(0, places % size)
+        places = places // size
+    return tuple(found)
+
+
+def some_of(x: torch.Tensor, each: int, step: int) -> torch.Tensor:
+    """Every `each`-th sample of `x` at every `step`-th of its places, [n, places]; a view where `x` is contiguous."""
+    if x.is_contiguous():
+        return x.view(len(x), -1)[::each, ::step]
+    rows = x[::each].unsqueeze(-1)
+    places = torch.arange(0, x.numel() // len(x), step, device=x.device)
+    return rows.movedim(0, -1)[index_of(places, rows.shape[1:])].T
 
 
 def strided(x: torch.Tensor, most: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from torch import nn
 import fastguard
 from fastguard.diagnosis import by_sign
 from fastguard.observers import likeness
+from fastguard.observers.tensors import index_of
 
 pytestmark = needs_extension
 datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn: pip install -e '.[dev]'")
@@ -176,3 +177,9 @@ def test_large_and_strided_inputs_are_read_at_the_same_places():
     )
     assert few.shape == (14, 222) and torch.equal(few, as_few)
     assert likeness._spread(x[:5, 0, 0], 30).shape == (5, 30)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (4, 1, 6, 2)])
+def test_an_index_is_that_of_unravel_index(shape):
+    places = torch.arange(0, torch.Size(shape).numel(), 3)
+    assert all(map(torch.equal, index_of(places, shape), torch.unravel_index(places, shape)))
