@@ -165,7 +165,7 @@ def row(title: str, rounds: Rounds) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures and prints. Cost: 20 seconds on two idle cores, 2 GB of memory."""
+    """Measures and prints. Cost: half a minute on two cores, 2 GB of memory."""
     Parser("fastguard bench", "Measures the cost of fastguard against torch's own functions, in turn.").parse_args(argv)
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
     versions = f"torch {torch.__version__}, fastguard {fastguard.__version__}"
