@@ -21,9 +21,10 @@ import torch
 
 import fastguard
 from fastguard import _C, ActivationStats
-from fastguard.commands.bench import Spread, call_ns, gc_off
+from fastguard.commands.bench import call_ns, gc_off
 
 from .machine import Machine, line
+from .speed.timing import Spread
 
 SHAPE = (8192, 3072)
 THRESHOLD = 0.99

@@ -23,10 +23,11 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench import NO_CLIPPING, Spread, WrongResultError, gc_off
+from fastguard.commands.bench import NO_CLIPPING, WrongResultError, gc_off
 
 from .machine import Machine, line
 from .speed.cases import transformer
+from .speed.timing import Spread
 
 RESULTS = Path(__file__).resolve().parent / "results" / "monitor.json"
 EVERY = 10

@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 import fastguard
-from fastguard.commands.bench import QUICK, Settings, Spread, call_ns, compared, gc_off, take_turns
+from fastguard.commands.bench import call_ns, gc_off
 from fastguard.commands.demo.training import TransformerBlock
 from fastguard.recovery.rescue import Rescue
 
 from ..speed.cases import STEP_CASES
+from ..speed.timing import QUICK, Settings, Spread, compared, take_turns
 from . import criteria
 
 Loss = Callable[[], torch.Tensor]
@@ -55,7 +56,7 @@ def gpt2(num_tokens: int = 512) -> tuple[nn.Module, Loss]:
 
 
 def transformer() -> tuple[nn.Module, Loss]:
-    """The transformer of 4.8M parameters that `fastguard bench` times steps with."""
+    """The transformer of 4.8M parameters that `benchmarks.speed` times steps with."""
     task = STEP_CASES["step-transformer"].build()
     return task.model, task.loss
 

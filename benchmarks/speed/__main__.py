@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastguard.commands.bench import QUICK, Settings
-
 from .. import machine, readme
 from . import table
 from .busy import one_busy_core
 from .parts import PARTS, Part
 from .readme import TABLES
+from .timing import QUICK, Settings
 
 FORMAT = 2
 FOLDER = Path(__file__).resolve().parents[1]

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench import Settings, compared, take_turns
 
 from .clipping import Case, Subject, require_close, tolerance
+from .timing import Settings, compared, take_turns
 
 THEIRS, WAYS = "theirs", ("scale", "grad_scale")  # wrap's `clip_through`
 _BETA1 = 0.9

@@ -1,17 +1,47 @@
-"""The cases of `fastguard bench`, and those that only these measures need."""
+"""The tensors and the trainings that are measured."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastguard.commands.bench import STEP_MLP, Shape, StepCase, Task, gpt2_shapes, task
+from fastguard.commands.bench import Shape, gpt2_shapes, mlp
 from fastguard.commands.demo.training import TransformerBlock
 
 from .clipping import Case
 
 _NUM_BATCHES = 8
+
+
+class Task(NamedTuple):
+    """A model, and a function that runs it forward on the next of its batches and returns the loss."""
+
+    model: nn.Module
+    loss: Callable[[], Tensor]
+
+
+class StepCase(NamedTuple):
+    """A model and its batches; a whole step is zero_grad, forward, backward, clip if asked for, AdamW(fused=True)."""
+
+    name: str
+    title: str
+    build: Callable[[], Task]
+
+
+def task(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Task:
+    """Cross-entropy on the batches, in turn and for ever."""
+    endless = itertools.cycle(list(batches))
+
+    def loss() -> Tensor:
+        x, y = next(endless)
+        return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+    return Task(model, loss)
 
 
 def resnet50_shapes() -> tuple[Shape, ...]:
@@ -61,8 +91,8 @@ def transformer(
 CASES = {
     case.name: case
     for case in (
-        Case("gpt2-float32", "GPT-2 124M float32, 148 tensors", gpt2_shapes()),
-        Case("gpt2-bfloat16", "GPT-2 124M bfloat16, 148 tensors", gpt2_shapes(), torch.bfloat16),
+        Case("gpt2-float32", "GPT-2 124M float32, 148 tensors", tuple(gpt2_shapes())),
+        Case("gpt2-bfloat16", "GPT-2 124M bfloat16, 148 tensors", tuple(gpt2_shapes()), torch.bfloat16),
         Case("resnet50", "ResNet-50 float32, 161 tensors", resnet50_shapes()),
         Case("300x1000", "300 tensors × 1000 float32", ((1000,),) * 300),
         Case("3000x64", "3000 tensors × 64 float32", ((64,),) * 3000),
@@ -71,6 +101,6 @@ CASES = {
     )
 }
 STEP_CASES = {
-    "step-mlp": STEP_MLP,
+    "step-mlp": StepCase("step-mlp", "MLP of 101k parameters", lambda: task(*mlp())),
     "step-transformer": StepCase("step-transformer", "transformer of 4.8M parameters", transformer),
 }

@@ -10,16 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastguard.commands.bench import (
-    FUNCTIONS,
-    NO_CLIPPING,
-    NUM_SETS,
-    Settings,
-    Shape,
-    WrongResultError,
-    compared,
-    take_turns,
-)
+from fastguard.commands.bench import NO_CLIPPING, Shape, WrongResultError
+
+from .timing import FUNCTIONS, NUM_SETS, Settings, compared, take_turns
 
 _FADED = 1e-4  # of the norm: below that the values are filled again, before arithmetic becomes slow
 _FLOAT32_NORM_MAX = 50_000_000

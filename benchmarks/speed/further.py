@@ -11,26 +11,27 @@ from typing import Any
 
 import torch
 
-from fastguard.commands import bench
+from fastguard.commands.bench import NO_CLIPPING
 
 from . import clipping
+from .timing import FUNCTIONS, Settings, Spread, compared, take_turns
 
 
-def further_tensor(many: clipping.Case, few: clipping.Case) -> Callable[[bench.Settings], dict[str, Any]]:
+def further_tensor(many: clipping.Case, few: clipping.Case) -> Callable[[Settings], dict[str, Any]]:
     """Measures what the further tensors of `many` cost each, in ns, with both functions in turn; limit not reached."""
     sides = {"many": clipping.Clipping(many), "few": clipping.Clipping(few)}
     calls = {f"{side}-{size}": calls for size, both in sides.items() for side, calls in both.calls.items()}
     num_further = many.num_tensors - few.num_tensors
 
-    def measure(settings: bench.Settings) -> dict[str, Any]:
-        rounds = bench.take_turns(calls, settings)
+    def measure(settings: Settings) -> dict[str, Any]:
+        rounds = take_turns(calls, settings)
         slopes = {
             side: [(a - b) * 1e3 / num_further for a, b in zip(rounds[f"{side}-many"], rounds[f"{side}-few"])]
-            for side in bench.FUNCTIONS
+            for side in FUNCTIONS
         }
         return {
-            "ours_ns": bench.Spread.of(slopes["ours"])._asdict(),
-            "theirs_ns": bench.Spread.of(slopes["theirs"])._asdict(),
+            "ours_ns": Spread.of(slopes["ours"])._asdict(),
+            "theirs_ns": Spread.of(slopes["theirs"])._asdict(),
             "rounds_us": rounds,
         }
 
@@ -51,21 +52,19 @@ class Fresh:
         torch.cat([copy.flatten() for copy in copies]).sum().backward()
 
 
-def after_backward(case: clipping.Case) -> Callable[[bench.Settings], dict[str, Any]]:
+def after_backward(case: clipping.Case) -> Callable[[Settings], dict[str, Any]]:
     """Measures clipping without reaching the limit, once after each backward pass, each function on its own tensors."""
-    subjects = {side: Fresh(case) for side in bench.FUNCTIONS}
+    subjects = {side: Fresh(case) for side in FUNCTIONS}
     for side, subject in subjects.items():
         subject.backward()
-        clipping.require_close(
-            "norm", float(bench.FUNCTIONS[side](subject.parameters, bench.NO_CLIPPING)), subject.norm, 2e-6
-        )
+        clipping.require_close("norm", float(FUNCTIONS[side](subject.parameters, NO_CLIPPING)), subject.norm, 2e-6)
 
     def call(side: str) -> Callable[[], Any]:
-        return lambda: bench.FUNCTIONS[side](subjects[side].parameters, bench.NO_CLIPPING)
+        return lambda: FUNCTIONS[side](subjects[side].parameters, NO_CLIPPING)
 
-    def measure(settings: bench.Settings) -> dict[str, Any]:
-        calls = {side: [call(side)] for side in bench.FUNCTIONS}
-        rounds = bench.take_turns(calls, settings, lambda side, _: subjects[side].backward())
-        return {**bench.compared(rounds["ours"], rounds["theirs"]), "rounds_us": rounds}
+    def measure(settings: Settings) -> dict[str, Any]:
+        calls = {side: [call(side)] for side in FUNCTIONS}
+        rounds = take_turns(calls, settings, lambda side, _: subjects[side].backward())
+        return {**compared(rounds["ours"], rounds["theirs"]), "rounds_us": rounds}
 
     return measure

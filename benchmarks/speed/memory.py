@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 import fastguard
-from fastguard.commands.bench import NO_CLIPPING, Spread
+from fastguard.commands.bench import NO_CLIPPING
 
 from .cases import CASES, Case
 from .clipping import Subject
 from .frames import run_module
+from .timing import Spread
 
 _NUM_PASSES = 50
 _KEPT_STEPS = 20

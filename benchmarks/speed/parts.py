@@ -1,7 +1,4 @@
-"""What is measured, by name. Every part proves its results first, then times them: alone, and beside a busy core.
-
-The clipping parts are those of `fastguard bench`.
-"""
+"""What is measured, by name. Every part proves its results first, then times them: alone, and beside a busy core."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fastguard
-from fastguard.commands import bench
 
-from . import adamw, clipping, frames, further, memory, scripts
+from . import adamw, clipping, frames, further, memory, scripts, steps
 from .cases import CASES, STEP_CASES
 from .rivals import RIVALS
 from .steps import FIRST_STEPS, measure_steps
+from .timing import NUM_SETS, Settings, Spread, compared, take_turns
 
-Measuring = Callable[[bench.Settings], dict[str, Any]]
+Measuring = Callable[[Settings], dict[str, Any]]
 
 
 class Part(NamedTuple):
@@ -35,30 +32,30 @@ class Part(NamedTuple):
     memory_bytes: float = 0.0
 
 
-def _steps(case: str, ours: str = bench.GUARDED) -> Measuring:
+def _steps(case: str, ours: str = steps.GUARDED) -> Measuring:
     return lambda settings: measure_steps(STEP_CASES[case], settings, ours)
 
 
 def rivals_in_turn(case: clipping.Case, names: Sequence[str]) -> Measuring:
     """Measures rivals in turn, each proved right first; `left_out` says which cannot run here, and why."""
     left_out = {name: reason for name in names if (reason := RIVALS[name].missing()) is not None}
-    subjects = [clipping.Subject(case, seed) for seed in range(bench.NUM_SETS)]
+    subjects = [clipping.Subject(case, seed) for seed in range(NUM_SETS)]
     calls = {name: [RIVALS[name].prepare(s) for s in subjects] for name in names if name not in left_out}
     errors = {name: RIVALS[name].check(on_sets[0](), subjects[0]) for name, on_sets in calls.items()}
 
-    def measure(settings: bench.Settings) -> dict[str, Any]:
-        rounds = bench.take_turns(calls, settings)
+    def measure(settings: Settings) -> dict[str, Any]:
+        rounds = take_turns(calls, settings)
         first, *others = rounds
-        ratios = {name: bench.compared(rounds[first], rounds[name]) for name in others}
+        ratios = {name: compared(rounds[first], rounds[name]) for name in others}
         return {**ratios, "norm_errors": errors, "left_out": left_out, "rounds_us": rounds}
 
     return measure
 
 
 def _count(count: Callable[[], dict[str, Any]]) -> Measuring:
-    def measure(settings: bench.Settings) -> dict[str, Any]:
+    def measure(settings: Settings) -> dict[str, Any]:
         found = count()
-        spreads = {key: bench.Spread.of([found[key]])._asdict() for key in ("clean", "mean")}
+        spreads = {key: Spread.of([found[key]])._asdict() for key in ("clean", "mean")}
         return {**spreads, "counts": found["counts"]}
 
     return measure
@@ -74,28 +71,28 @@ def _memory(case: str, num_processes: int = 1) -> Measuring:
 
 
 _GPT2 = CASES["gpt2-float32"]
-_SETS_BYTES = (bench.NUM_SETS + 1) * 4.0 * _GPT2.num_elements
+_SETS_BYTES = (NUM_SETS + 1) * 4.0 * _GPT2.num_elements
 
 
 def _clip_part(case: clipping.Case, *, clips: bool = False) -> Part:
     return Part(
         lambda: clipping.Clipping(case, clips=clips).measure,
-        memory_bytes=(bench.NUM_SETS + 1) * 4.0 * case.num_elements,
+        memory_bytes=(NUM_SETS + 1) * 4.0 * case.num_elements,
     )
 
 
 PARTS: dict[str, Part] = {
-    "package-lines": Part(lambda: lambda _: {"lines": bench.Spread.of([package_lines()])._asdict()}, beside=False),
+    "package-lines": Part(lambda: lambda _: {"lines": Spread.of([package_lines()])._asdict()}, beside=False),
     "frames-cpu": Part(lambda: _count(lambda: frames.count_frames("auto")), beside=False),
     "frames-gpu": Part(lambda: _count(frames.count_frames_interpreted), beside=False),
     **{name: _clip_part(CASES[name]) for name in ("gpt2-float32", "gpt2-bfloat16", "resnet50", "300x1000", "3000x64")},
     **{f"{name}-clipping": _clip_part(CASES[name], clips=True) for name in ("gpt2-float32", "300x1000", "3000x64")},
     "adamw": Part(lambda: adamw.clipping_adamw(_GPT2), memory_bytes=14 * 4.0 * _GPT2.num_elements),
     "step-mlp": Part(lambda: _steps("step-mlp")),
-    "step-mlp-jsonl": Part(lambda: _steps("step-mlp", bench.RECORDED)),
+    "step-mlp-jsonl": Part(lambda: _steps("step-mlp", steps.RECORDED)),
     "step-mlp-first": Part(
         lambda: partial(
-            measure_steps, STEP_CASES["step-mlp"], ours=bench.OBSERVED, max_steps=FIRST_STEPS, from_start=True
+            measure_steps, STEP_CASES["step-mlp"], ours=steps.OBSERVED, max_steps=FIRST_STEPS, from_start=True
         ),
         beside=False,
     ),

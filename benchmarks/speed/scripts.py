@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 import fastguard
-from fastguard.commands.bench import Settings, compared, gc_off, without_a_word
+from fastguard.commands.bench import gc_off, without_a_word
+
+from .timing import Settings, compared
 
 NUM_STEPS = 1000
 _NUM_PAIRS = 7

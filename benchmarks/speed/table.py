@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fastguard.commands.bench import Spread
+from .timing import Spread
 
 Results = dict[str, Any]
 REACHED, MISSED, NOT_MEASURED, NO_LIMIT = "reached", "missed", "not measured", "—"

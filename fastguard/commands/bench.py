@@ -8,16 +8,12 @@ import logging
 import os
 import platform
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastguard
@@ -25,44 +21,15 @@ import fastguard
 from .._text import duration
 from .cli import Parser
 
-NUM_SETS = 3  # of tensors: two rivals meet every set, and each set was last seen three calls ago
 NO_CLIPPING = 1e9  # a max_norm that is never reached
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    "ours": fastguard.clip_grad_norm_,
-    "theirs": torch.nn.utils.clip_grad_norm_,
-}
-PLAIN, CLIP, GUARDED, OBSERVED, RECORDED = "plain", "clip", "guarded", "observed", "recorded"
-_LR = 1e-6  # so small that the last step does the same work as the first
+PLAIN, OURS, THEIRS = "plain", "fastguard", "torch"
+BUDGET_S, NUM_ROUNDS = 4.0, 15
 Shape = tuple[int, ...]
-Measuring = Callable[["Settings"], dict[str, Any]]
+Rounds = list[list[dict[str, int]]]  # of turns: times in ns by rival
 
 
 class WrongResultError(RuntimeError):
-    """Two norms differ by more than their rounding, or two runs by a bit; nothing is timed then."""
-
-
-class Settings(NamedTuple):
-    """How long to measure: about `budget_s`, in at most `num_rounds` rounds of at most `max_calls` calls each."""
-
-    budget_s: float = 4.0
-    num_rounds: int = 15
-    max_calls: int = 100
-
-
-QUICK = Settings(0.3, 3, 10)
-
-
-class Spread(NamedTuple):
-    """The median of several measurements, and how far they lie apart."""
-
-    median: float
-    min: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Spread:
-        values = list(values)
-        return cls(statistics.median(values), min(values), max(values))
+    """Two norms differ by more than their rounding, or two runs by a bit."""
 
 
 @contextmanager
@@ -78,126 +45,6 @@ def gc_off() -> Iterator[None]:
             gc.enable()
 
 
-def call_ns(call: Callable[[], Any]) -> int:
-    """How long one call takes."""
-    started = time.perf_counter_ns()
-    call()
-    return time.perf_counter_ns() - started
-
-
-def in_rounds(turn: Callable[[], dict[str, int]], settings: Settings, num_first: int = 2) -> list[list[dict[str, int]]]:
-    """What each turn returns, round by round: as many as the budget allows, after `num_first` that do not count."""
-    affordable = max(3, int(settings.budget_s * 1e9 / min(call_ns(turn) for _ in range(num_first))))
-    num_rounds = min(settings.num_rounds, affordable)
-    num_turns = min(settings.max_calls, affordable // num_rounds)
-    return [[turn() for _ in range(num_turns)] for _ in range(num_rounds)]
-
-
-def take_turns(
-    calls: Mapping[str, Sequence[Callable[[], Any]]],
-    settings: Settings,
-    before: Callable[[str, int], None] | None = None,
-) -> dict[str, list[float]]:
-    """Times of every rival in µs, round by round: the median of its single calls in the round.
-
-    `calls` has, by rival, its call on each set of tensors; rivals and sets alternate call by call. `before` is called
-    before each, untimed, with the rival's name and the number of the set.
-    """
-    turns = itertools.count()
-
-    def turn() -> dict[str, int]:
-        times = {}
-        for name, on_sets in calls.items():
-            index = next(turns) % len(on_sets)
-            if before is not None:
-                before(name, index)
-            times[name] = call_ns(on_sets[index])
-        return times
-
-    with gc_off():
-        rounds = in_rounds(turn, settings)
-    return {name: [statistics.median(t[name] for t in times) / 1e3 for times in rounds] for name in calls}
-
-
-def compared(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """Two rivals' times in µs and their ratio round by round; `ratio` is None where theirs took no time."""
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b > 0]
-    return {
-        "ours_us": Spread.of(ours)._asdict(),
-        "theirs_us": Spread.of(theirs)._asdict(),
-        "ratio": Spread.of(ratios)._asdict() if ratios else None,
-    }
-
-
-def gpt2_shapes(width: int = 768, depth: int = 12, vocabulary: int = 50257, context: int = 1024) -> tuple[Shape, ...]:
-    """GPT-2's tensors; the head is the token embedding again, so it is not a tensor of its own."""
-    attention = ((width,), (width,), (width, 3 * width), (3 * width,), (width, width), (width,))
-    mlp = ((width,), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,))
-    return ((vocabulary, width), (context, width), *((*attention, *mlp) * depth), (width,), (width,))
-
-
-class Task(NamedTuple):
-    """A model, and a function that runs it forward on the next of its batches and returns the loss."""
-
-    model: nn.Module
-    loss: Callable[[], Tensor]
-
-
-class StepCase(NamedTuple):
-    """A model and its batches; a whole step is zero_grad, forward, backward, clip if asked for, AdamW(fused=True)."""
-
-    name: str
-    title: str
-    build: Callable[[], Task]
-
-
-def task(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> Task:
-    """Cross-entropy on the batches, in turn and for ever."""
-    endless = itertools.cycle(list(batches))
-
-    def loss() -> Tensor:
-        x, y = next(endless)
-        return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
-
-    return Task(model, loss)
-
-
-def mlp(width: int = 256, inputs: int = 128, classes: int = 10, batch: int = 32, seed: int = 0) -> Task:
-    """An MLP of three layers; the same weights and batches for the same seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        first, second, last = nn.Linear(inputs, width), nn.Linear(width, width), nn.Linear(width, classes)
-        # several batches, so that the gradient norm is not the same at every step
-        batches = [(torch.randn(batch, inputs), torch.randint(classes, (batch,))) for _ in range(8)]
-    return task(nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last), batches)
-
-
-class StepRun:
-    """One of the runs that start alike: unguarded, with torch's `clip_grad_norm_`, guarded, guarded with each loss
-    observed, or that with each record written to `log`."""
-
-    def __init__(self, case: StepCase, kind: str, log: Path) -> None:
-        task = case.build()
-        self.loss = task.loss
-        self.parameters = list(task.model.parameters())
-        self.optimizer: Any = torch.optim.AdamW(self.parameters, lr=_LR, fused=True)
-        if kind in (GUARDED, OBSERVED, RECORDED):
-            sinks = [fastguard.JsonlSink(log)] if kind == RECORDED else []
-            fastguard.wrap(self.optimizer, task.model, max_norm=NO_CLIPPING, sinks=sinks)
-        self._clips, self._observes = kind == CLIP, kind in (OBSERVED, RECORDED)
-
-    def step(self) -> None:
-        """Takes one step."""
-        self.optimizer.zero_grad()
-        loss = self.loss()
-        loss.backward()
-        if self._clips:
-            torch.nn.utils.clip_grad_norm_(self.parameters, NO_CLIPPING)
-        self.optimizer.step()
-        if self._observes:
-            self.optimizer.guard.observe(loss=loss)
-
-
 @contextmanager
 def without_a_word() -> Iterator[None]:
     """Silences the diagnosis, which rightly finds that a model with such a learning rate does not learn."""
@@ -209,70 +56,121 @@ def without_a_word() -> Iterator[None]:
         log.disabled = before
 
 
-def measure_steps(case: StepCase, settings: Settings, ours: str = GUARDED) -> dict[str, Any]:
-    """What guarding adds to a step, and what `clip_grad_norm_` adds: the median, over iterations in which runs from the
-    same weights take one step each, of the difference from the plain step."""
-    with tempfile.TemporaryDirectory() as folder, without_a_word(), gc_off():
-        runs = {kind: StepRun(case, kind, Path(folder) / "log.jsonl") for kind in (PLAIN, CLIP, ours)}
-        orders = itertools.cycle(itertools.permutations(runs))
-
-        def turn() -> dict[str, int]:
-            return {kind: call_ns(runs[kind].step) for kind in next(orders)}
-
-        most = settings._replace(max_calls=6 * settings.max_calls)
-        rounds = in_rounds(turn, most, num_first=settings.max_calls)  # a guard looks most often at first
-        require_equal(case, runs, ours)
-        runs[ours].optimizer.guard.close()
-    added = ([statistics.median((t[kind] - t[PLAIN]) / 1e3 for t in some) for some in rounds] for kind in (ours, CLIP))
-    return compared(*added)
+def call_ns(call: Callable[[], Any]) -> int:
+    """How long one call takes."""
+    started = time.perf_counter_ns()
+    call()
+    return time.perf_counter_ns() - started
 
 
-def require_equal(case: StepCase, runs: Mapping[str, StepRun], ours: str) -> None:
+def in_turn(calls: Mapping[str, Callable[[], Any]], budget_s: float, num_first: int = 2) -> Rounds:
+    """Times of the rivals, each called once a turn, in every order. The first turns do not count."""
+    orders = itertools.cycle(itertools.permutations(calls))
+
+    def turn() -> dict[str, int]:
+        return {name: call_ns(calls[name]) for name in next(orders)}
+
+    with gc_off():
+        affordable = max(3, int(budget_s * 1e9 / min(call_ns(turn) for _ in range(num_first))))
+        num_rounds = min(NUM_ROUNDS, affordable)
+        return [[turn() for _ in range(affordable // num_rounds)] for _ in range(num_rounds)]
+
+
+def gpt2_shapes() -> list[Shape]:
+    """The tensors of GPT-2 124M; the head is the token embedding again, so it is not a tensor of its own."""
+    width = 768
+    attention = [(width,), (width,), (width, 3 * width), (3 * width,), (width, width), (width,)]
+    mlp = [(width,), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,)]
+    return [(50257, width), (1024, width), *(attention + mlp) * 12, (width,), (width,)]
+
+
+def mlp(width: int = 256) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    """An MLP of three layers and its batches, always the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        first, second, last = nn.Linear(128, width), nn.Linear(width, width), nn.Linear(width, 10)
+        # several batches, so that the gradient norm is not the same at every step
+        batches = [(torch.randn(32, 128), torch.randint(10, (32,))) for _ in range(8)]
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last), batches
+
+
+class Training:
+    """Trains the MLP plainly, with torch's `clip_grad_norm_`, or guarded."""
+
+    def __init__(self, kind: str, width: int = 256) -> None:
+        self._model, batches = mlp(width)
+        self._kind, self._batches = kind, itertools.cycle(batches)
+        self.parameters = list(self._model.parameters())
+        # a rate so small that the last step does the same work as the first
+        self.optimizer: Any = torch.optim.AdamW(self.parameters, lr=1e-6, fused=True)
+        if kind == OURS:
+            fastguard.wrap(self.optimizer, self._model, max_norm=NO_CLIPPING)
+
+    def step(self) -> None:
+        """Takes one step."""
+        self.optimizer.zero_grad()
+        inputs, targets = next(self._batches)
+        nn.functional.cross_entropy(self._model(inputs), targets).backward()
+        if self._kind == THEIRS:
+            torch.nn.utils.clip_grad_norm_(self.parameters, NO_CLIPPING)
+        self.optimizer.step()
+
+
+def measure_steps(budget_s: float = BUDGET_S, width: int = 256) -> Rounds:
+    """Whole steps of three trainings that begin alike and must stay so."""
+    with without_a_word():
+        runs = {kind: Training(kind, width) for kind in (PLAIN, OURS, THEIRS)}
+        calls = {kind: run.step for kind, run in runs.items()}
+        rounds = in_turn(calls, budget_s, num_first=100)  # a guard looks most often at first
+        runs[OURS].optimizer.guard.close()
+    require_equal({kind: run.parameters for kind, run in runs.items()})
+    return rounds
+
+
+def require_equal(runs: Mapping[str, Sequence[Tensor]]) -> None:
     """Raises WrongResultError where a run ended with other parameters than the plain one."""
-    for kind in (CLIP, ours):
-        for a, b in zip(runs[PLAIN].parameters, runs[kind].parameters, strict=True):
-            if not torch.equal(a, b):
-                raise WrongResultError(f"{case.title}: parameters of the {kind} run are not those of the plain one")
+    for kind, parameters in runs.items():
+        if not all(map(torch.equal, runs[PLAIN], parameters)):
+            raise WrongResultError(f"parameters of the {kind} run are not those of the plain one")
 
 
-STEP_MLP = StepCase("step-mlp", "MLP of 101k parameters", mlp)
-
-
-def measure_clipping(shapes: Sequence[Shape], settings: Settings) -> dict[str, Any]:
+def measure_clipping(budget_s: float = BUDGET_S, shapes: Sequence[Shape] = ()) -> Rounds:
     """Both functions on three sets of tensors in turn, each call on another set than the one before."""
-    sets = [[nn.Parameter(torch.zeros(()).expand(shape)) for shape in shapes] for _ in range(NUM_SETS)]
+    sets = [[nn.Parameter(torch.zeros(()).expand(shape)) for shape in shapes or gpt2_shapes()] for _ in range(3)]
     for parameters in sets:
         for p in parameters:
             p.grad = torch.randn(p.shape) * 1e-3
-    ours, theirs = (float(function(sets[0], NO_CLIPPING)) for function in FUNCTIONS.values())
+    functions = {OURS: fastguard.clip_grad_norm_, THEIRS: torch.nn.utils.clip_grad_norm_}
+    ours, theirs = (float(function(sets[0], NO_CLIPPING)) for function in functions.values())
     if not abs(ours - theirs) <= 7e-3 * ours:  # torch's rounding of float32
         raise WrongResultError(f"the norm is {ours!r}, and {theirs!r} by torch")
-    calls = {name: [partial(function, p, NO_CLIPPING) for p in sets] for name, function in FUNCTIONS.items()}
-    rounds = take_turns(calls, settings)
-    return compared(rounds["ours"], rounds["theirs"])
+    turns = itertools.cycle(sets)
+
+    def call(name: str) -> Callable[[], Any]:
+        return lambda: functions[name](next(turns), NO_CLIPPING)
+
+    return in_turn({name: call(name) for name in functions}, budget_s)
 
 
-_STEP = f"added to a step, {STEP_MLP.title}"
-# As in the README: a title, and what measures it.
-PARTS: dict[str, Measuring] = {
-    _STEP: lambda how: measure_steps(STEP_MLP, how),
-    f"{_STEP}, loss and JSONL": lambda how: measure_steps(STEP_MLP, how, RECORDED),
-    "clip, GPT-2 124M float32, limit not reached": lambda how: measure_clipping(gpt2_shapes(), how),
-}
+def row(title: str, rounds: Rounds) -> str:
+    """Medians, and the ratio round by round; of whole steps, of what each adds to the plain step of its turn."""
+    ours, theirs = (
+        [statistics.median(turn[name] - turn.get(PLAIN, 0) for turn in turns) for turns in rounds]
+        for name in (OURS, THEIRS)
+    )
+    times = [duration(1e-9 * statistics.median(some)) for some in (theirs, ours)]
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b > 0]
+    spread = f"{statistics.median(ratios):6.2f}   {min(ratios):.2f} – {max(ratios):.2f}" if ratios else ""
+    return f"{title:45} {times[0]:>8} {times[1]:>8} {spread}".rstrip()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures and prints. Cost: 2 minutes on two idle cores, 2 GB of memory."""
-    parser = Parser("fastguard bench", "Measures the cost of fastguard against torch's own functions, in turn.")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: 30 seconds, minutes on a busy machine")
-    arguments = parser.parse_args(argv)
+    """Measures and prints. Cost: half a minute on two cores, 2 GB of memory."""
+    Parser("fastguard bench", "Measures the cost of fastguard against torch's own functions, in turn.").parse_args(argv)
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
     versions = f"torch {torch.__version__}, fastguard {fastguard.__version__}"
     print(f"{machine}; {versions}. Figures of a busy machine are noisy.\n")
-    print(f"{'median':56} {'torch':>8} {'ours':>8} {'ratio':>6}   min – max")
-    for title, measure in PARTS.items():
-        found = measure(QUICK if arguments.quick else Settings())
-        theirs, ours = (duration(1e-6 * found[key]["median"]) for key in ("theirs_us", "ours_us"))
-        ratio = "" if found["ratio"] is None else "{median:6.2f}   {min:.2f} – {max:.2f}".format(**found["ratio"])
-        print(f"{title:56} {theirs:>8} {ours:>8} {ratio}".rstrip(), flush=True)
+    print(f"{'median':45} {'torch':>8} {'ours':>8} {'ratio':>6}   min – max")
+    print(row("added to a step, MLP of 101k parameters", measure_steps()), flush=True)
+    print(row("clip, GPT-2 124M float32, limit not reached", measure_clipping()), flush=True)
     return 0

@@ -121,14 +121,17 @@ class Bench:
     def run(self, batch: Any) -> tuple[Any, Tensor]:
         """Output (None where only the loss function knows it) and loss of `batch`."""
         if self.form == "whole":
-            return None, self._checked(self._loss_fn(self.model, mapped(torch.clone, batch)))
+            return None, self.judge(self.model, mapped(torch.clone, batch))
         inputs, targets = self.parts(batch)
         output = output_of(self.model, mapped(torch.clone, inputs))  # a first layer may write to its input
-        return output, self._checked(self._loss_fn(output, targets))
+        return output, self.judge(output, targets)
 
-    def judge(self, output: Any, targets: Any) -> Tensor:
-        """The loss of any output; of the form "pair" only."""
-        return self._checked(self._loss_fn(output, targets))
+    def judge(self, *given: Any) -> Tensor:
+        """The loss of an output and targets, or of the model and a batch."""
+        loss = self._loss_fn(*given)
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"`loss_fn` must return a tensor of one element, got {type(loss).__name__}")
+        return loss
 
     def parts(self, batch: Any) -> tuple[Any, Any]:
         """Inputs and targets of a batch that is a pair, on the model's device."""
@@ -184,12 +187,6 @@ class Bench:
             for p, gradient, requires_grad in before:
                 p.grad = gradient
                 p.requires_grad_(requires_grad)
-
-    @staticmethod
-    def _checked(loss: Any) -> Tensor:
-        if not isinstance(loss, Tensor):
-            raise TypeError(f"`loss_fn` must return a tensor of one element, got {type(loss).__name__}")
-        return loss
 
 
 def output_of(model: nn.Module, inputs: Any) -> Any:

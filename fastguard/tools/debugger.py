@@ -12,6 +12,7 @@ from ..records import GradientStats, StepStats, TrainingHistory
 from ..records.failures import Failures
 from ..records.series import NUM_NEWEST
 from ..report import Report, build_report
+from ..step.scalars import scalar
 
 MIN_STEPS = 5
 MAX_NORM = 1000.0
@@ -65,13 +66,14 @@ class TrainingDebugger:
         Raises:
             UnsupportedTensorError: a gradient or activation is not floating point.
             TypeError: `gradients` is neither a sequence nor a dict.
+            ValueError: `loss` or `val_loss` is not a number.
 
         Cost: one read of every gradient and activation; a sync if they are on an accelerator.
         """
         names, given = _named(gradients)
         tensors = kernels.tensor_stats([kernels.tensors.as_tensor(gradient) for gradient in given], names=names)
         self.last_gradients = tensors.total()
-        loss, val_loss = _number(loss), None if val_loss is None else _number(val_loss)
+        loss, val_loss = scalar("loss", loss), None if val_loss is None else scalar("val_loss", val_loss)
         lr = float(learning_rate)
         self.history.add(StepStats(step=int(step), tensors=tensors, loss=loss, val_loss=val_loss, lr=lr))
         if activations and self.monitor is None:
@@ -130,10 +132,6 @@ class TrainingDebugger:
         if any(loss is not None and not math.isfinite(loss) for loss in newest):
             return False
         return self.last_gradients.norm <= MAX_NORM  # which a norm of NaN or Inf is not
-
-
-def _number(loss: Any) -> float:
-    return float(loss.detach() if hasattr(loss, "detach") else loss)  # torch warns of a conversion with a graph
 
 
 def _named(gradients: Sequence[Any] | Mapping[str, Any]) -> tuple[list[str], list[Any]]:

@@ -55,9 +55,6 @@ class RangeTest:
     def __iter__(self) -> Iterator[Any]:
         return (getattr(self, key) for key in _KEYS)
 
-    def __len__(self) -> int:
-        return len(_KEYS)
-
     def __str__(self) -> str:
         return f"suggested learning rate: {self.suggested_lr:.3g} ({self.reason}); {len(self.lrs)} rates tried"
 

@@ -213,7 +213,7 @@ def settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> TrainingSett
         except MisfitError as error:
             raise ValueError(f"`{key}` {error.problem} - at {where}") from None
     result = TrainingSettings(**found)
-    if result.lr_min > result.lr_max or not result.lr_min <= result.learning_rate <= result.lr_max:
+    if not result.lr_min <= result.learning_rate <= result.lr_max:
         got = f"{result.learning_rate:g} with {result.lr_min:g} and {result.lr_max:g} - at {where}"
         raise ValueError(f"`learning_rate` must lie from `lr_min` to `lr_max`, got {got}. Set those too.")
     return result

@@ -13,10 +13,11 @@ from benchmarks.speed import __main__ as speed
 from benchmarks.speed import cases as speed_cases
 from benchmarks.speed import memory, parts, readme, rivals, steps, table, truth
 from benchmarks.speed.clipping import Case, Clipping, Subject
-from fastguard.commands import bench
+from benchmarks.speed.timing import Settings
+from fastguard.commands.bench import WrongResultError, mlp
 from fastguard.kernels import backends
 
-TINY = bench.Settings(budget_s=0.0, num_rounds=2, max_calls=3)
+TINY = Settings(budget_s=0.0, num_rounds=2, max_calls=3)
 SHAPES = ((3,), (70, 50), (), (1,), (4096,), (2, 3, 5, 7))
 FLOAT32 = Case("tiny-float32", "tiny float32", SHAPES)
 BFLOAT16 = Case("tiny-bfloat16", "tiny bfloat16", SHAPES, torch.bfloat16)
@@ -103,9 +104,9 @@ def test_clipping_agrees_with_float64_and_is_timed(case, clips):
     assert found["norm_errors"].keys() == found["rounds_us"].keys() == {"ours", "theirs"}
 
 
-@pytest.mark.parametrize("ours", [bench.GUARDED, bench.RECORDED])
+@pytest.mark.parametrize("ours", [steps.GUARDED, steps.RECORDED])
 def test_whole_steps_train_to_the_same_bits_and_are_compared(ours):
-    tiny = bench.StepCase("tiny", "tiny step", lambda: bench.mlp(width=8, inputs=4, classes=3, batch=2))
+    tiny = speed_cases.StepCase("tiny", "tiny step", lambda: speed_cases.task(*mlp(width=8)))
     found = steps.measure_steps(tiny, TINY, ours)
     assert found["plain_us"]["median"] > 0 and {"ours_us", "theirs_us", "ratio", "mean"} <= found.keys()
     assert [repetition["num_steps"] for repetition in found["repetitions"]] == [steps.MIN_STEPS] * 2
@@ -125,7 +126,7 @@ def test_whole_steps_train_to_the_same_bits_and_are_compared(ours):
 )
 def test_a_wrong_result_is_refused(name, result):
     subject = Subject(FLOAT32)
-    with pytest.raises(bench.WrongResultError, match="in float64 it is"):
+    with pytest.raises(WrongResultError, match="in float64 it is"):
         rivals.RIVALS[name].check(result(subject), subject)
 
 

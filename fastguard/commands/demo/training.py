@@ -137,7 +137,7 @@ def run(num_steps: int, folder: Path) -> int:
     if not is_right:
         print(f"\nTHE DEMO FAILED at step {num_steps // 2}: see above. The log is {shown(log)}")
         return EXIT_FAILED
-    print("\ncost of guarding: `fastguard bench --quick` compares it with clip_grad_norm_", flush=True)
+    print("\ncost of guarding: `fastguard bench` compares it with clip_grad_norm_", flush=True)
     its_page = page_line(log, folder / "run.html")
     print(f"\ndone in {time.perf_counter() - started:.0f} s; the log is {shown(log)}\n{its_page}")
     return 0
