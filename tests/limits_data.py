@@ -152,17 +152,13 @@ LIMITS = {
             )
         ),
         *(
-            (batches_run(falling_losses(100), batch(), passed(**then), input_likeness=likeness, **notes), said)
-            for likeness, then, notes, said in (
-                ((0.7, -0.6, 0.5, 1.0, 100), {}, {}, "warning"),
-                ((0.7, 0.1, 0.5, 0.89, 100), {}, {}, None),
-                ((0.7, 0.2, 0.5, 1.0, 100), {}, {}, None),  # of other classes
-                ((0.5, -0.6, -0.1, 1.0, 100), {}, {}, None),  # training inputs differ as much
-                ((0.7, -0.6, 0.5, 1.0, 100), {}, {"objective": "game"}, None),
-                ((0.7, 0.65, 0.5, 0.1, 100), {"input_mean": 1.1}, {}, "warning"),  # the same pictures on another scale
-                ((0.7, 0.55, 0.5, 0.1, 100), {"input_mean": 1.1}, {}, "info"),
-                ((0.7, 0.65, -0.1, 0.1, 100), {"input_mean": 1.1}, {}, "info"),
-                ((0.7, 0.65, 0.5, 0.1, 100), {"input_mean": 0.9}, {}, None),
+            (batches_run(falling_losses(100), batch(), passed(**then), loss_kind=kind), said)
+            for then, kind, said in (
+                ({"input_std": 3.8}, "cross-entropy", "warning"),
+                ({"input_std": 3.7}, "cross-entropy", "info"),
+                ({"input_mean": 2.1}, "cross-entropy", "warning"),
+                ({"input_mean": 1.9}, "cross-entropy", "info"),
+                ({"input_std": 3.8}, "squared error", "info"),
             )
         ),
     ],

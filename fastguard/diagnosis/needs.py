@@ -20,6 +20,7 @@ _DROPOUTS = frozenset(("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaD
 _SCALE_FREE = frozenset(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop", "Rprop", "Adadelta",
                          "Adafactor", "Lion", "Muon", "SignSGD", "SOAP", "LAMB"))  # fmt: skip
 _SCALED = frozenset(("SGD", "ASGD"))
+OF_CLASSES = ("cross-entropy", "negative log-likelihood")  # of `loss_kind`, what classifiers train with
 ZERO_FLOORED = ("NllLoss", "Mse", "L1Loss", "SmoothL1", "Huber", "BinaryCrossEntropy", "Ctc")
 _SUMS = ("Add", "Sub", "Neg", "Mul", "Div")  # what terms are put together with
 _UNDEFINED = ("LogBackward", "Log1p", "Log2", "Log10", "Sqrt", "Rsqrt", "Pow", "Div", "Acos", "Asin", "Xlogy",

@@ -175,8 +175,6 @@ class BatchWatch(Transient, Observer):
         sample = sample_of(data, output, bool(inner.training), with_grad)
         if is_training:
             self.loss.watch(output, [x.tensor for x in data[:4]])
-            if not self._is_met:  # then these are inputs of a part of the model
-                series.likeness.add(data, is_training=True)
             if self._num_taken in _COMPARED:
                 self.norms.arm()
             self.output_width = 0

@@ -9,9 +9,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from .batch_sample import data_of, figures_of
-from .likeness import InputLikeness
 
-_MAX_SERIES, _MAX_COMPARED, _MAX_PASSES = 8, 8, 64  # of a run; of each, passes that are compared, and all
+_MAX_SERIES, _MAX_COMPARED = 8, 8  # of a run; passes of each that are compared
 _DROPPING = _DropoutNd, nn.MultiheadAttention, nn.RNNBase
 
 
@@ -20,14 +19,12 @@ class EvaluationWatch:
 
     Of a model in training mode with dropout or batch statistics, it compares the inputs of the first passes without
     autograd with each other and with those of earlier series: a test repeats them. Then it waits for a pass in eval
-    mode, which says that the script knows of the modes. Of inputs in any mode, it adds those of the passes 1, 2, 4, 8,
-    16, 32 and 64 to `likeness`.
+    mode, which says that the script knows of the modes.
 
-    Cost: 8 us for each of the first 64 passes of a series, up to 0.1 ms where it reads the inputs, in eight series.
+    Cost: up to 0.1 ms for each of the first eight passes of eight series.
     """
 
     def __init__(self) -> None:
-        self.likeness = InputLikeness()
         self.step = self.next_from = -1  # of the open series; the step from which on the next one may begin
         self._num_series = self._num = 0  # passes of the open series
         self._found: list[list[int]] = []
@@ -36,31 +33,26 @@ class EvaluationWatch:
 
     def awaits(self, is_training_mode: bool) -> bool:
         """Whether to look at a further pass of the open series."""
-        return self._num < _MAX_PASSES or not (is_training_mode or self._was_in_eval)
+        return self._num < _MAX_COMPARED or not (is_training_mode or self._was_in_eval)
 
     def meet(self, model: nn.Module, args: Any, kwargs: dict[str, Any], with_grad: bool, step: int) -> bool:
         """Takes a pass of step `step`. Returns whether it is one of an open series."""
         self._was_in_eval |= not model.training
         if self.step != step:
             self._is_compared = not with_grad and not self._was_in_eval and _is_random(model)
-            is_awaited = self._is_compared or self.likeness.awaits_validation
-            if self._num_series == _MAX_SERIES or not is_awaited:
+            if self._num_series == _MAX_SERIES or not self._is_compared:
                 return False
             self._num_series, self.step, self._num = self._num_series + 1, step, 0
-            self._found += [[step, 0, 0, 0]] if self._is_compared else []
+            self._found.append([step, 0, 0, 0])
         self._num += 1
-        is_compared = self._is_compared and self._num <= _MAX_COMPARED
-        is_added = self.likeness.awaits_validation and self._num & (self._num - 1) == 0
-        if is_compared or is_added:
+        if self._is_compared and self._num <= _MAX_COMPARED:
             data = data_of(args, kwargs)
             digests = tuple(x.digest for one in data if (x := one.figures or figures_of(one.tensor)) is not None)
             last = self._last.get(digests, 0)
             self._last[digests] = self._num_series
-            if is_added and not last:
-                self.likeness.add(data, is_training=False)
-            if is_compared and last == self._num_series:  # drawn again and again, as for Monte Carlo dropout
+            if last == self._num_series:  # drawn again and again, as for Monte Carlo dropout
                 self._found[-1][2] = 0
-            elif is_compared and any(x.tensor.dim() and x.tensor.shape[0] > 1 for x in data):
+            elif any(x.tensor.dim() and x.tensor.shape[0] > 1 for x in data):
                 self._found[-1][1] += 1
                 self._found[-1][2] += last > 0
         return True
@@ -73,8 +65,7 @@ class EvaluationWatch:
 
     def facts(self) -> dict[str, Any]:
         found = [] if self._was_in_eval else [tuple(series) for series in self._found]
-        modes = {"passes_in_training_mode": found} if self._was_in_eval or len(found) > 1 else {}
-        return {**modes, **self.likeness.facts()}
+        return {"passes_in_training_mode": found} if self._was_in_eval or len(found) > 1 else {}
 
 
 def _is_random(model: nn.Module) -> bool:

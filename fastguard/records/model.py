@@ -87,9 +87,6 @@ class ModelNotes:
     # was not seen in eval mode: of up to eight, the step, the number of different inputs among the first eight passes,
     # how many of these were in an earlier series, too, and the steps to the next pass that does not train; 0 if unknown
     passes_in_training_mode: tuple[tuple[Count, Count, Count, Count], ...] = ()
-    # Correlations of single inputs with the mean of some training inputs: the medians of training and of validation,
-    # the 5 % quantile of training, the share of validation below that, and of how many inputs
-    input_likeness: tuple[float, ...] = ()
 
     # The optimizer and the training loop.
     # The largest share so far by which weight decay shrinks a parameter in one step, learning rate included

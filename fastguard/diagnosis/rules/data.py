@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ...records import BatchSample, TrainingHistory
 from ..finding import Seen, Severity
-from ..needs import descent
+from ..needs import OF_CLASSES, descent
 from ..registry import rule
 from ..signals import has_had_time, has_run_away, is_stuck, median, signals_of
 
@@ -161,28 +161,13 @@ def same_inputs(history: TrainingHistory, *, samples: int = 6, constant: float =
     weight=0.93,
     explains="overfitting label-noise",
 )
-def validation_inputs_differ(
-    history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5, below: float = 0.9
-) -> Seen | None:
+def validation_inputs_differ(history: TrainingHistory, *, shift: float = 1.0, ratio: float = 2.5) -> Seen | None:
     """Means differ by `shift` standard deviations, or spreads by a factor `ratio`.
 
     Fires from 2 passes of each kind on. A warning if the newest validation loss is 1.5 times the training loss of that
-    time, or if single inputs are as like the mean training input as in training; else info.
-
-    Or a share `below` of the validation inputs is less like the mean training input than 95 % of those of training,
-    and most not at all, as pictures that are inverted, turned or permuted. Not where the loss is that of a game or of
-    actions.
+    time, or, in a loss over classes, if the means differ by twice as much or the spreads by half as much again; else
+    info.
     """
-    likeness = history.model.input_likeness if descent(history) is not False else ()
-    trained, validated, low, share, num = likeness if len(likeness) == 5 else [math.nan] * 5
-    if share >= below and low > 0.0 and validated < 0.3 * low:
-        return Seen(
-            see="{_share:.0%} of {num_inputs} validation inputs are less like the mean training input than 95 % of "
-            "those of training are: they correlate by {_median[1]:.2f} with it, not by {_median[0]:.2f}.",
-            num_inputs=int(num),
-            _share=share,
-            _median=(trained, validated),
-        )
     sides = [[x for _, x in _batches(history, training=is_training)] for is_training in (True, False)]
     sides = [[x for x in side if not x.input_is_integer] for side in sides]
     mean, std = ([median([getattr(x, name) for x in side]) for side in sides] for name in ("input_mean", "input_std"))
@@ -191,9 +176,9 @@ def validation_inputs_differ(
     moved, times = abs(mean[1] - mean[0]) / std[0], max(std) / min(std)
     if moved <= shift and times <= ratio:
         return None
-    is_alike = low > 0.0 and abs(validated - trained) < 0.1
+    is_far = history.model.loss_kind in OF_CLASSES and (moved > 2.0 * shift or times > 1.5 * ratio)
     return Seen(
-        warn=is_alike or any(v.val_loss > 1.5 * v.train_loss for v in list(history.validations)[-1:]),
+        warn=is_far or any(v.val_loss > 1.5 * v.train_loss for v in list(history.validations)[-1:]),
         shift=moved,
         ratio=times,
         _mean=mean,

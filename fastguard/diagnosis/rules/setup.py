@@ -10,7 +10,17 @@ from ...records import TrainingHistory
 from ...records.sampled import is_bias
 from ..finding import Seen
 from ..harm import is_harmed
-from ..needs import batch_statistics, computing, descent, dropout, game, of_chosen_outputs, reinforces, rewarded
+from ..needs import (
+    OF_CLASSES,
+    batch_statistics,
+    computing,
+    descent,
+    dropout,
+    game,
+    of_chosen_outputs,
+    reinforces,
+    rewarded,
+)
 from ..registry import rule
 from ..signals import has_had_time, has_run_away, is_stuck, signals_of
 
@@ -167,7 +177,7 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2, p
     series = [x for x in history.model.passes_in_training_mode if x[1] > 1]
     is_rare = min((x[3] for x in series if x[3]), default=0) > _SOON
     is_repeated = any(again > 1 and (num > 2 or is_rare) for _, num, again, _ in series)
-    if history.model.loss_kind in ("cross-entropy", "negative log-likelihood") and not series:
+    if history.model.loss_kind in OF_CLASSES and not series:
         series = [*history.model.passes_in_training_mode]
         is_repeated = sum(again > 0 and (not gap or gap > _SOON) for _, _, again, gap in series) >= samples
     num_long = sum(x[1] > 2 for x in series) if is_rare else 0
