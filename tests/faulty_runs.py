@@ -162,7 +162,6 @@ BAD = {
     "dead-units": with_activities(activity(zero=0.9, dead=0.8)),
     "saturated-units": with_activities(activity(family="tanh", zero=0.0, saturated=0.97)),
     "page-faults": run(falling_losses(50), resources=machine(page_faults=69_000.0, system_share=0.3)),
-    "swapping": run(falling_losses(50), resources=machine(major_faults=40.0, swapped_bytes=3e9)),
     "starved-of-cores": run(falling_losses(50), resources=machine(core_wait_share=0.5)),
     "dropout-high": run(falling_losses(50), dropout={"drop": 0.95}),
     "update-ratio-high": weights_run(lambda step, name: 0.6),
@@ -185,7 +184,6 @@ BAD = {
     "learning-rate-jump": run(falling_losses(200), lrs=[1e-3 if s < 120 else 1e-2 for s in range(200)]),
     "no-warm-up": run([2.3, 2.4, 2.3, *[4.0] * 120]),
     "scheduler-not-stepping": run(falling_losses(100), lrs=[1e-5] * 100, has_scheduler=True, initial_lr=1e-3),
-    "periodic-loss-spikes": run(bend(falling_losses(300), range(27, 300, 44), lambda v: v + 2.0)),
     "label-noise": run(falling_losses(400), val_losses={s: 2.3 + s / 200 for s in range(19, 400, 20)}),
     "gradients-not-cleared": run(falling_losses(50), num_left_gradients=19, num_watched_backwards=20),
     "no-gradient": run(flat_losses(50), [0.0] * 50),
@@ -245,7 +243,6 @@ BAD = {
         falling_losses(60), loss_kind="binary cross-entropy with logits", target_in_inputs=1.0
     ),
     "answer-seen": run(falling_losses(60), loss_kind="cross-entropy", target_shift=[1, 6, 15]),
-    "shifted-targets": run(falling_losses(60), loss_kind="cross-entropy", target_shift=[2, 6, 6]),
     "unrelated-targets": run(falling_losses(120), loss_kind="cross-entropy", target_dependence=0.3),
     "inputs-without-effect": run([*[2.9] * 20, *flat_losses(180)], experiments=[{
         "step": 120, "arm": "inputs permuted", "causes": ["wrong-targets"], "verdict": "no difference",

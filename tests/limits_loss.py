@@ -225,16 +225,6 @@ LIMITS = {
         *((run(bend(falling_losses(200), range(100, 100 + n), lambda v: 20.0)), None) for n in (5, 30)),
         (run(bend(falling_losses(200, noise=0.01), [150], lambda v: v + 0.5)), None),
     ],
-    "periodic-loss-spikes": [
-        (spiky(40, 62, 84), "warning"),
-        (spiky(40, 62, 106), "warning"),
-        (spiky(40, 62, 95), None),
-        (spiky(40, 43, 46), None),
-        (spiky(40, 62), None),
-        (spiky(40, 90, steps_per_epoch=50), "warning"),
-        (spiky(*range(60, 300, 44), losses=falling_losses(300, pace=15.0, start=8.0)), "info"),
-        (spiky(*range(60, 300, 44), losses=falling_losses(300, pace=15.0, start=8.0), steps_per_epoch=44), "warning"),
-    ],
     "overfitting": [
         (run(falling_losses(400), val_losses={s: 1.0 if s < 200 else 1.1 for s in VALIDATED}), None),
         (run(falling_losses(400), val_losses={s: 1.0 if s < 200 else 1.5 for s in VALIDATED}), "warning"),

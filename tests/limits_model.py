@@ -191,7 +191,7 @@ LIMITS = {
         (run(FALLING, passes_in_training_mode=[(30, 2, 0, 3), (60, 2, 2, 0)]), "warning"),
         (run(FALLING, passes_in_training_mode=[(30, 2, 0, 3), (60, 2, 2, 2)]), None),  # as of two teachers
         (run(FALLING, passes_in_training_mode=[(30, 8, 0, 30), (60, 8, 1, 30)]), None),
-        (run(FALLING, passes_in_training_mode=[(30, 3, 0, 30), (60, 3, 0, 30), (90, 3, 0, 0)]), "warning"),
+        (run(FALLING, passes_in_training_mode=[(30, 3, 0, 30), (60, 3, 0, 30), (90, 3, 0, 0)]), None),
         (run(FALLING, passes_in_training_mode=[(30, 8, 0, 30), (60, 8, 0, 2), (90, 8, 0, 0)]), None),
         (run(FALLING, passes_in_training_mode=[(30, 4, 0, 30), (60, 4, 4, 30)], objective="game"), None),
         *(

@@ -256,5 +256,5 @@ def game(losses, **notes):
 
 def machine(**used):
     """The `resources` of an idle machine with enough memory, but for what is given."""
-    idle = {"page_faults": 3.0, "major_faults": 0.0, "system_share": 0.02, "core_wait_share": 0.01}
-    return {**idle, "swapped_bytes": 0.0, "is_glibc": 1.0, **used}
+    idle = {"page_faults": 3.0, "system_share": 0.02, "core_wait_share": 0.01}
+    return {**idle, "is_glibc": 1.0, **used}

@@ -58,7 +58,7 @@ _ALL = (
     make_fault("labels", "each sample with another's label", plant.shuffled_targets,
                "loss data", "wrong-targets"),
     make_fault("bad-epoch", "the same batch of each epoch corrupted", plant.corrupted_batch_an_epoch(plant.garbage),
-               "data loss explosion", "recurring-bad-batch", "small-char-mlp", kind="spike", proof=jumps),
+               "data loss explosion", "bad-batch", "small-char-mlp", kind="spike", proof=jumps),
     make_fault("bad-batch", "one corrupted batch", plant.one_bad_batch(plant.garbage),
                "data loss explosion", "bad-batch", "numbers-relu-mlp", kind="spike", proof=jumps),
 )

@@ -237,7 +237,6 @@ cause(
     {
         "label-noise": lambda finding, history, found: 0.9 if finding.confidence > 0.8 else 0.6,
         "unrelated-targets": 0.9,
-        "shifted-targets": 0.98,
         "loss-at-chance": 0.6,
         "inputs-without-effect": reasons.unless_held_back,
     },

@@ -206,8 +206,7 @@ class LossGradient:
             if dependence is not None:
                 self.facts["target_dependence"] = dependence
             if loss.places:
-                first = given[0].values if given else None
-                self._sequences.add(gradient, loss.targets, loss.places, loss.num_rows, first)
+                self._sequences.add(gradient, loss.targets, loss.places, loss.num_rows)
                 self.facts["target_shift"] = self._sequences.found
 
     def _hold_against(self, given: Sequence[InputSample], targets: array[float], loss: Loss) -> None:

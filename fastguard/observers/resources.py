@@ -1,4 +1,4 @@
-"""What the operating system charges for the steps: page faults, swapping, waiting for a core."""
+"""What the operating system charges for the steps: page faults, waiting for a core."""
 
 from __future__ import annotations
 
@@ -44,14 +44,10 @@ class ResourceUse:
             self._previous = {}
             return {}
         used = {name: now[name] - last[name] for name in now}
-        major_faults = used["major_faults"] / used["step"]
-        swapped_kib = _number_in("/proc/self/status", r"^VmSwap:\s+(\d+) kB") if major_faults >= 1.0 else 0.0
         window = {
             "page_faults": used["page_faults"] / used["step"],
-            "major_faults": major_faults,
             "system_share": used["system_s"] / max(used["cpu_s"], 1e-9),
             "core_wait_share": used["core_wait_s"] / max(used["seconds"], 1e-9),
-            "swapped_bytes": 1024.0 * swapped_kib,
             "is_glibc": float(uses_glibc_malloc()),
         }
         previous, self._previous = self._previous, window
@@ -67,20 +63,18 @@ def _usage(step: int) -> dict[str, float]:
         "cpu_s": used.ru_utime + used.ru_stime,
         "system_s": used.ru_stime,
         "page_faults": used.ru_minflt,
-        "major_faults": used.ru_majflt,
         # since the thread began, the seconds that it was ready to run and had no core
-        "core_wait_s": 1e-9 * _number_in("/proc/thread-self/schedstat", r"^\d+ (\d+)"),
+        "core_wait_s": _core_wait_s(),
         "thread": threading.get_ident(),
     }
 
 
-def _number_in(file: str, pattern: str) -> float:
-    """The number that `pattern` finds in a file of Linux's /proc; 0 without it, as elsewhere."""
+def _core_wait_s() -> float:
+    """From /proc of Linux; 0 elsewhere."""
     try:
-        found = re.search(pattern, Path(file).read_text(), re.MULTILINE)
+        return 1e-9 * float(Path("/proc/thread-self/schedstat").read_text().split()[1])
     except OSError:
         return 0.0
-    return float(found[1]) if found else 0.0
 
 
 @functools.cache

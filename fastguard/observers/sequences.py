@@ -11,7 +11,7 @@ import torch
 from .graph import gradient_at, nodes_of
 from .tensors import can_be_read
 
-SHIFTS = (1, 2, 0, -1)  # places by which targets may be ahead of tokens; the first that fits counts
+_AROUND, _SHIFTS = (1, 2, 0, -1), (1, 2)  # places; those by which targets may be ahead of tokens, the first counts
 _SHARE, _LEAST_PLACES, _LEAST_BATCHES = 0.95, 8, 3  # of equal ones, and places compared, in each of so many batches
 _MAX_TOKENS, _MAX_EMBEDDINGS = 65536, 8
 _MAX_OUTPUT = 1 << 22  # elements
@@ -45,35 +45,27 @@ class Sequences:
         self._num_batches = 0
         self._fitting: set[tuple[int, int]] = set()  # number of the embedding and shift, of what fits in all batches
 
-    def add(
-        self, gradient: torch.Tensor, targets: array[float], places: array[float], num_rows: int, first: Any
-    ) -> None:
-        """Takes the targets of the rows `places`, out of `num_rows` of the output, in a hook with its `gradient`.
-
-        The tokens of the model's `first` input are an autoencoder's targets; only those that a decoder embeds beside
-        are told it.
-        """
+    def add(self, gradient: torch.Tensor, targets: array[float], places: array[float], num_rows: int) -> None:
+        """Takes the targets of the rows `places`, out of `num_rows` of the output, in a hook with its `gradient`."""
         top = torch._C._current_autograd_node()
         if top is None or (self._num_batches and not self._fitting):
             return
         classes, rows = (torch.frombuffer(x, dtype=torch.float64).long() for x in (targets, places))
         embedded = list(_embedded(top))
-        are_first = [first is not None and torch.equal(one.tokens, first.flatten()) for one in embedded]
         fitting = {
             (number, shift)
             for number, one in enumerate(embedded)
             if len(one.tokens) == num_rows
             for shift in _shifts(one, classes, rows)
-            if shift or (any(are_first) and not are_first[number])
         }
         self._fitting = self._fitting & fitting if self._num_batches else fitting
         self._num_batches += 1
         if self._num_batches < _LEAST_BATCHES or not self._fitting:
             self.found = ()
             return
-        shift = min((shift for _, shift in self._fitting), key=SHIFTS.index)
+        shift = min((shift for _, shift in self._fitting), key=_SHIFTS.index)
         self.found = self.found if self.found[:1] == (shift,) else (shift,)
-        if len(self.found) == 1 and shift >= 0 and not self.has_code and _may_go_back(top, gradient):
+        if len(self.found) == 1 and not self.has_code and _may_go_back(top, gradient):
             seen = [_last_seen(top, gradient, embedded[number], rows) for number, one in self._fitting if one == shift]
             if None not in seen:  # of an autoencoder, the encoder sees all
                 self.found = (shift, *min(filter(None, seen), key=lambda one: one[1] - one[0]))
@@ -95,8 +87,9 @@ def _shifts(one: Embedded, classes: torch.Tensor, rows: torch.Tensor) -> Iterato
     """The shifts that fit. Only places count at which the token of a shift is none of the others."""
     at = one.places[rows]
     inside = (at > 0) & (at + 2 <= one.places[-1])
-    around = {shift: one.tokens[rows[inside] + shift * one.step] for shift in SHIFTS}
-    for shift, token in around.items():
+    around = {shift: one.tokens[rows[inside] + shift * one.step] for shift in _AROUND}
+    for shift in _SHIFTS:
+        token = around[shift]
         alone = torch.stack([token != other for key, other in around.items() if key != shift]).all(0)
         equal = (token == classes[inside])[alone]
         if len(equal) >= _LEAST_PLACES and equal.double().mean() >= _SHARE:
@@ -123,7 +116,7 @@ def _last_seen(top: Any, gradient: torch.Tensor, one: Embedded, rows: torch.Tens
     is_elsewhere = (one.places != place).view(gradient.movedim(dims[0], -1).shape[:-1]).unsqueeze(dims[0])
     try:
         found = gradient_at(top, {0: gradient.masked_fill(is_elsewhere, 0.0)}, one.node)
-    except Exception:  # a tensor that was changed or freed since, an operation that needs the engine
+    except RuntimeError:  # a tensor that was changed or freed since, an operation that needs the engine
         return None
     if found is None or not bool(found.isfinite().all()):
         return None

@@ -40,7 +40,7 @@ class JsonlSink(Sink, LogState):
 
     If the file is moved away, deleted or emptied, the sink notices within a quarter of a second, warns, and continues
     in a new file at `path`. The new file starts with the facts about the model, and with the lines that went into a
-    deleted file in the meantime. A FIFO gets the lines that are read in time; the others are lost.
+    deleted file in the meantime.
 
     Args:
         path: the file; parent folders are created. The attribute is the file that is written.
@@ -50,7 +50,7 @@ class JsonlSink(Sink, LogState):
             guard was resumed by `load_state_dict`; any other run goes to a new file beside it, such as `run-2.jsonl`.
 
     Raises:
-        OSError: the file can't be opened, or is a FIFO without a reader. Raised here, not at the first step.
+        OSError: the file can't be opened, or is a FIFO. Raised here, not at the first step.
 
     Cost: 10 us and 330 bytes a step; 2 us and 100 bytes more for each tensor in a table, 10 us and 400 bytes for each
     sampled module or weight; four times a second 5 us. No sync.
@@ -287,15 +287,9 @@ def _line_of_model(facts: dict[str, Any]) -> bytes:
 
 
 def _open(path: Path, flags: int) -> int:
-    """A descriptor to append to `path`, and to read back from it; never waits for a reader."""
-    if path.is_fifo():
-        try:
-            return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            problem = "`path` must be a file, or a FIFO with a reader, got a FIFO without one. Start its reader first"
-            raise OSError(errno.ENXIO, problem, str(path)) from None
+    """A descriptor to append to `path`, and to read back from it."""
+    if path.is_fifo():  # which would fill up, and let the training wait
+        raise OSError(errno.EINVAL, "`path` must be a file, got a FIFO", str(path))
     return os.open(path, os.O_RDWR | _FLAGS | flags, 0o666)
 
 

@@ -66,16 +66,6 @@ def test_a_short_epoch_is_enough(middle):
     assert found(trained(called, make_model(middle), each=7)).confidence == 0.9
 
 
-def test_other_batches_each_time_are_less_sure():
-    def shuffled(model, number, x):
-        for batch in TEST[torch.randperm(5)].flatten(0, 1)[torch.randperm(100)].view(5, 20, 6):
-            model(batch)
-
-    assert found(trained(shuffled)).confidence == 0.6
-    assert found(trained(shuffled, each=21)).confidence == 0.6  # each is the first pass that is waited for
-    assert found(trained(shuffled, num_steps=80)) is None  # at two places
-
-
 def evaluated(model, number, x):
     model.eval()
     called(model, number, x)

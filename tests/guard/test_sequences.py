@@ -139,11 +139,6 @@ def translation(step, source=None):
     return ({"": text(step + 99), "all": y[:, 1:], "given": y[:, :-1]}[source or ""], y[:, :-1]), y[:, 1:]
 
 
-def told(step):
-    y = text(step)
-    return (text(step + 99, 1), y), y
-
-
 def masked(step):
     x, y = text(step), text(step)
     places = torch.rand(y.shape, generator=torch.Generator().manual_seed(step)) < 0.3
@@ -250,27 +245,6 @@ def test_silent_on_sound_training(name):
     found = guard.history.model.target_shift
     assert found[:1] == (() if shift is None else (shift,)) and signs(guard) <= {"sorted-targets", "one-target"}
     assert len(found) < 3 or found[1] == found[2]
-
-
-def test_targets_two_places_ahead(caplog):
-    guard = train(Transformer(), ahead(2))
-    assert [record.sign for record in caplog.records] == ["shifted-targets"]
-    assert [cause.rule for cause in guard.report().causes] == ["wrong-targets"]
-
-
-def test_a_decoder_that_is_given_its_targets():
-    guard = train(Translator(), told)
-    shift, place, sees = guard.history.model.target_shift
-    assert (shift, place) == (0, sees)
-    [finding] = guard.report().findings
-    assert (finding.evidence["sign"], finding.severity) == ("answer-seen", "info")
-
-
-def test_targets_one_place_behind_are_a_remark_until_they_are_learnt():
-    guard = train(Transformer(), ahead(-1))
-    assert guard.history.model.target_shift == (-1,)
-    [finding] = guard.report().findings
-    assert (finding.rule, finding.severity) == ("answer-in-inputs", "info")
 
 
 @pytest.mark.parametrize("way", ["checkpoint", "function", "batch norm"])

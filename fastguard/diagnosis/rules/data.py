@@ -3,50 +3,14 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 from ...records import BatchSample, TrainingHistory
 from ..finding import Seen, Severity
-from ..needs import OF_CLASSES, descent
+from ..needs import OF_CLASSES
 from ..registry import rule
 from ..signals import has_had_time, has_run_away, is_stuck, median, signals_of
 
 TITLE = "Data"
-
-
-@rule(
-    "periodic-loss-spikes",
-    of="loss-spike",
-    see="The loss spikes every {period} steps{_where}: {num_spikes} times so far, up to {largest:.4g}.",
-    remedy="Look at the samples at this place of the data, and repair or drop them; shuffle before each epoch.",
-    needs_harm=True,
-    cause=("recurring-bad-batch", "The same batch hurts in every epoch."),
-    weight=0.95,
-    explains="loss-spike norm-spike",
-)
-def periodic_loss_spikes(history: TrainingHistory, *, num_spikes: int = 3, tolerance: int = 1) -> Seen | None:
-    """At least `num_spikes` spikes above 1.5 times their average are a constant number of steps apart.
-
-    To within `tolerance` steps, at least 5 apart; one in two may be missing. Two spikes exactly one epoch apart are
-    enough. Info in games, and if the length of an epoch is unknown and no spike rises above the first losses.
-    """
-    spikes = [s for s in history.loss_trend.spikes if s.value > 1.5 * s.mean and s.last_step - s.first_step < 5]
-    gaps = [b.first_step - a.first_step for a, b in pairwise(spikes[-8:])]
-    epoch, period = history.model.steps_per_epoch, min(gaps, default=0)
-    if period < 5 or (len(spikes) < num_spikes and gaps != [epoch]):
-        return None
-    times = [(gap, round(gap / period)) for gap in gaps]
-    if any(n > 2 or abs(gap - n * period) > tolerance * n for gap, n in times):
-        return None
-    worst = max(spikes, key=lambda spike: spike.value)
-    return Seen(
-        at=(spikes[0].first_step, spikes[-1].last_step),
-        warn=(epoch is not None or worst.value > history.loss_trend.first) and descent(history) is not False,
-        period=period,
-        num_spikes=len(spikes),
-        largest=worst.value,
-        _where=f", place {worst.first_step % epoch} of each epoch of {epoch}" if epoch == period else "",
-    )
 
 
 @rule(

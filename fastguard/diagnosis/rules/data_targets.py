@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from ...records import TrainingHistory
 from ..finding import Seen
@@ -60,22 +59,19 @@ def one_target(history: TrainingHistory, *, num_targets: int = 32) -> Seen | Non
 )
 def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progress: float = 0.9) -> Seen | None:
     """One feature follows the target with a correlation of `share` or more; or the targets of a sequence are its
-    inputs, at the same place or one place behind.
+    inputs.
 
     Counts if all sampled batches agree. A sequence is info, as for an autoencoder, unless a share `progress` of the
     first loss was gained. Silent if the targets are the next tokens of a decoder: it copies what an encoder is given.
     """
     notes = history.model
-    follows, (shift, *_) = notes.target_in_inputs, notes.target_shift or (0,)
-    is_behind = shift == -1
-    is_sequence = is_behind or any(x.input_is_integer for x in training_batches(history))
-    is_in = is_behind or (follows is not None and follows >= share and not (is_sequence and shift == 1))
-    if not is_in or loss_kind(history) in ("", "zero"):
+    follows, are_next = notes.target_in_inputs, notes.target_shift[:1] == (1,)
+    is_sequence = any(x.input_is_integer for x in training_batches(history))
+    if follows is None or follows < share or (is_sequence and are_next) or loss_kind(history) in ("", "zero"):
         return None
     is_met = not is_sequence or signals_of(history).progress >= progress
     what = "the targets are the inputs" if is_sequence else "one of the inputs is the target, up to its scale"
-    what += " one place before" if is_behind else ""
-    return Seen(warn=is_met and history.num_clean >= 20, follows=1.0 if is_behind else follows, _what=what)
+    return Seen(warn=is_met and history.num_clean >= 20, follows=follows, _what=what)
 
 
 @rule(
@@ -88,37 +84,17 @@ def answer_in_inputs(history: TrainingHistory, *, share: float = 0.9995, progres
     remedy="Give attention a causal mask, a convolution padding on the left, a recurrent layer one direction.",
     needs_targets=True,
 )
-def answer_seen(history: TrainingHistory, *, progress: float = 0.9) -> Seen | None:
+def answer_seen(history: TrainingHistory) -> Seen | None:
     """The targets of all sampled batches are tokens of a sequence, and the outputs have a derivative by those tokens.
 
-    The tokens are the next ones, those after the next, or a decoder's own ones. These are info unless a share
-    `progress` of the first loss was gained, as they may be what an autoencoder gives back. The derivative is exactly
-    zero where an output does not depend on a token, so there is no threshold. Unknown if the graph has gradient
-    checkpoints, compiled parts or other functions of Python's, BatchNorm, GroupNorm or Fourier transforms.
+    The tokens are the next ones, or those after the next. The derivative is exactly zero where an output does not
+    depend on a token, so there is no threshold. Unknown if the graph has gradient checkpoints, compiled parts or other
+    functions of Python's, BatchNorm, GroupNorm or Fourier transforms.
     """
-    shift, place, sees = (*history.model.target_shift, 0, -2, -2)[:3]
-    if place < 0 or shift < 0 or sees < place + shift:
+    shift, place, sees = (*history.model.target_shift, 0, 0, -1)[:3]
+    if sees < place + max(shift, 1):
         return None
-    known: dict[str, Any] = {"shift": shift, "position": place, "sees": sees}
-    if shift:
-        return Seen(_which="next" if shift == 1 else "second next", **known)
-    see = "The targets are what the decoder is given at the same position, and outputs depend on it."
-    do = "Shift what the decoder is given by one position: a start token first."
-    return Seen(see=see, do=do, warn=signals_of(history).progress >= progress, **known)
-
-
-@rule(
-    "shifted-targets",
-    of="unrelated-targets",
-    see="The targets are the inputs two places ahead, not the next ones.",
-    sure=0.95,
-    remedy="Shift the targets by one place only: either in the data or in the model, not in both.",
-    needs_targets=True,
-)
-def shifted_targets(history: TrainingHistory) -> Seen | None:
-    """The targets of all sampled batches are the tokens two places ahead, and the outputs do not see the next ones."""
-    shift, place, sees = (*history.model.target_shift, 0, 0, 0)[:3]
-    return Seen(shift=shift) if shift == 2 and sees <= place else None
+    return Seen(_which="next" if shift == 1 else "second next", shift=shift, position=place, sees=sees)
 
 
 @rule(

@@ -13,6 +13,7 @@ TITLE = "Machine and recovery"
 @rule(
     "page-faults",
     of="memory-pressure",
+    leads=True,
     severity="info",
     see="Each step takes {page_faults:,.0f} page faults, and the kernel uses {system_share:.0%} of the CPU time: "
     "memory that one step returns is handed out again in the next.",
@@ -24,24 +25,6 @@ def page_faults(history: TrainingHistory, *, faults: float = 1000.0, share: floa
     if not used.get("is_glibc") or used["page_faults"] < faults or used["system_share"] < share:
         return None
     return Seen(page_faults=used["page_faults"], system_share=used["system_share"])
-
-
-@rule(
-    "swapping",
-    of="memory-pressure",
-    leads=True,
-    see="The machine is out of memory: {_mebibytes:,.0f} MiB of this process are swapped out, and each step reads "
-    "{major_faults:,.0f} pages from disk.",
-    sure=0.9,
-    remedy="Reduce the batch size, the number of workers or the part of the data kept in memory, or use a machine with "
-    "more memory.",
-)
-def swapping(history: TrainingHistory, *, faults: float = 1.0) -> Seen | None:
-    """A step reads `faults` pages or more from disk while part of the process is swapped out."""
-    used = history.model.resources
-    if used.get("major_faults", 0.0) < faults or not used["swapped_bytes"]:
-        return None
-    return Seen(major_faults=used["major_faults"], _mebibytes=used["swapped_bytes"] / 2**20)
 
 
 @rule(

@@ -14,12 +14,10 @@ from ..needs import (
     OF_CLASSES,
     batch_statistics,
     computing,
-    descent,
     dropout,
     game,
     of_chosen_outputs,
     reinforces,
-    rewarded,
 )
 from ..registry import rule
 from ..signals import has_had_time, has_run_away, is_stuck, signals_of
@@ -161,13 +159,12 @@ def weights_overwritten(history: TrainingHistory, *, progress: float = 0.3, min_
     weight=0.95,
     explains="overfitting label-noise",
 )
-def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2, places: int = 3) -> Seen | None:
+def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2) -> Seen | None:
     """At least `samples` passes without gradients ran in training mode, none in eval mode, and there are validation
     losses.
 
     Or such passes of different batches follow each other between two steps, and the same batches again many steps
-    later (of a classifier a single batch is enough); or, with a lower confidence, other batches at `places` places of
-    the run. Not where the loss is that of a game or of actions.
+    later; of a classifier a single batch is enough. Not where the loss is that of a game or of actions.
     """
     passes = [sample for _, sample in history.batches if not sample.with_grad]
     if not all(sample.training for sample in passes):
@@ -180,14 +177,11 @@ def validation_in_training_mode(history: TrainingHistory, *, samples: int = 2, p
     if history.model.loss_kind in OF_CLASSES and not series:
         series = [*history.model.passes_in_training_mode]
         is_repeated = sum(again > 0 and (not gap or gap > _SOON) for _, _, again, gap in series) >= samples
-    num_long = sum(x[1] > 2 for x in series) if is_rare else 0
-    if game(history) or of_chosen_outputs(history) or reinforces(history) or not history.num_clean:
-        return None
-    if not is_repeated and (num_long < places or rewarded(history) or descent(history) is False):
+    is_other = game(history) or of_chosen_outputs(history) or reinforces(history)
+    if not is_repeated or is_other or not history.num_clean:
         return None
     return Seen(
         at=[x[0] for x in series],
-        sure=0.9 if is_repeated else 0.6,
         see="The model was called without autograd in training mode, with dropout or batch statistics active, "
         "{num_passes:time} or more after steps {_steps}; it was never seen in eval mode.",
         num_passes=min(x[1] for x in series),
