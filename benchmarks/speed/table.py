@@ -257,7 +257,7 @@ MEASURES = (
         "package-lines",
         "lines of Python in the package",
         ("package-lines", "lines"),
-        35_636.0,
+        35_635.0,
         unit="lines",
         predicted=Predicted(21_000.0, "the design's 20 900, and some; then came what keeps it upright"),
     ),
