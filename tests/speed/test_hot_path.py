@@ -43,12 +43,12 @@ def test_frames_are_those_of_this_package_alone():
 # Lines, and numbers of files. These may only fall: delete or fold before you add.
 BUDGETS = {
     "package": 35_635,
-    "core": 11_204,
+    "core": 11_185,
     "files": 207,
     "tests": 32_707,
     "benchmarks": 17_957,
     "README": 158,
-    "rules": 62,
+    "rules": 61,
 }
 CORE = ("records", "kernels", "step", "clip")
 
