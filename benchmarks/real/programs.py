@@ -9,7 +9,7 @@ from typing import Any
 
 import tomllib
 
-SETS = ("", "fresh", "third", "fourth", "fifth", "sixth", "seventh")
+SETS = ("", "fresh", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 
 @dataclass(frozen=True)
