@@ -133,7 +133,7 @@ SETUP_FAULTS = (
     make_fault("preprocessing", "inputs normalised in training, and not in validation",
                changed_data(raw_inputs, training=False), "data", "preprocessing-differs", "numbers-mlp"),
     make_fault("outliers", "-999 for a missing input, in three of ten batches", missing_values(-999.0, 0.3),
-               "data explosion loss", "outliers", "numbers-relu-mlp", proof=spikes, kind="spike"),
+               "data explosion loss", "bad-batch", "numbers-relu-mlp", proof=spikes, kind="spike"),
     make_fault("same-batch", "the iterator made anew in each step: always the first batch", same_batch,
                "data", "repeated-data"),
     make_fault("one-class", "all labels the same", _ONE_CLASS, "data loss", "trivial-targets", "numbers-mlp"),
