@@ -19,5 +19,5 @@ def test_the_documents_have_what_the_rules_said_first():
     documents = [str(ROOT / "README.md"), str(ROOT / "benchmarks" / "README.md")]
     assert write_tables.main([str(SAVED), *documents, "--check"], tables=readme.TABLES) == 0
     weighted = readme.together(json.loads(SAVED.read_text(encoding="utf-8"))["sets"])
-    assert (weighted["num_faulty"], weighted["num_sound"]) == (1432, 839)
+    assert (weighted["num_faulty"], weighted["num_sound"]) == (1486, 853)
     assert weighted["found"] == pytest.approx(0.712, abs=5e-3)
