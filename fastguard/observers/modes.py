@@ -1,4 +1,4 @@
-"""Passes that do not train and follow each other, as of a test: in which mode, and of which inputs."""
+"""Follows series of passes without training, such as a test: the model's mode, and whether inputs repeat."""
 
 from __future__ import annotations
 

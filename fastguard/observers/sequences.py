@@ -19,7 +19,7 @@ _NOTHING = 1e-12  # of the largest gradient: what a mask of large numbers leaves
 
 
 class Embedded(NamedTuple):
-    """Tokens that a model embeds, each of which has a row of the output."""
+    """The tokens of one embedding."""
 
     node: Any  # of the embedding
     tokens: torch.Tensor  # of all samples, as they lie

@@ -73,7 +73,7 @@ def evaluated(model, number, x):
 
 
 def statistics_first(model, number, x):
-    called(model, number, x)  # as BatchNorm's are estimated anew
+    called(model, number, x)  # `update_bn` does this to estimate the statistics again
     evaluated(model, number, x)
 
 

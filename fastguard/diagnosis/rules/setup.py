@@ -23,7 +23,7 @@ from ..registry import rule
 from ..signals import has_had_time, has_run_away, is_stuck, signals_of
 
 TITLE = "Set-up"
-_SOON = 2  # steps to the next pass of a model that is asked at each step
+_SOON = 2  # steps between two series: with so few, the script asks the model at each step
 
 
 @rule(
